@@ -50,7 +50,7 @@ MARGIN: Final = 1.2
 
 
 def chain(layers: int, width: int, rows: int, seed: int) -> onnx.ModelProto:
-    """Products with biases, each normalised by a Softmax: of any size, and with something to decide in each layer."""
+    """Products with biases, each normalized by a Softmax: of any size, and with something to decide in each layer."""
     random, nodes, weights = np.random.default_rng(seed), [], []
     value = "x"
     for layer in range(layers):

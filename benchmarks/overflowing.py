@@ -53,7 +53,7 @@ def _times(graph: Graph, *shape: int, fan_in: int, by: float) -> str:
 
 
 def rms_norm(graph: Graph, x: str, size: int, reach: float) -> str:
-    """RMSNorm in its parts, with an epsilon that is small beside what it normalises."""
+    """RMSNorm in its parts, with an epsilon that is small beside what it normalizes."""
     mean = graph.op("ReduceMean", graph.op("Pow", x, graph.constant(2.0)), axes=[-1])
     root = graph.op("Sqrt", graph.op("Add", mean, graph.constant(1e-6 * min(reach, 1.0))))
     return graph.op("Mul", graph.op("Div", x, root), graph.scale(size))

@@ -150,7 +150,7 @@ def _options(folder: Path, way: str) -> dict[str, Any]:
 
 
 def bits(folder: Path) -> dict[str, Any]:
-    """Whether folds and exponents alone give the bits of folds alone, optimisations off; and every range then."""
+    """Whether folds and exponents alone give the bits of folds alone, optimizations off; and every range then."""
     source, feeds = onnx.load(folder / "float32.onnx"), _held(folder, "float32")
     found = Rescaling.from_json(json.loads((folder / "rescaling.json").read_text()))
     rescaled = in_float32(source, {"rescale": True, "rescaling": found})
@@ -245,7 +245,7 @@ def in_float32(model: ModelProto, options: Mapping[str, Any]) -> ModelProto:
 
 
 def same_bits(one: ModelProto, other: ModelProto, feeds: Feeds) -> bool:
-    """Whether two models give the same, optimisations off."""
+    """Whether two models give the same, optimizations off."""
     return all(np.array_equal(a, b) for a, b in zip(_run(one, feeds), _run(other, feeds), strict=True))
 
 

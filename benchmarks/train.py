@@ -45,7 +45,7 @@ class Residual(nn.Module):
 
 
 def block(before: int, after: int, stride: int = 1) -> list[nn.Module]:
-    """Convolution, batch normalisation, Relu."""
+    """Convolution, batch normalization, Relu."""
     return [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
 
 

@@ -159,7 +159,7 @@ def custom_mixed_precision(
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        OptionWarning: a name is unknown, what it means is in no form that can be recognised or must stay in float32, or
+        OptionWarning: a name is unknown, what it means is in no form that can be recognized or must stay in float32, or
             the black list lacks an entry of MindSpore's.
         HazardWarning: nodes stay float32 although the black list does not have their ops.
 

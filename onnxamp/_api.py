@@ -42,7 +42,7 @@ TUNING_SAMPLES: Final = 4
 
 
 class SurgeonGraph(Protocol):
-    """The attributes by which type checkers recognise an onnx-graphsurgeon Graph."""
+    """The attributes by which type checkers recognize an onnx-graphsurgeon Graph."""
 
     nodes: Any
 
@@ -92,7 +92,7 @@ def convert_model(
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy or ml_dtypes type, or as an ONNX
             element type such as ``onnx.TensorProto.BFLOAT16``.
         lists: the preset of white and black lists: "default", "conservative", "fast", "mindspore" or "paddle". The
-            default lowers normalisations and softmax where the target's kernels accumulate them in float32;
+            default lowers normalizations and softmax where the target's kernels accumulate them in float32;
             "conservative" keeps them in float32 everywhere. Level "auto" uses none.
         white_list: more op types to lower; "domain::OpType" outside ai.onnx, and the names of MindSpore and Paddle
             ("Conv2d", "matmul_v2"). Overrides the preset and the level, but not kernels, schemas,
@@ -128,7 +128,7 @@ def convert_model(
         opset: the opset of the result: "auto" upgrades an old model op by op to the lowest opset that allows more nodes
             to be low, if that saves Casts or the type needs it, and only as far as results stay the same; "keep" never
             upgrades; a number is the opset to upgrade to first.
-        fold: fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch normalisations
+        fold: fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch normalizations
             into weights; upgrades the model if such an op needs a newer opset. None folds patterns that can be
             low precision only as a single op, if that makes the result faster; False folds nothing.
         folded: outputs of the patterns that ``fold=None`` has chosen, as recorded in plans.

@@ -167,7 +167,7 @@ def first_of(names: Collection[str]) -> str:
 
 def nearest(names: Iterable[str], text: str) -> str | None:
     """Return the name that a text is likely meant to be; None if there is none. Linear in names."""
-    from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelt
+    from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelled
     from heapq import nlargest  # noqa: PLC0415
 
     wanted = _triples(text)

@@ -1,4 +1,4 @@
-"""Ask an engine which of its normalisations sum up in float32, and write accumulate.toml in its target's folder.
+"""Ask an engine which of its normalizations sum up in float32, and write accumulate.toml in its target's folder.
 
     python scripts/ask_accumulators.py webgpu           ask WebGPU (an engine is a provider, as --provider takes it)
     python scripts/ask_accumulators.py cpu --check      ask the CPU, and compare with what the file says
@@ -40,7 +40,7 @@ from onnxamp._runtime.session import assigned_nodes, choose_provider, make_sessi
 from onnxamp._target.kernels import takes_anywhere
 
 TARGETS = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "targets"
-HEAD = "# Which normalisations sum up in float32 on {}; ../README.md explains the fields.\n"
+HEAD = "# Which normalizations sum up in float32 on {}; ../README.md explains the fields.\n"
 OPSET = 24
 ROWS, TERMS, MANY = 64, 4096, 100_000
 TYPES: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -14,7 +14,7 @@ order       "sequential" if the result is, bit for bit, that of one accumulator 
 overflows   a mean or a norm whose result is in range, but whose sum is not, becomes Inf or NaN
 split       number of terms from which on a pooling with fewer results than `results` has several accumulators; others
             have one
-cancels     a normalisation subtracts large numbers in float16, so that it loses digits where the mean is large
+cancels     a normalization subtracts large numbers in float16, so that it loses digits where the mean is large
 largest     largest error of an elementwise op over all float16 numbers, over that of rounding a result of the same size
             (of 1 if it is smaller); 0.5 is right
 folds_norms the numbers of a BatchNormalization are put into the weights of a convolution, which are rounded again: all
@@ -289,7 +289,7 @@ def ask_sum(provider: str, kind: str) -> dict[str, Any]:
 
 
 def ask_norm(provider: str, kind: str) -> dict[str, Any]:
-    """Whether an op that normalises keeps its sums in float32, and what it subtracts."""
+    """Whether an op that normalizes keeps its sums in float32, and what it subtracts."""
     names, shape = NORMS[kind]
     values = {"s": np.ones(TERMS, FLOAT16), "s1": np.ones(1, FLOAT16), "b1": np.zeros(1, FLOAT16)}
     x = np.tile(np.array([300, -300], FLOAT16), TERMS // 2).reshape(shape) if names else np.zeros(shape, FLOAT16)

@@ -1,7 +1,7 @@
 """What a converted model's precision costs ONNX Runtime's fusions, seen on CPU.
 
 Float16 graphs cannot be compared there: other fusions apply to them. So a *proxy* stands for the result: float32
-throughout, each Cast between floats replaced by an op that changes nothing and that no optimisation looks through, a
+throughout, each Cast between floats replaced by an op that changes nothing and that no optimization looks through, a
 ``Max`` of one input.
 """
 
@@ -91,7 +91,7 @@ def _raise_type(proto: TypeProto) -> None:
 
 
 def fused_ops(model: ModelProto) -> Counter[str]:
-    """Op types that ONNX Runtime's extended optimisations make of the model, those it had already apart."""
+    """Op types that ONNX Runtime's extended optimizations make of the model, those it had already apart."""
     return count_ops(optimized(model, "CPUExecutionProvider", ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED))
 
 
@@ -109,7 +109,7 @@ def optimized(model: ModelProto, provider: str, level: ort.GraphOptimizationLeve
 
 
 def count_ops(graph: GraphProto) -> Counter[str]:
-    """Fused ops of an optimised graph and its bodies."""
+    """Fused ops of an optimized graph and its bodies."""
     found: Counter[str] = Counter()
     pending = [graph]
     while pending:

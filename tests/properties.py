@@ -227,7 +227,7 @@ def same_without_rounding(result: ModelProto, feeds: Mapping[str, Any], referenc
 def raised(model: ModelProto) -> ModelProto:
     """The model with float32 wherever it says float16 or bfloat16.
 
-    Casts that are void then become Identity: ONNX Runtime removes such Casts whatever the level of optimisation, and
+    Casts that are void then become Identity: ONNX Runtime removes such Casts whatever the level of optimization, and
     forgets that bodies read them.
     """
     result = ModelProto()

@@ -207,7 +207,7 @@ def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> 
 
 
 _FOLD: Final = (
-    "onnxamp convert --fold turns each into a single op. A normalisation can then be low precision, because its kernel"
+    "onnxamp convert --fold turns each into a single op. A normalization can then be low precision, because its kernel"
     " sums in float32."
 )
 _FLOATS: Final = {

@@ -263,14 +263,14 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
-    """One finding per decomposed normalisation, softmax or magnitude, at the op that breaks first."""
+    """One finding per decomposed normalization, softmax or magnitude, at the op that breaks first."""
     narrow, digits = (
         graph.low.is_narrow,
         f"its sums keep only {graph.low.mantissa + 1} bits",
     )
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
-        "normalisation": f"a normalisation decomposed into single ops in LOW: {squares if narrow else digits}",
+        "normalization": f"a normalization decomposed into single ops in LOW: {squares if narrow else digits}",
         "softmax": "a softmax decomposed into single ops in LOW: "
         + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
         "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
@@ -293,7 +293,7 @@ def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
 
 
 def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
-    """Casts to float32 in front of a decomposed normalisation, which ONNX Runtime fuses into a node it cannot load."""
+    """Casts to float32 in front of a decomposed normalization, which ONNX Runtime fuses into a node it cannot load."""
     for value in graph.ask(absorbed_casts, graph.low):
         cast = graph.producer(value)
         if (
@@ -301,7 +301,7 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
             and cast.key == "Cast"
             and graph.actual[cast.inputs[0]] == graph.low.tensor
         ):
-            text = "ONNX Runtime fuses this Cast with the normalisation that follows, and then cannot load the model"
+            text = "ONNX Runtime fuses this Cast with the normalization that follows, and then cannot load the model"
             action = (
                 "Convert the original again: onnxamp convert keeps such Casts apart."
             )

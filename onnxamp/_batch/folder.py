@@ -388,8 +388,8 @@ def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
         kind = None if job.package is None else job.package.kind
         if kind is not None and dtype not in kind.dtypes:
             raise ArgumentError(
-                f"{job.name} is in a folder for {kind.name}, which takes no {dtype}: use {' or '.join(kind.dtypes)},"
-                " or convert the file alone."
+                f"{job.name} is in a folder for {kind.name}, which does not support {dtype}: use"
+                f" {' or '.join(kind.dtypes)}, or convert the file alone."
             )
 
 

@@ -75,7 +75,7 @@ class Kind:
         return all(next(folder.glob(mark), None) is not None for mark in self.marks)
 
     def is_mark(self, name: str) -> bool:
-        """Return whether a file is one of those by which the kind is recognised; ``name``: its path in the folder."""
+        """Return whether a file is one of those by which the kind is recognized; ``name``: its path in the folder."""
         return _fits(name, self.marks)
 
     def name_of(self, path: Path) -> Name:

@@ -2,7 +2,7 @@
 
 Results and what is beside them wait in a hidden folder, within the one that they are for, until every model of the
 package has a result. Then whatever they replace moves into another hidden folder, beginning with the files by which
-software recognises the package, and they move to their places, those files last. Whoever looks at the folder at any
+software recognizes the package, and they move to their places, those files last. Whoever looks at the folder at any
 moment sees the earlier files, the new ones, or a folder that no software takes for one of its own.
 
 If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the others,

@@ -370,7 +370,7 @@ def _load(
         check_inputs(proto, given)
     except ArgumentError as error:
         raise ArgumentError(
-            f"{label} does not take the inputs of the first model: {error}"
+            f"{label} does not accept the inputs of the first model: {error}"
         ) from None
     del proto, graph
     if how.profile and engine.runs_pieces:

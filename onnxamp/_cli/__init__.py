@@ -7,7 +7,7 @@ from onnxamp._cli.summary import ANSWERS
 
 
 def main() -> None:
-    """Read the command line, and do what it says."""
+    """Parse the command line, and run the command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(

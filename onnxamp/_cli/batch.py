@@ -26,7 +26,7 @@ _SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
 
 
 def convert_all(given: Given) -> None:
-    """Convert a folder as the options of ``onnxamp convert`` say, and report.
+    """Convert a folder with the options of ``onnxamp convert``, and report.
 
     Raises:
         ArgumentError: an option does not apply to a folder, or is wrong. click.ClickException: a model failed.

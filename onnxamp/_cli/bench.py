@@ -93,7 +93,7 @@ def _decoder(folder: Path) -> Path:
     paths = [path for path in files_below(folder) if path.suffix == ".onnx"]
     packages = Packages(folder)
     known = {path: packages.of(path) for path in paths}
-    # Of a network that is there in several types, the one in float32 stands for all.
+    # If a network exists in several types, only the one in float32 is used.
     plain = [
         path
         for path, package in known.items()

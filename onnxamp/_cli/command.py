@@ -16,7 +16,7 @@ _MODULES: Final = {"inspect": "inspect_model"}
 """Commands whose module has another name."""
 
 _COLUMN: Final = 28
-"""Columns for flags and values; help stands beside them."""
+"""Columns for flags and values; help is to the right."""
 
 _ALL: Final = "onnxamp all options"
 """The key in a context that marks help with every option."""
@@ -65,7 +65,7 @@ def _help_all(count: int) -> click.Option:
 
 
 class _DataCommand(click.Command):
-    """A command whose help shows what most users need, and which knows the options of other tools."""
+    """A command whose help shows the usual options, and which recognizes the options of other tools."""
 
     def __init__(self, name: str, *, usual: Sequence[str], **form: Any) -> None:
         super().__init__(name, **form)
@@ -75,7 +75,7 @@ class _DataCommand(click.Command):
         """Parse what was typed.
 
         Raises:
-            UsageError: an option is unknown; the message names what takes the place of other tools' options.
+            UsageError: an option is unknown; the message names the equivalents of other tools' options.
         """
         typed = list(args)
         try:
@@ -127,7 +127,7 @@ class _DataCommand(click.Command):
 
 
 def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | None:
-    """Return what takes the place of an option that is another tool's; None if it is none.
+    """Return the equivalent of another tool's option; None if it is none.
 
     Args:
         arguments: what was typed.

@@ -53,7 +53,7 @@ def tell(warnings: Iterable[str]) -> None:
 def show(
     given: Given, report: Callable[[], "Report"], as_json: Callable[[], str]
 ) -> None:
-    """Print what the options ask for: nothing, JSON, Markdown, or the report.
+    """Print the requested format: nothing, JSON, Markdown, or the report.
 
     Raises:
         OutputError: standard output cannot be written. BrokenPipeError: its reader is gone.
@@ -94,7 +94,7 @@ def write_conversion_page(
 ) -> None:
     """Write the HTML page of a conversion, which includes an audit of the result.
 
-    ``compared`` is the result against the original where there is no validation to show; ``samples`` are what ran.
+    ``compared`` is the result against the original if there is no validation to show; ``samples`` are what ran.
     """
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
     from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
@@ -119,10 +119,10 @@ def target_of(
     """Return the path of the converted model. It may replace the original only on request, and no other file that is
     read.
 
-    With ``may_fail``, a result that fails its validation gets another name, which is checked, too.
+    With ``may_fail``, a result that fails its validation gets another name, which is also checked.
 
     Raises:
-        ArgumentError: it would replace the original, and nothing says so, or it should, and is another file. Others as
+        ArgumentError: it would replace the original without ``--in-place``, or with it, it is another file. Others as
             :func:`check_outputs`.
         OutputError: as :func:`check_outputs`.
     """
@@ -159,7 +159,7 @@ def target_of(
 
 
 def _given_files(given: Given) -> list[Path]:
-    """Return the files besides models that the options of a command name to be read."""
+    """Return the files other than models that the options of a command read."""
     names = [
         getattr(given, name, None)
         for name in ("inputs", "plan_file", "data", "custom_ops")
@@ -176,13 +176,13 @@ def _given_files(given: Given) -> list[Path]:
 
 
 def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -> None:
-    """Before anything runs, check that outputs can be written, and replace neither an input nor each other, and make
-    their folders. Files that options name are inputs, too.
+    """Check, before anything runs, that outputs can be written and replace neither inputs nor each other, and create
+    their folders. Files that options read are inputs as well.
 
     Raises:
         ArgumentError: an output is an input, another output or its data file, the data file of a model, a standard
             stream or no regular file.
-        OutputError: its folder is read-only, or cannot be made.
+        OutputError: its folder is read-only, or cannot be created.
     """
     taken = {path.resolve() for path in (*inputs, *_given_files(given))}
     wanted = [path for path in outputs if path is not None]
@@ -210,7 +210,7 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
 
 
 def _check_data_files(outputs: Sequence[Path]) -> None:
-    """Check that no output takes the place of a data file that another one may get, or that a model refers to.
+    """Check that no output replaces a data file of another one, or a data file that a model refers to.
 
     Raises:
         ArgumentError: one does.

@@ -126,7 +126,7 @@ def _search(given: Given) -> Search:
 
 
 def _ignore(warnings: Iterable[str]) -> None:
-    """Leave out warnings: those of a plan were given when it was made."""
+    """Skip warnings: those of a plan were printed when it was made."""
     del warnings
 
 

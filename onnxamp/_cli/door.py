@@ -26,7 +26,7 @@ _USAGE: Final = 2
 """Exit code of wrong usage."""
 
 _TROUBLE: Final = {"diff": 2}
-"""Command -> exit code of other errors, where it is not 1: that of ``diff`` means that the models differ."""
+"""Command -> exit code of other errors, if not 1, which in ``diff`` means that the models differ."""
 
 _WORDS: Final = "onnxamp words"
 """The key of the command line in a context."""
@@ -79,7 +79,7 @@ def door() -> Iterator[None]:
     except Exception as error:
         if is_ended(error) or (
             isinstance(error, OSError) and error.errno == errno.EPIPE
-        ):  # or nobody reads this
+        ):  # or nothing reads this
             raise
         raise click.exceptions.Exit(_shown(error)) from None
 
@@ -119,7 +119,7 @@ def _shown(error: Exception) -> int:
 def _formatted(
     error: Exception, code: int, words: Sequence[str], context: click.Context
 ) -> str | None:
-    """Return an error in the format for programs that was asked for; None for people, or beside a report in JSON."""
+    """Return an error in the requested machine-readable format; None for people, or next to a report in JSON."""
     form = _format(words)
     if form == "json" and _REPORTED not in context.meta:
         from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
@@ -148,7 +148,7 @@ def _kind(error: Exception) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """Return what is wrong, where, and what to do."""
+    """Return the fault, its place, and what to do."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OnnxAmpError):
@@ -168,7 +168,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the last place of onnxamp on the way to where it was raised."""
+    """Return the innermost place in onnxamp of a traceback."""
     import traceback  # noqa: PLC0415 - help and completion need none
 
     package = Path(__file__).parents[1]

@@ -64,12 +64,12 @@ _OF_BROWSER: Final = "webgpu"
 
 
 def unlike_target(given: Given, target: str) -> list[str]:
-    """Return a warning where the engine of ``--provider`` has a target of its own, and no other one was requested."""
+    """Return a warning if the engine of ``--provider`` has a target of its own, and no other one was requested."""
     engine = target_of_engine(given, target)
     if engine == target:
         return []
     return [
-        f"Made for {target}, and judged on {engine}: --target {engine} converts for what it has and how it computes."
+        f"Converted for {target}, but validated on {engine}: --target {engine} converts for its kernels and arithmetic."
     ]
 
 
@@ -86,7 +86,7 @@ def _changed(given: Given) -> dict[str, Any]:
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
-    """Return the arguments that make another command run on the same inputs, and judge alike."""
+    """Return the arguments with which another command runs on the same inputs and judges in the same way."""
     accept = getattr(given, "accept", None)
     judge = (*(("--accept", accept.name) if accept else ()), *custom_arguments(given))
     if given.inputs:
@@ -107,7 +107,7 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
 
 
 def custom_arguments(given: Given) -> tuple[str, ...]:
-    """Return the arguments that let another command know and run the same custom ops."""
+    """Return the arguments with which another command recognizes and runs the same custom ops."""
     declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
     libraries = (
         text for path in given.libraries for text in ("--custom-ops-library", str(path))
@@ -119,7 +119,7 @@ def given_samples(given: Given) -> "Samples | None":
     """Return the samples in the file or folder that ``--inputs`` names; None without it.
 
     Raises:
-        ArgumentError: they cannot be read, or options for random inputs are given, too.
+        ArgumentError: they cannot be read, or options for random inputs are also given.
     """
     if not given.inputs:
         return None
@@ -136,7 +136,7 @@ def given_prompts(given: Given) -> "Prompts | None":
     """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
-        ArgumentError: ``--inputs`` is given, too.
+        ArgumentError: ``--inputs`` is also given.
     """
     path = getattr(given, "prompts", None)
     if path is None:
@@ -151,7 +151,7 @@ def given_prompts(given: Given) -> "Prompts | None":
 
 
 def check_dims(model: Model, given: Given) -> None:
-    """Check the names of ``--dim`` where no sample does.
+    """Check the names of ``--dim`` if no sample does.
 
     Raises:
         ArgumentError: the model has no such dimension.
@@ -191,7 +191,7 @@ def options_of(given: Given, level: str | None = None) -> Options:
 
 
 def place_of(given: Given) -> Place:
-    """The worker processes that are asked for.
+    """Return the requested worker processes.
 
     Raises:
         ArgumentError: a value is wrong.
@@ -210,7 +210,7 @@ def chosen_options() -> frozenset[str]:
 
 
 def in_its_folder(given: Given, options: Options, model: Model) -> Options:
-    """Return the options for a model, with the types that the software takes if its folder is of a kind that is known.
+    """Return the options for a model, with the types that the software expects if the kind of its folder is known.
 
     That is said, unless the command is quiet: converting the folder does more.
     """

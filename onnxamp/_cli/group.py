@@ -30,10 +30,10 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called. The error about a misspelt one suggests the nearest name."""
+        """Return the command that is called. The error about a misspelled one suggests the nearest name."""
         typed = args[0]
         if typed not in COMMANDS and typed[:1] != "-" and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # noqa: PLC0415 - few are misspelt
+            from difflib import get_close_matches  # noqa: PLC0415 - few are misspelled
 
             for near in get_close_matches(typed, COMMANDS, 1):
                 ctx.fail(f"No such command {typed!r}. Did you mean {near!r}?")

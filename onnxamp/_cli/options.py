@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # --- types --------------------------------------------------------------------------------------------------------
 
 IN_FOLDER: Final = "*"
-"""Stands for the name of a result that goes into a folder, under a name of its own."""
+"""Placeholder for the name of a result in a folder."""
 
 
 class _File(click.Path):
@@ -49,7 +49,7 @@ class _File(click.Path):
 
 
 class _Output(_File):
-    """A file, or a folder, which a path that ends with a separator means even if it does not exist."""
+    """A file, or a folder. A path that ends with a separator is a folder even if it does not exist."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -87,7 +87,7 @@ class _Words(click.Choice[str]):
 
 
 class _Level(click.Choice[str]):
-    """Levels in upper or lower case; 0 to 3 also stand for O0 to O3."""
+    """Levels in upper or lower case; 0 to 3 also mean O0 to O3."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -105,7 +105,7 @@ class _Level(click.Choice[str]):
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Report what is wrong with a value as wrong usage of an option."""
+    """Report an invalid value as wrong usage of an option."""
     try:
         yield
     except OnnxAmpError as error:
@@ -134,7 +134,7 @@ def _target(text: str) -> str:
 
 
 def _provider(text: str) -> str | None:
-    """Return the provider that is asked for; None for "auto"."""
+    """Return the requested provider; None for "auto"."""
     return None if text.lower() == "auto" else text.lower()
 
 
@@ -159,7 +159,7 @@ def _bytes(value: str) -> int:
         )
     if not float(size[1]):
         raise click.BadParameter(
-            f"{value!r} is no size at all: give one like 500MB or 2GB."
+            f"{value!r} is not a size: write it like 500MB or 2GB."
         )
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
@@ -214,7 +214,9 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "accept": (_accept, "PACKAGE:FUNCTION"),
     "loss scale": (_loss_scale, "SCALE"),
 }
-"""The type of a row -> click's type, and what help shows for a value. Types of words are made from the words."""
+"""The type of a row -> click's type, and the placeholder for its value in help. Types of words are made
+from the words.
+"""
 
 # --- callbacks ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ def _megabytes(_: click.Context, __: click.Parameter, megabytes: int) -> int:
 
 
 def _preset(context: click.Context, _: click.Parameter, preset: str | None) -> None:
-    """Make the options of a preset the defaults; it is read before the others."""
+    """Make the options of a preset the defaults; the preset is parsed before the others."""
     if preset is not None:
         context.default_map = {
             **(context.default_map or {}),
@@ -255,7 +257,7 @@ _CALLBACKS: Final[Mapping[str, Callable[..., Any]]] = {
     "megabytes": _megabytes,
     "preset": _preset,
 }
-"""The type of a row -> what has the last word on its value."""
+"""The type of a row -> the final conversion of its value."""
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -274,7 +276,7 @@ SOURCES: Final[Mapping[str, Callable[[], Sequence[str]]]] = {
 
 
 def words_of(row: OptionRow) -> list[str]:
-    """Return the words that an option takes or, where it takes others as well, that completion offers."""
+    """Return the words that an option accepts or, if it accepts others as well, that completion offers."""
     return [
         word
         for choice in row.choices
@@ -342,7 +344,7 @@ def parameter_of(row: OptionRow) -> click.Parameter:
 
 
 def _type_of(row: OptionRow) -> tuple[Any, str | None]:
-    """Return the type of an option, and what help shows for its value."""
+    """Return the type of an option, and the placeholder for its value in help."""
     match row.type:
         case "words":
             return _Words(words_of(row), row.named), None
@@ -356,7 +358,7 @@ def _type_of(row: OptionRow) -> tuple[Any, str | None]:
 
 
 def _flag(row: OptionRow) -> dict[str, Any]:
-    """Return what makes an option a flag, or a pair of flags for yes and no."""
+    """Return the arguments that make an option a flag, or a pair of flags for yes and no."""
     if "/" in row.flags:
         return {"default": row.default}
     if row.default is None:
@@ -367,7 +369,7 @@ def _flag(row: OptionRow) -> dict[str, Any]:
 def _suggested(
     row: OptionRow, _: click.Context, __: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Return what completion offers where the type takes more than its words."""
+    """Return the completion of an option whose type accepts more than its words."""
     if row.type == "file name":
         return [CompletionItem(begun, type="file")]
     return [CompletionItem(word) for word in words_of(row) if word.startswith(begun)]

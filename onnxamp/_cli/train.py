@@ -23,7 +23,7 @@ from onnxamp.train._optimizers import OPTIMIZERS
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
-"""The columns that tell about an epoch."""
+"""The columns that describe an epoch."""
 
 
 def run(given: Given) -> None:
@@ -120,7 +120,7 @@ def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
     """Return the network that the options describe.
 
     Raises:
-        ArgumentError: the data lack an input of the model, or hold an unknown one, or a pattern matches no weight.
+        ArgumentError: the data lack an input of the model, or contain an unknown one, or a pattern matches no weight.
     """
     decay = {} if given.weight_decay is None else {"weight_decay": given.weight_decay}
     optimizer = OPTIMIZERS[given.optimizer](

@@ -133,11 +133,11 @@ _OF_MODELS: Final = {
     "rescale": "a pipeline finds exponents where it needs them",
     "rounding": "weights are rounded to nearest",
 }
-"""Options for a single model, and why a pipeline does not take them."""
+"""Options for a single model, and why a pipeline does not accept them."""
 
 
 def tune_manifest(given: Given) -> None:
-    """Tune a pipeline as the options of ``onnxamp tune`` say, write all models, and report.
+    """Tune a pipeline with the options of ``onnxamp tune``, write all models, and report.
 
     Raises:
         ArgumentError: an option does not apply to a pipeline, or is wrong. Others as

@@ -1,1 +1,1 @@
-"""Conversion: the one pipeline, and what it returns."""
+"""Conversion: the one pipeline, and its results."""

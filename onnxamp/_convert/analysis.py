@@ -30,7 +30,7 @@ class Analysis:
 
     @property
     def graph(self) -> Graph:
-        """The graph that was analysed."""
+        """The graph that was analyzed."""
         return self.problem.graph
 
     @property
@@ -105,9 +105,9 @@ class RoundedWeights:
     """The result of compensated rounding.
 
     Attributes:
-        chosen: value of the analysed graph -> its low-precision numbers. Others are rounded to nearest.
+        chosen: value of the analyzed graph -> its low-precision numbers. Others are rounded to nearest.
         weights: number of low-precision weights that products read.
-        wide: how many of them are too wide to be looked at.
+        wide: how many of them are too wide for compensation.
         before: relative error of their products on the samples with weights rounded to nearest, root mean square.
         after: the same with these weights.
         samples: where the samples come from.
@@ -155,7 +155,7 @@ Rounder: TypeAlias = Callable[[Analysis], RoundedWeights]
 def with_rounding(
     analysis: Analysis, rounder: Rounder | None
 ) -> tuple[Analysis, RoundedWeights | None]:
-    """Return the analysis with the numbers that its options ask for, and what is known of them.
+    """Return the analysis with the rounding that its options ask for, and the facts about it.
 
     Raises:
         ArgumentError: the options ask for compensation, but there is no rounder. Others as the rounder.

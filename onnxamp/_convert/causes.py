@@ -35,9 +35,9 @@ class Cause:
     """The cost of a reason that keeps nodes in float32.
 
     Attributes:
-        reason: the reason, as decisions call it; "inputs and outputs" where these keep their types.
+        reason: the reason, as in decisions; "inputs and outputs" if these keep their types.
         ops: op type -> number of nodes that it keeps in float32.
-        casts: new Casts that would go without it.
+        casts: new Casts that would disappear without it.
         advice: the option that saves them, in a clause; "" if there is none.
     """
 
@@ -70,7 +70,7 @@ _KERNELS: Final = frozenset(
 
 
 def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
-    """Return what keeps nodes in float32, the costliest reason first.
+    """Return the reasons that keep nodes in float32, the costliest first.
 
     Complexity: one solution of the cut for each kind of reason that keeps nodes in float32, if there are Casts at all.
     """
@@ -152,7 +152,7 @@ def _black_listed(
 
 
 def _list_advice(options: Options, op: str) -> str:
-    """Return what takes an op type off the black list."""
+    """Return the option that takes an op type off the black list."""
     if op in options.user_black:
         return "your own black list names them"
     default = Options(lists="default", dtype=options.dtype, target=options.target)
@@ -169,7 +169,7 @@ def _cause(
     nodes: AbstractSet[int],
     without: Callable[[], Analysis],
 ) -> Cause:
-    """Return what a reason costs, by the analysis ``without`` it; where there are no Casts nothing is analysed."""
+    """Return the cost of a reason, by the analysis ``without`` it; if there are no Casts, nothing is analyzed."""
     casts = len(analysis.edits.casts)
     saved = max(0, casts - len(without().edits.casts)) if casts else 0
     ops = Counter(analysis.graph.nodes[node].key for node in sorted(nodes))
@@ -190,15 +190,14 @@ def sentence_of(cause: Cause) -> str:
 
 
 def cost_sentences(analysis: Analysis) -> Iterator[str]:
-    """Yield what costs Casts, in sentences."""
+    """Yield sentences about the causes of Casts."""
     for cause in find_causes(analysis):
         if cause.casts:
             yield f"{cause.casts:,} Cast{'' if cause.casts == 1 else 's'}: {sentence_of(cause)}"
 
 
 def opset_hint(analysis: Analysis) -> str | None:
-    """Return how many Casts a newer opset saves, where options keep the model from it; None if none do, or it is
-    upgraded.
+    """Return how many Casts a newer opset would save, if options rule it out; None if none do, or it is upgraded.
 
     The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
@@ -250,15 +249,15 @@ def fold_hint(analysis: Analysis) -> str | None:
     if options.level in (Level.O1, Level.O2) and any(
         fold.op in options.black for fold in folds
     ):
-        text = f"{text}. With --lists default normalisations can then be low precision, too"
+        text = f"{text}. With --lists default normalizations can then also be low precision"
     return f"{text}."
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """Return how many normalisations stay float32 behind a low producer, where runtimes fuse none, and folding would;
-    or None.
+    """Return how many normalizations stay float32 after a low producer that folding would fuse, but runtimes do not; or
+    None.
 
-    ONNX Runtime puts a BatchNormalization into the weights of what feeds it only where no Cast stands between them.
+    ONNX Runtime folds a BatchNormalization into the weights of its producer only if there is no Cast between them.
     """
     options, graph = analysis.options, analysis.graph
     if options.folds or options.level == Level.O0:
@@ -285,8 +284,10 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     saves = (
         f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
     )
-    what = f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} behind {low}"
-    return f"{what}: ONNX Runtime fuses none there, as they stay float32; --fold puts them into the weights{saves}."
+    what = (
+        f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} after {low}"
+    )
+    return f"{what}: ONNX Runtime does not fuse them, because they stay float32; --fold folds them into the weights{saves}."
 
 
 def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
@@ -303,7 +304,7 @@ _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 
 
 _OF_CASTS: Final[frozenset[Reason]] = frozenset({fusions.KIND})
-"""Reasons that keep what a decomposed pattern reads in float32, but not what the single op reads."""
+"""Reasons that keep the inputs of a decomposed pattern in float32, but not those of the single op."""
 
 
 _OF_PATTERNS: Final[frozenset[Reason]] = frozenset(

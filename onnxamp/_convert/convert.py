@@ -36,7 +36,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
 _ROUNDS: Final = 8
-"""Results that may be wrong before no more nodes are kept in float32 for that."""
+"""Number of wrong results after which no more nodes are kept in float32."""
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ def analyse_model(
         proof: judges upgrades and folds that were not requested.
 
     Raises:
-        OpsetError: an opset that was asked for, or that the low-precision type needs, cannot be reached.
-        Others as :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+        OpsetError: an opset that was requested, or that the low-precision type needs, cannot be reached. Others as
+            :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
     """
     if plan is not None or not options.may_fold:
         return at_best_opset(model, options, plan, proof)
@@ -80,9 +80,9 @@ def analyse_model(
 
 
 def soundly(options: Options, attempt: Callable[[Options], T]) -> T:
-    """Return what an attempt makes of options.
+    """Return the result of an attempt.
 
-    Where its result is wrong, which is a bug, the nodes around the fault stay float32 (:attr:`Options.unsound`), and
+    If its result is wrong, which is a bug, the nodes around the fault stay float32 (:attr:`Options.unsound`), and
     another attempt follows.
 
     Raises:
@@ -107,13 +107,13 @@ def carried_out(
     proof: Proof | None,
     carry_out: Callable[[Prepared, Analysis], T],
 ) -> T:
-    """Return what becomes of a model by what is decided about it: a correct result, even if there are bugs.
+    """Return a correct result for a model, even if there are bugs.
 
     The nodes around a fault stay float32, or else the whole model, and a warning says so.
 
     Args:
         model, options, plan, proof: as for :func:`analyse_model`.
-        carry_out: makes the result, and verifies it.
+        carry_out: creates the result, and verifies it.
 
     Raises:
         As :func:`analyse_model` and ``carry_out``.
@@ -149,7 +149,7 @@ def all_unsound(model: Model, options: Options) -> Options:
 def analyse_safely(
     model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None
 ) -> tuple[Prepared, Analysis]:
-    """Return what :func:`analyse_model` does; where a bug shows in it, the model in float32."""
+    """As :func:`analyse_model`; if that hits a bug, return the model in float32."""
     return carried_out(
         model, options, plan, proof, lambda ready, analysis: (ready, analysis)
     )
@@ -170,7 +170,7 @@ def _in_float32(
 
 
 def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | None:
-    """Return what is decided with those patterns folded that become low by it; None if the result is no faster."""
+    """Return the analysis with those patterns folded that become low by it; None if the result is no faster."""
     options, candidates = unfolded.options, _candidates(unfolded)
     if not candidates:
         return None
@@ -278,7 +278,7 @@ def convert(
         plan: decisions to repeat.
         deferred: leave large weights as they are until :func:`onnxamp._model.saving.save_model` streams them.
         proof: judges an upgrade to a newer opset that was not requested.
-        rounder: rounds weights with compensation where the options ask for it.
+        rounder: rounds weights with compensation if the options ask for it.
 
     Raises:
         ArgumentError: the level is "auto", and there is no plan. Others as :func:`onnxamp.convert_model`.
@@ -326,7 +326,7 @@ def _converted(
 
 
 def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
-    """Return a copy of the analysed model with the edits applied, and verified.
+    """Return a copy of the analyzed model with the edits applied, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.

@@ -41,7 +41,7 @@ UNIT_US: Final = 0.0327
 """Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
 
 LAUNCH_US: Final = LAUNCH * UNIT_US
-"""Microseconds that launching a kernel takes, as the cut has it."""
+"""Microseconds for launching a kernel, as in the cut."""
 
 
 def constant_nodes(graph: Graph) -> frozenset[int]:
@@ -67,7 +67,7 @@ class Estimate:
 
     @cached_property
     def floats(self) -> Sequence[tuple[Node, int, Work]]:
-        """Nodes that launch kernels, with how many they launch and what these do."""
+        """Nodes that launch kernels, with the number of kernels and their work."""
         nodes = ((node, self.launches(node)) for node in self.graph.nodes)
         return [(node, count, self.work(node)) for node, count in nodes if count]
 
@@ -101,8 +101,8 @@ class Estimate:
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Return values that need a Cast, one for all readers. Constants need none: they are stored as they are
-        read.
+        """Return values that need a Cast, one for all readers. Constants need none, because they are stored in the
+        precision in which they are read.
         """
         return [
             value
@@ -122,7 +122,7 @@ class Estimate:
     def _needs(
         self, ports: PortVariables, decision: Decision
     ) -> Iterator[tuple[int, bool, set[bool]]]:
-        """(value, whether it is made in low precision, in which precisions it is read)."""
+        """Yield (value, whether it is low precision, precisions in which it is read)."""
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
                 read = [
@@ -146,7 +146,7 @@ class Estimate:
 
 
 def time_of(analysis: Analysis, estimate: Estimate) -> float:
-    """Microseconds per run of what an analysis decides: what a search space's ``time`` is for its choices.
+    """Return the microseconds per run of an analysis, as a search space's ``time`` does for its choices.
 
     Complexity: linear in nodes and uses of values.
     """
@@ -159,10 +159,10 @@ class SpeedUp:
     """The estimated gain of a conversion.
 
     Attributes:
-        device: the device that the estimate is for, as ``_data/devices.toml`` calls it.
+        device: the device that the estimate is for, by its name in ``_data/devices.toml``.
         before: microseconds of a run in float32.
         after: microseconds of a run of the result.
-        shapes: the shapes of the inputs for which these hold, by name.
+        shapes: the shapes of the inputs for which these are estimated, by name.
     """
 
     device: str
@@ -179,13 +179,13 @@ class SpeedUp:
 def expected_speed_up(
     analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> SpeedUp | None:
-    """Return what a conversion should gain.
+    """Return the expected gain of a conversion.
 
-    None where the target computes no faster in low precision, where sizes are open, and where nothing is low.
+    None if the target computes no faster in low precision, if sizes are unknown, or if nothing is low.
 
     Args:
-        analysis: what was decided.
-        shapes: shapes of the inputs, by name; those that the model declares without.
+        analysis: the analysis.
+        shapes: shapes of the inputs, by name; by default, those that the model declares.
     """
     device, graph = _usual_device(analysis.options.target), analysis.graph
     declared = declared_shapes(graph) if shapes is None else shapes
@@ -223,7 +223,9 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
 
 
 def time_on_target(analysis: Analysis) -> float:
-    """:func:`time_of` where the target leaves nodes to the CPU; open dimensions count as everywhere in the cut."""
+    """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
+    in the cut.
+    """
     graph, costs = analysis.graph, target_of(analysis.options.target).costs
     estimate = Estimate(
         graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low

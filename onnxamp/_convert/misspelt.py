@@ -1,4 +1,4 @@
-"""Names in options that a model does not have, found before anything takes time."""
+"""Names in options that a model does not have, found before anything slow runs."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -182,12 +182,12 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
 def among(
     found: Iterable[tuple[Options, Sequence[Unmatched]]],
 ) -> tuple[Unmatched, ...]:
-    """Return the names that match nothing in any of those models whose options hold them."""
+    """Return the names that match nothing in any of the models whose options contain them."""
     rows = list(found)
     keys = [(options, _keys(row)) for options, row in rows]
 
     def matches(one: Unmatched) -> bool:
-        """Return whether a model has what its options name."""
+        """Return whether a model has everything that its options name."""
         holding = (missing for options, missing in keys if _holds(options, one))
         return any((one.option, one.name) not in missing for missing in holding)
 
@@ -200,13 +200,13 @@ def _keys(names: Iterable[Unmatched]) -> set[tuple[str, str]]:
 
 
 def _holds(options: Options, one: Unmatched) -> bool:
-    """Return whether the options hold a name that was found in others."""
+    """Return whether the options contain a name that was found in other models."""
     names = getattr(options, one.option)
     return not isinstance(names, bool) and one.name in names
 
 
 def _told_once(found: Iterable[Unmatched]) -> list[Unmatched]:
-    """Return each name once, with a text that suggests another one where there is such a text."""
+    """Return each name once, with a suggestion if there is one."""
     texts = dict[tuple[str, str], Unmatched]()
     for one in sorted(found, key=lambda one: "?" not in one.text):
         texts.setdefault((one.option, one.name), one)
@@ -214,7 +214,7 @@ def _told_once(found: Iterable[Unmatched]) -> list[Unmatched]:
 
 
 def refuse_or_warn(found: Sequence[Unmatched], options: Iterable[Options]) -> None:
-    """Refuse names that match nothing where one of the options is strict about them, and warn of them elsewhere.
+    """Refuse names that match nothing if one of the options is strict about them; otherwise, warn about them.
 
     Raises:
         ArgumentError: there is such a name.
@@ -225,7 +225,7 @@ def refuse_or_warn(found: Sequence[Unmatched], options: Iterable[Options]) -> No
 
 
 def early_warnings(model: Model, options: Options) -> list[str]:
-    """Return what a conversion will warn of, as far as that is known before anything is measured.
+    """Return the warnings of a conversion that are known before anything is measured.
 
     Raises:
         ArgumentError: a name matches nothing, and the options are strict about names.

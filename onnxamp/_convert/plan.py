@@ -58,7 +58,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class HazardRow:
-    """A hazard: the node, what is wrong there, and whether the node is low nevertheless."""
+    """A hazard: the node, the fault, and whether the node is low nevertheless."""
 
     node: str
     op: str
@@ -125,7 +125,7 @@ class QuantizedPart:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedUnit:
-    """Units alike: nodes between integers, from what dequantizes to what quantizes.
+    """Equal units: nodes between integers, from dequantizers to quantizers.
 
     Attributes:
         dequantized, quantized: type of the integers and type of the scale, as in "int8 float16" -> number of nodes.
@@ -348,10 +348,10 @@ _KEYS: Final = ("format", *(item.name for item in fields(Plan)))
 
 
 def plan_of(data: Mapping[str, Any]) -> Plan:
-    """Return the plan that :func:`plan_json` made values of.
+    """Return the plan from the values of :func:`plan_json`.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options make no sense.
+        ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options are invalid.
     """
     return Plan(
         options=Options.from_json(data["options"]),
@@ -370,7 +370,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:
-    """Return a field that holds a whole number.
+    """Return a field with an integer.
 
     Raises:
         TypeError: it holds something else. KeyError: it is missing.
@@ -401,7 +401,7 @@ def _records(kind: type[T], data: Mapping[str, Any], name: str) -> tuple[T, ...]
 
 
 def _check_keys(data: Any) -> None:
-    """Refuse what is no plan, or one of another format.
+    """Refuse a file that is no plan, or a plan in another format.
 
     Raises:
         ArgumentError: it is.
@@ -419,7 +419,7 @@ def _check_keys(data: Any) -> None:
 
 
 def strict(plan: Plan) -> Plan:
-    """Return the plan, to be refused for a model that lacks something that it decides."""
+    """Return the plan, which is refused for a model that lacks one of its nodes."""
     return replace(plan, options=replace(plan.options, strict_options=True))
 
 

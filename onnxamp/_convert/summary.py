@@ -23,8 +23,8 @@ from onnxamp._rewrite.prepare import Prepared
 
 _SHARE: Final = 100
 _SMALLEST: Final = 4096
-"""Weights are large that take more than a hundredth of all, and these bytes."""
-_UNHELD: Final = "low precision does not hold its numbers"
+"""Weights are large if they take more than a hundredth of all, and more than these bytes."""
+_UNHELD: Final = "its numbers do not fit low precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class KeptWeight:
     Attributes:
         name: the weight, or the output of a Constant.
         size: in bytes.
-        copied: whether the result holds it also in low precision.
+        copied: whether the result also stores it in low precision.
         readers: label of a node that reads it in float32, or name of an output that returns it -> the reason.
     """
 
@@ -162,9 +162,9 @@ def summarize(
     """Count nodes, Casts and weights. Complexity: linear in nodes.
 
     Args:
-        prepared: what was analysed, and the Casts that went before.
+        prepared: the model that was analyzed, and the Casts that were removed before.
         analysis: the analysis.
-        plan: what it repeated, if anything.
+        plan: the plan that it repeated, if any.
     """
     graph, edits = analysis.graph, analysis.edits
     nodes: Counter[str] = Counter()

@@ -1,8 +1,8 @@
-"""The opset that a model is converted at: its own, or the least that lets what is wanted become low precision.
+"""The opset at which a model is converted: its own, or the lowest at which the wanted nodes can be low precision.
 
 If nodes are held back (:mod:`onnxamp._convert.upgrades`), the model is upgraded, and the problem solved again. The
-upgrade stays if Casts go or such nodes become low, and if the caller, who may run both, finds that the float32 model
-still computes the same.
+upgrade stays if it removes Casts or lowers such nodes, and if the caller, who may run both, confirms that the float32
+model computes the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernel
 class HeldBack:
     """The nodes that are float32 because of the model's opset.
 
-    ``first`` tells for each the first opset at which the target has a kernel for it in low precision; 0: at none.
+    ``first`` is the first opset at which the target has a low-precision kernel for each; 0 for none.
     """
 
     analysis: Analysis
@@ -63,9 +63,7 @@ class HeldBack:
         )
 
     def may_pay(self) -> bool:
-        """Return whether low kernels may change anything. Where a schema lacks the type, only the newer one can
-        tell.
-        """
+        """Return whether low kernels may change anything. If a schema lacks the type, only the newer one decides."""
         of_node, exact = self.analysis.ports.of_node, self.analysis.graph.exact
         if any(not of_node.get(node) for node in self.able):
             return True
@@ -158,7 +156,7 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
         if signature.since > newest:
             break
         low = retyped(FLOAT, options.low)
-        if names_type:  # where newer versions have a parameter
+        if names_type:  # if newer versions have a parameter
             bound = bind_node(replace(node, signature=signature), analysis.graph.types)
             params = [param for param, kind in bound.items() if kind == FLOAT]
         if not params or any(
@@ -172,7 +170,7 @@ def _first_opset(analysis: Analysis, node: Node) -> int:
 
 
 Proof = Callable[[Graph], str | None]
-"""Tells what is wrong with an upgraded float32 model, in a clause; None if it computes what the original does."""
+"""Returns the fault of an upgraded float32 model, in a clause; None if it computes what the original does."""
 
 
 def at_best_opset(
@@ -208,9 +206,9 @@ class _Choice:
     """The search for the opset of one prepared model.
 
     Attributes:
-        base: the model at the least opset that it can be converted at.
-        current: the opset of the model as it came.
-        refused: upgrades that are not taken, in sentences.
+        base: the model at the lowest opset at which it can be converted.
+        current: the opset of the original model.
+        refused: sentences about upgrades that were rejected.
     """
 
     def __init__(
@@ -304,7 +302,7 @@ class _Choice:
         return (prepared, after) if self.is_proven(prepared.graph) else None
 
     def is_proven(self, graph: Graph) -> bool:
-        """Return whether the upgraded model computes what it did, as far as anybody can tell."""
+        """Return whether the upgraded model computes the same, as far as can be checked."""
         why = self.proof(graph) if self.proof is not None else None
         if why is not None:
             self.refused.append(
@@ -398,8 +396,8 @@ def _runs(graph: Graph, node: Node, target: str) -> bool:
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """Return a node that ONNX Runtime no longer runs in float32 at that opset; None if there is none.
 
-    What the target leaves to the CPU does run. A node that the CPU cannot run cannot be validated without a device
-    either.
+    Nodes that the target leaves to the CPU do run. Without a device, a node that the CPU cannot run cannot be
+    validated.
     """
     current = graph.book.opsets[""]
     place = target_of(target)

@@ -1,4 +1,4 @@
-"""Casts that the builder of a target does not take, by the rules in its ``builder.toml``: pins and implications.
+"""Casts that the builder of a target rejects, by the rules in its ``builder.toml``: pins and implications.
 
 Builders move Casts, so a rule holds through data movement.
 """
@@ -33,14 +33,14 @@ class Read(NamedTuple):
 
 
 class Dequantized(NamedTuple):
-    """The node that dequantizes a value, and what it dequantizes, before it was quantized once more."""
+    """The node that dequantizes a value, and its input before it was quantized again."""
 
     node: Node
     origin: int
 
 
 def builder_of(graph: Graph, target: str) -> "Builder":
-    """Return the rules of the target's builder for a graph; no rule holds where the target has no builder."""
+    """Return the rules of the target's builder for a graph; a target without a builder has no rules."""
     return Builder(graph, _rules(target))
 
 
@@ -56,7 +56,7 @@ def _rules(target: str) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class Builder:
-    """The rules of a builder, and where they hold in a graph."""
+    """The rules of a builder, and the places in a graph where they apply."""
 
     graph: Graph
     rules: Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -70,11 +70,11 @@ class Builder:
         for node in self.nodes(rule):
             yield from ((node, position) for position in self.rules[rule][node.key])
 
-    # -- reads that take no Cast -------------------------------------------------------------------------------
+    # -- reads that allow no Cast -------------------------------------------------------------------------------
 
     @cached_property
     def reads(self) -> list[Read]:
-        """All reads that take no Cast from low precision. Complexity: linear in nodes, and in moved data."""
+        """Yield all reads that allow no Cast from low precision. Complexity: linear in nodes, and in moved data."""
         graph, reads = self.graph, list[Read]()
         for node, position in self.ports("uncast_inputs"):
             reads += self._upstream(
@@ -143,7 +143,7 @@ class Builder:
         return max(alike.values()) if passes else ABSENT
 
     def _downstream(self, value: int) -> list[int]:
-        """Return a value and all that data movement makes of it."""
+        """Return a value and all values that data movement makes from it."""
         values, types = [value], self.graph.types
         for moved in values:
             for node, port in self.graph.consumers(moved):
@@ -194,7 +194,7 @@ class Builder:
         return captures
 
     def uncast_values(self) -> frozenset[int]:
-        """Return the values of which the builder may refuse a Cast."""
+        """Return the values whose Cast the builder may reject."""
         return frozenset(
             [
                 *(value for _, moved in self.states for value in moved),
@@ -215,7 +215,7 @@ class Builder:
     def own_casts(self) -> Iterator[tuple[Read, Node]]:
         """Yield (read, Cast) where an input reads an up-cast of the original model.
 
-        The builder takes such a Cast if something else reads it as well.
+        The builder accepts such a Cast if it has another reader.
         """
         for read in self.reads:
             cast = self.graph.producer(read.value)
@@ -247,7 +247,7 @@ class Builder:
     # -- nodes that stay float32 -------------------------------------------------------------------------------
 
     def high_nodes(self) -> Iterator[tuple[Node, str]]:
-        """Yield (node, why) where the builder takes no low precision."""
+        """Yield (node, reason) where the builder rejects low precision."""
         for nodes, why in (
             (self.stacked_up(), "a loop can only stack its results in float32"),
             (
@@ -297,7 +297,7 @@ class Builder:
                 yield node
 
     def _pooled_twice(self) -> Iterator[Node]:
-        """Yield the pools that share a value which one loop makes, and another one takes."""
+        """Yield the pools that share a value which one loop computes and another one reads."""
         pools: dict[int, list[Node]] = {}
         for node in self.nodes("pooled_once"):
             pools.setdefault(node.input(0), []).append(node)
@@ -351,7 +351,9 @@ class Builder:
                 yield node, first, second
 
     def split_scales(self) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield (product, what dequantizes its first factor, and its second) where the scales need one type."""
+        """Yield (product, dequantizer of its first factor, dequantizer of its second) where the scales need
+        one type.
+        """
         for node, first, second in self._products("one_scale"):
             if first.node is not second.node:
                 yield node, first.node, second.node
@@ -385,7 +387,7 @@ class Builder:
                         yield p, q
 
     def _straight(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
-        """Yield (value, what reads it without a Cast). Constants are stored as they are read."""
+        """Yield (value, its reader without a Cast). Constants are stored as they are read."""
         for read in self.reads:
             if read.value in ports.free:
                 continue
@@ -420,7 +422,7 @@ class Builder:
                         yield own, ports.consumed[other.index][port]
 
     def _stored(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
-        """Yield (weight that is to be low, its reader) where the builder reads no Cast of a weight."""
+        """Yield (weight to lower, its reader) where the builder reads no Cast of a weight."""
         for node, position in self.ports("stored_inputs"):
             value = node.input(position)
             if value in self.graph.constants.tensors and value not in ports.free:
@@ -447,7 +449,7 @@ class Builder:
                 yield ports.produced[value], ports.consumed[node.index][port]
 
     def _signature(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
-        """Yield (input or output of the model, the node's port that reads or makes it)."""
+        """Yield (input or output of the model, the node's port that reads or writes it)."""
         for node, value in self._signature_values():
             own = ports.produced[value]
             if self.graph.producer(value) is node:
@@ -482,7 +484,7 @@ class Builder:
                         yield ports.returned.get(result, NONE), ports.produced[value]
 
     def _moved_states(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
-        """Yield (state of a loop, what reads it or a moved copy of it)."""
+        """Yield (state of a loop, reader of it or of a moved copy)."""
         for state, moved in self.states:
             for value in moved:
                 for result in self.graph.results[value]:

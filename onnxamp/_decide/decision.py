@@ -26,8 +26,8 @@ class Prices(NamedTuple):
         pins: why a node must stay float32.
         gains: time that a node saves in low precision, in cost units.
         prices: price of the error that a node makes in low precision, in cost units.
-        high: nodes that nothing else outweighs, such as the memory of their weights: float32, unless pinned low.
-        fusions: pairs of nodes, with what it costs that they differ, besides Casts.
+        high: nodes that stay float32 unless pinned low; nothing, such as the memory of their weights, outweighs this.
+        fusions: pairs of nodes, with the cost of different precisions, in addition to Casts.
     """
 
     pins: Mapping[int, str] = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""Exponents of a graph's values as linear equations: what the ops pose, what bodies tie, and what constants take up.
+"""Exponents of a graph's values as linear equations, which follow from ops, bodies and constants.
 
 A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. :mod:`onnxamp._ops.exponents` says which exponents of
 inputs and outputs fit together.
@@ -45,7 +45,7 @@ class Moved(NamedTuple):
 
 
 class Equations:
-    """The exponents of a graph as variables, and what holds among them.
+    """The exponents of a graph as variables, and the relations among them.
 
     Attributes:
         graph: the graph.
@@ -75,7 +75,7 @@ class Equations:
         self.owners.append(owner)
 
     def same(self, owner: int, one: int, other: int) -> None:
-        """Make two variables equal; what is absent needs no exponent."""
+        """Make two variables equal; absent values need no exponent."""
         if one >= ZERO and other >= ZERO:
             self.relate(owner, ((one, 1), (other, -1)))
 
@@ -84,7 +84,7 @@ class Equations:
         return _NONE if value == ABSENT else self.values.get(value, ZERO)
 
     def read(self, node: Node, position: int) -> int:
-        """Return the variable of an input: of this one reader, where it is a small constant."""
+        """Return the variable of an input: that of this reader alone, if it is a small constant."""
         known = self.uses.get((node.index, position))
         return self.value(node.input(position)) if known is None else known
 
@@ -135,7 +135,7 @@ def _variables(made: Equations) -> None:
 def _is_shared(graph: Graph, value: int, stats: ConstantStats | None) -> bool:
     """Return whether all readers of a constant get the same multiple of it.
 
-    Masks, which hold nothing but zeros and sentinels, tie no layers to one another however large they are.
+    Masks contain only zeros and sentinels, so they do not tie layers to each other, however large they are.
     """
     is_mask = stats is not None and stats.largest_number == 0
     return bool(graph.results[value]) or (
@@ -153,7 +153,7 @@ def _is_float(graph: Graph, value: int) -> bool:
 
 
 def is_stored(graph: Graph, value: int) -> bool:
-    """Return whether the value is a constant itself, and not moved from one."""
+    """Return whether the value is a constant itself, rather than moved from one."""
     return graph.constants.source(value) == value and graph.constants.is_constant(value)
 
 
@@ -163,7 +163,7 @@ def _elements(graph: Graph, value: int) -> int:
 
 
 def _ends(made: Equations, *, borders: bool) -> None:
-    """Inputs and outputs of the model, and of opaque bodies, and what callers can override."""
+    """Return inputs and outputs of the model and of opaque bodies, and values that callers can override."""
     graph = made.graph
     for known in graph.values:
         if known.index not in made.values or known.origin is Origin.NODE:
@@ -199,7 +199,7 @@ def _can_scale(graph: Graph, value: int) -> bool:
 
 def _rule(graph: Graph, node: Node) -> ExponentRule | None:
     rule = exponent_rules().get(node.key) or moving_rule(node.proto, node.key)
-    # What has no known type may be a float without exponent.
+    # A value of unknown type may be a float without exponent.
     is_typed = graph.untyped.isdisjoint((*node.inputs, *node.outputs))
     if rule is None or not is_typed or not rule.holds(node.proto):
         return None
@@ -209,7 +209,7 @@ def _rule(graph: Graph, node: Node) -> ExponentRule | None:
 
 
 def _bodies(made: Equations, node: Node) -> None:
-    """Tie what control flow passes into bodies, out of them, and from one round to the next."""
+    """Tie the values that control flow passes into bodies, out of them, and from one iteration to the next."""
     graph = made.graph
     for _, body in node.bodies:
         scope = graph.scopes[body]

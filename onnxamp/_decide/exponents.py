@@ -9,10 +9,10 @@ coefficients, so that all zeros satisfy them. Some variables want to be in a win
 3. touch the fewest variables that cost something,
 4. are the smallest.
 
-What relations force to zero is found first, by propagation: :meth:`Solution.chain` names the relations. The rest
+Propagation first finds the variables that relations force to zero; :meth:`Solution.chain` names the relations. The rest
 starts from zero and improves by moves: a variable gets another exponent, and every relation that this breaks is
-repaired by another variable of it, until all hold again. A move that makes the whole worse is not made.
-At last :mod:`onnxamp._decide.exponents` improves what moves did not find, and tells how far from the best it may be.
+repaired by another variable of it, until all hold again. Moves that make the total worse are not made. Finally, an
+integer program improves on the moves, and bounds the distance to the optimum.
 
 Complexity: linear in the terms of all relations for propagation and for each sweep of moves, of which there are few;
 the proof takes about as long as these.
@@ -68,7 +68,7 @@ _NODES: Final = 400_000
 """Nodes of a search, times classes; most problems need one node."""
 
 _MEMBERS: Final = 50_000
-"""Classes of a component that is searched, which takes a second for 20,000."""
+"""Most classes of a component to search, which takes a second for 20,000."""
 
 _TOLERANCE: Final = 1e-6
 
@@ -225,7 +225,7 @@ class _Program:
         return result
 
     def least(self, position: int, limits: Sequence[int]) -> _Found | None:
-        """Return the least of an objective where those before it are limited; None where nothing was found."""
+        """Return the minimum of an objective while those before it are limited; None if no solution was found."""
         require("scipy", "Solving for exponents needs scipy", "measure")
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - only exponents need it
         from scipy.sparse import csr_array, vstack  # noqa: PLC0415
@@ -238,7 +238,7 @@ class _Program:
         matrix = vstack([matrix, *extra], format="csr")
         matrix.indices = matrix.indices.astype(
             np.int32
-        )  # milp of scipy 1.14 takes no others
+        )  # milp of scipy 1.14 accepts no others
         matrix.indptr = matrix.indptr.astype(np.int32)
         least, most = np.zeros(self.count), np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
@@ -247,7 +247,7 @@ class _Program:
             matrix, [*self.lower, *[-np.inf] * len(extra)], [*self.upper, *limits]
         )
         whole = np.ones(self.count)
-        whole[self.members : self.starts[2]] = 0  # they are whole where x is
+        whole[self.members : self.starts[2]] = 0  # they are integers if x is
         cost = self.objective(position)
         found = milp(
             cost,
@@ -274,7 +274,7 @@ _TOUCH: Final = 1 << 8
 
 _SWEEPS: Final = 12
 _TARGETS: Final = 6
-"""Sweeps of moves, and exponents that a move tries because they make a neighbour zero."""
+"""Sweeps of moves, and exponents that a move tries because they make a neighbor zero."""
 
 _CHANGES: Final = 1 << 12
 _FEW_CHANGES: Final = 24
@@ -288,10 +288,10 @@ class Solution(NamedTuple):
     forced: Mapping[int, tuple[int, int]]
     """Variable that must be 0 -> (relation that says so, another variable of it that is 0)."""
     gap: int | None = None
-    """By how much less could be touched at most, where less overflow is proven impossible; else None."""
+    """Bound on how much less could be touched, if less overflow is proven impossible; otherwise None."""
 
     def chain(self, variable: int) -> list[int]:
-        """Return the relations from a variable that must be 0 to what is 0 in itself; empty for other variables."""
+        """Return the relations from a variable that must be 0 to one that is 0 in itself; empty for other variables."""
         found = []
         while variable in self.forced:
             relation, variable = self.forced[variable]
@@ -315,7 +315,7 @@ def solve(problem: Problem) -> Solution:
 
 
 def _improved(search: "_Search") -> int | None:
-    """Replace what integer programs find to be better; what others could touch less at most."""
+    """Apply improvements by integer programs; return a bound on further ones."""
     classes, exponents = search.classes, search.exponents
     found, before, gaps = related(classes), list(exponents), list[int | None]()
     of_member = {member: k for k, members in enumerate(found) for member in members}
@@ -350,7 +350,7 @@ class _Search:
 
     Attributes:
         uses: class -> relations that it is in.
-        leaves: relation -> a class that is in no other, and can take up whatever the relation lacks; ZERO if there is
+        leaves: relation -> a class that is in no other, and can absorb any remainder of the relation; ZERO if there is
             none.
         bounds: class -> (multiple, least, most) of its windows.
         ends: class -> where its windows begin and end.
@@ -371,7 +371,7 @@ class _Search:
         self.touches = [_TOUCH * cost for cost in classes.costs]
 
     def leaf(self, relation: Mapping[int, int]) -> int:
-        """Return the leaf of a relation: one that has a cost of its own, where there are several."""
+        """Return the leaf of a relation: if there are several, one with a cost of its own."""
         found = [
             c
             for c, number in relation.items()
@@ -381,7 +381,7 @@ class _Search:
         return max(found, key=lambda c: (costs[c] > 0, not windows[c]), default=ZERO)
 
     def run(self) -> None:
-        """Move what costs something, and what is near it, until nothing improves; then neighbours together."""
+        """Move classes with a cost, and classes near them, until nothing improves; then move neighbors together."""
         pending = [c for c in range(1, len(self.exponents)) if self.cost(c, 0)]
         pending.sort(key=lambda c: (-self.cost(c, 0), c))
         self.sweep(pending, together=False)
@@ -394,7 +394,7 @@ class _Search:
         self.sweep(sorted({c for row in uneven for c in row} - leaves), together=True)
 
     def sweep(self, pending: Iterable[int], *, together: bool) -> None:
-        """Improve classes one after the other, then what is near those that changed, a few times."""
+        """Improve classes one after the other, then classes near those that changed, a few times."""
         leaves = set(self.leaves)  # what moves them moves another of their relation
         for turn in range(_SWEEPS):
             changed: dict[int, None] = {}
@@ -423,7 +423,7 @@ class _Search:
         return cost
 
     def improve(self, member: int, *, together: bool) -> Iterable[int]:
-        """Make the best move of a class; the classes that it changed."""
+        """Make the best move of a class, and return the classes that it changed."""
         best, gain, now = dict[int, int](), 0, self.cost(member, self.exponents[member])
         for target in self.targets(member):
             changes = self.move(member, target, together=together)
@@ -442,7 +442,7 @@ class _Search:
         return best
 
     def targets(self, member: int) -> list[int]:
-        """Other exponents that are worth a try: 0, the ends of the window, and what lets neighbours be zero or fit."""
+        """Return other exponents to try: 0, the ends of the window, and those that let neighbors be zero or fit."""
         wanted: Counter[int] = Counter({0: len(self.exponents)})
         now = self.exponents[member]
         for end in self.ends[member]:
@@ -465,9 +465,9 @@ class _Search:
     def move(
         self, member: int, target: int, *, together: bool
     ) -> dict[int, int] | None:
-        """Return the changes that bring a class to an exponent; None where relations cannot be repaired.
+        """Return the changes that bring a class to an exponent; None if relations cannot be repaired.
 
-        Leaves are changed first; ``together``, what costs least, so that neighbours move along.
+        Leaves are changed first; ``together``, what costs least, so that neighbors move along.
         """
         changes, pending = {member: target}, [member]
         most = (

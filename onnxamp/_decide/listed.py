@@ -1,4 +1,6 @@
-"""The nodes that lists mean: those of op types, and what exporters write in ordinary ops for a framework's name."""
+"""The nodes that lists refer to: those of op types, and the ordinary ops that exporters write for a
+framework's name.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -11,11 +13,11 @@ from onnxamp._patterns.named import named_forms, named_nodes, unrecognised
 
 
 class Listed(NamedTuple):
-    """The nodes that lists mean.
+    """The nodes that lists refer to.
 
     Attributes:
-        white, black: those that the user's lists mean -> what to call the entry; black where both do.
-        usual_white, usual_black: those that the preset's lists mean, where the user's op types do not overrule them.
+        white, black: nodes of the user's lists -> description of the entry; black if in both.
+        usual_white, usual_black: nodes of the preset's lists, unless the user's op types overrule them.
     """
 
     white: Mapping[int, str]
@@ -24,18 +26,20 @@ class Listed(NamedTuple):
     usual_black: Mapping[int, str]
 
     def is_white(self, node: int) -> bool:
-        """Return whether a white list means the node."""
+        """Return whether a white list contains the node."""
         return node in self.white or node in self.usual_white
 
     def black_entry(self, node: int) -> str | None:
-        """Return the entry of a black list that means the node; None if none does, or the user's white list does."""
+        """Return the entry of a black list that contains the node; None if none does, or the user's white list does."""
         if node in self.white:
             return None
         return self.black.get(node) or self.usual_black.get(node)
 
 
 def find_listed(graph: Graph, options: Options) -> Listed:
-    """Return the nodes that the lists of the options mean. Linear in nodes for each name that exporters write out."""
+    """Return the nodes that the lists of the options refer to. Linear in nodes for each name that exporters
+    write out.
+    """
     preset = options.preset
     is_read = preset.is_literal and options.level != Level.O3
     white = _meant(graph, options.white_list, options.user_white)
@@ -66,12 +70,12 @@ def _forms(graph: Graph, names: Iterable[str]) -> dict[int, str]:
 
 
 class AbsentNames(NamedTuple):
-    """Names in the user's lists that mean nothing in the model -> what to say of them.
+    """Names in the user's lists that match nothing in the model -> a message.
 
     Attributes:
-        unknown: those that are probably misspelt.
-        unseen: those of what may be in the model in a form that nothing recognises.
-        known: those of ops that exist, or may exist in a domain of which nothing is known.
+        unknown: names that are probably misspelled.
+        unseen: names for ops that may be in the model in an unrecognized form.
+        known: names of ops that exist, or may exist in an unknown domain.
     """
 
     unknown: Mapping[str, str]
@@ -80,7 +84,7 @@ class AbsentNames(NamedTuple):
 
 
 def absent_names(graph: Graph, options: Options) -> AbsentNames:
-    """Return the names in the user's lists that mean nothing in the model.
+    """Return the names in the user's lists that match nothing in the model.
 
     Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
     the presets' frameworks, and custom ops that are declared.
@@ -93,7 +97,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
         cores = ", ".join(unrecognised(graph, name))
         if cores:
             unseen[name] = (
-                f"{name!r} in your lists was not recognised in the model, but its {cores} may implement"
+                f"{name!r} in your lists was not recognized in the model, but its {cores} may implement"
                 " it: list op types instead."
             )
         elif is_known(name, declared):

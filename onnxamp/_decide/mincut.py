@@ -2,8 +2,8 @@
 
 A question is *low* on the source's side of the cut and *high* on the sink's. An arc (u, v, c) costs c if u is low and v
 is high. Large networks go to ``scipy.sparse.csgraph.maximum_flow``; small ones, which take less time than importing
-scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the fewest low questions (what the source
-still reaches in the residual graph), so results are deterministic and ties go to high.
+scipy, to Dinic's algorithm. Of all optimal cuts, both return the one with the fewest low questions (those that the
+source still reaches in the residual graph), so results are deterministic and ties go to high.
 """
 
 import sys
@@ -27,7 +27,7 @@ _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
 _PHASES = 32
-"""Phases after which Dinic's algorithm gives up where scipy is installed; most problems take fewer than ten."""
+"""Phases after which Dinic's algorithm gives up if scipy is installed; most problems need fewer than ten."""
 
 
 class Network:
@@ -166,7 +166,7 @@ def _dinic(
     infinite: int,
     phases: int,
 ) -> "tuple[int, NDArray[Any]] | None":
-    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that takes more phases.
+    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that needs more phases.
 
     Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """

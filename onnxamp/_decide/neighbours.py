@@ -1,4 +1,4 @@
-"""Nodes whose precision follows from that of their neighbours."""
+"""Nodes whose precision follows from that of their neighbors."""
 
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Set as AbstractSet
@@ -22,7 +22,7 @@ def followers(
         graph: the prepared model.
         ports: the precision variables.
         high: variables that are float32.
-        is_low: says of a node with no such variable whether it is low in any case.
+        is_low: returns whether a node without such a variable is low in any case.
     """
     low, found = set[int](), set[int]()
     for index in graph.order:
@@ -50,7 +50,7 @@ def stranded(
     hard: AbstractSet[int],
     settled: AbstractSet[int],
 ) -> frozenset[int]:
-    """Return the exact ops that only what has no kernel surrounds: in low precision they would gain but Casts.
+    """Return the exact ops that are surrounded by nodes without a kernel: in low precision, they would only gain Casts.
 
     Complexity: linear in ports.
 
@@ -78,9 +78,10 @@ def stranded(
 def _sides(
     graph: Graph, ports: PortVariables, given: Container[int], index: int
 ) -> Iterator[int]:
-    """Yield the variables of what makes and reads a node's values; weights have none, unless the user lowers them.
+    """Yield the variables of the producers and consumers of a node's values; weights have none, unless the user lowers
+    them.
 
-    Inputs and outputs of the model stand for a node that casts them: there is one once the model is converted.
+    Inputs and outputs of the model count as nodes that cast them, which exist after conversion.
     """
     node = graph.nodes[index]
     for value in node.inputs:

@@ -42,9 +42,9 @@ class Unmatched:
     """A name or pattern that matches nothing.
 
     Attributes:
-        option: the field of :class:`onnxamp.Options` that holds it, or another argument.
+        option: its field of :class:`onnxamp.Options`, or another argument.
         name: the name or pattern.
-        text: what to say of it, in sentences.
+        text: the message, in sentences.
     """
 
     option: str
@@ -55,7 +55,7 @@ class Unmatched:
 def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
     """Return the names and patterns of the options that match nothing in the graph.
 
-    Complexity: linear in nodes for each pattern, and slower only where one matches nothing.
+    Complexity: linear in nodes for each pattern, and slower only if a pattern matches nothing.
     """
     patterns = options.keep_patterns, options.low_patterns
     nodes = node_names(graph) if any(patterns) else []
@@ -149,7 +149,7 @@ class Override(NamedTuple):
 class Overrides(NamedTuple):
     """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
 
-    ``low_weights`` are the constants that the user wants in low precision, by value, with what says so.
+    ``low_weights`` are the constants that the user wants in low precision, by value, with the option that says so.
     """
 
     of_node: Mapping[int, Override]
@@ -260,7 +260,7 @@ def _all_weights(graph: Graph, options: Options) -> list[int]:
 def _told(
     found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
-    """Yield a sentence per option and kind of hazard; rows are hazards by what the option names."""
+    """Yield a sentence per option and kind of hazard; rows are hazards by name in the option."""
     for (detail, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
         yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
@@ -338,14 +338,14 @@ def unmet_lists(
     ports: PortVariables,
     pins: Mapping[int, Verdict],
 ) -> list[str]:
-    """Return why what the white list means stays float32: one sentence per entry and reason. Linear in nodes.
+    """Return why white-listed nodes stay float32: one sentence per entry and reason. Linear in nodes.
 
-    Of a preset that is read literally, kernels and schemas are told alone: hazards have warnings of their own.
+    For a preset that is applied literally, only kernels and schemas are reported; hazards have their own warnings.
 
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        listed: the nodes that the lists mean.
+        listed: the nodes that the lists refer to.
         ports: the precision variables.
         pins: deciding variable -> its pin.
     """

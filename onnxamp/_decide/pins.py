@@ -153,7 +153,7 @@ def find_pins(
 
 
 def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
-    """Return whether a port that a hazard is about is pinned to low precision."""
+    """Return whether a port with a hazard is pinned to low precision."""
     variables = problem.ports.at(problem.graph.nodes[hazard.node], hazard.value)
     verdicts = map(pins.verdicts.get, map(problem.ports.root, variables))
     return any(verdict.low for verdict in verdicts if verdict is not None)
@@ -237,7 +237,7 @@ class _Claims:
                 self.constant(value, hazard)
 
     def constant(self, value: int, hazard: Hazard) -> None:
-        """Pin white-listed nodes that make or move a constant which a hazard needs unrounded."""
+        """Pin white-listed nodes that create or move a constant which a hazard needs unrounded."""
         is_constant = self.graph.constants.is_constant
         why = f"makes a number for {self.graph.nodes[hazard.node].label!r}"
         while value != ABSENT and value not in self.climbed and is_constant(value):
@@ -284,7 +284,7 @@ class _Claims:
             self.preferred.update(map(self.ports.root, able))
 
     def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
-        """Return why the target's kernels do not take a parameter in low precision."""
+        """Return why the target has no kernel for a parameter in low precision."""
         target, signature, low = self.options.target, node.signature, self.options.low
         assert signature is not None
         lowered = {**layout.bound, param: retyped(layout.bound[param], low)}
@@ -307,7 +307,7 @@ class _Claims:
         return self.freedoms[key]
 
     def builder_rules(self) -> None:
-        """Add the pins and implications of Casts that the target's builder does not take."""
+        """Add the pins and implications of Casts that the target's builder rejects."""
         target = self.options.target
         for node, fact in self.builder.high_nodes():
             self.keep(self.hard, node.index, Reason.NO_KERNEL, f"on {target}, {fact}")
@@ -432,7 +432,7 @@ class _Claims:
         return followers(graph, self.ports, high, is_low)
 
     def black_entry(self, node: Node) -> str | None:
-        """Return the entry of a black list that means the node; a preset means no node that integers bound."""
+        """Return the entry of a black list that contains the node; presets ignore nodes bounded by integers."""
         listed, index = self.problem.listed, node.index
         if index in self.problem.bounded:
             return listed.black.get(index)

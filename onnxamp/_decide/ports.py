@@ -1,7 +1,7 @@
 """Precision variables, and the variable of every port of a graph.
 
 A *variable* is one question: low precision or float32? Each port of the graph holds the index of a variable, or one of
-the constants below where there is nothing to decide.
+the constants below if there is nothing to decide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from onnxamp._model.protos import record
 HIGH: Final = -1
 """The port is float32, regardless of the cut."""
 LOW: Final = -2
-"""The port is low precision already: beside a Cast of the original model, or a graph input that shall be low."""
+"""The port is already low precision: next to a Cast of the original model, or a graph input that is to be low."""
 NONE: Final = -3
 """The port holds no float32."""
 
@@ -47,7 +47,7 @@ class Layout:
 
 
 class PortVariables(NamedTuple):
-    """The variables of a graph, and where they apply.
+    """The variables of a graph, and their ports.
 
     Attributes:
         variables: all variables.
@@ -77,13 +77,14 @@ class PortVariables(NamedTuple):
     requested_low: frozenset[int]
 
     def root(self, variable: int) -> int:
-        """Return the variable that decides for this one; HIGH, LOW and NONE stand for themselves."""
+        """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
     def at(self, node: Node, value: int = ABSENT) -> set[int]:
         """Variables of a node: all of them, or those of the ports that carry a value.
 
-        None carry one that comes in low, as is or because the user asks for it: no reader can spare it the rounding.
+        None carry a value that enters in low precision, as it is or at the user's request, because it is already
+        rounded.
         """
         if value == ABSENT:
             return {*self.of_node.get(node.index, {}).values()}

@@ -1,8 +1,8 @@
 """The precision problem solved as one minimum cut.
 
 An assignment costs one Cast for each value that is needed in a precision it is not produced in: a kernel launch plus
-the bytes moved, times the iterations of the loops around it. Weights cost the memory that they take, in each precision
-that is stored. Unpinned ops that gain by low precision cost their gain where they stay float32.
+the bytes moved, times the iterations of the loops around it. Weights cost their memory, in each precision in which they
+are stored. Unpinned ops that gain by low precision cost this gain if they stay float32.
 
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
@@ -27,21 +27,21 @@ from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS
 from onnxamp._target.targets import target_of
 
 DUPLICATE = 1
-"""Cost of storing a constant twice, once in each precision, besides its bytes."""
+"""Cost of storing a constant twice, once in each precision, in addition to its bytes."""
 _ACCURACY_CASTS = 64
-"""Casts that one accuracy charge outweighs. It is the same factor for all values: otherwise Casts would move to where
-the charge is small, and more of them might be needed there."""
+"""Casts that one accuracy charge outweighs. It is the same factor for all values. Otherwise, Casts would move to places
+with a small charge, where more of them might be needed."""
 
 _SETTLED = frozenset({LOW, HIGH})
 """Ports that the cut does not decide."""
 
 _WORTH = 1.5
-"""Pairs of Casts that a white-listed product is worth in low precision, where sums have a price. Alone between
-float32 nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
+"""Pairs of Casts that a white-listed product is worth in low precision, if sums have a price. Alone between float32
+nodes it is low precision up to half of the bearable squared error, and among others up to all of it."""
 
 
 def low_constants(graph: Graph, low: Format) -> frozenset[int]:
-    """Constants that are stored in the low type, and Casts to it from what either type holds: converted, perhaps."""
+    """Return constants that are stored in the low type, and Casts to it from values that either type represents."""
     free = op_facts().free_sources["Cast"]
     casts = (node for node in graph.nodes_of({"Cast"}) if node.input(0) != ABSENT)
     made = {node.outputs[0] for node in casts if graph.types[node.inputs[0]] in free}
@@ -126,9 +126,9 @@ class CutProblem:
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def product(self, index: int, root: int) -> None:
-        """Charge a white-listed product what it is worth if it is float32, and the error of its float16 sum if not.
+        """Charge a white-listed product its worth if it is float32, and the error of its float16 sum otherwise.
 
-        The error costs up to a pair of Casts: as much as the hazard is worth that starts where it is unbearable.
+        The error costs up to a pair of Casts, as much as the hazard that applies above the limit.
         """
         node = self.graph.nodes[index]
         ends = (node.input(0), node.outputs[0])
@@ -164,7 +164,7 @@ class CutProblem:
 
     @cached_property
     def bound_low(self) -> set[int]:
-        """Variables that no price can keep in float32: those pinned low, what these imply, and none at all.
+        """Return variables that no price can keep in float32: those pinned low, those that they imply, and NONE.
 
         Complexity: linear in implications.
         """
@@ -212,7 +212,9 @@ class CutProblem:
             self.network.differ(one, other, cost)
 
     def widening_cast(self, node: Node) -> None:
-        """An original Cast from float32 to double reads what arithmetic rounds, but is no reason to round more."""
+        """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
+        round more.
+        """
         source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
         if (
             ABSENT in (source, result)
@@ -336,8 +338,8 @@ class CutProblem:
         In low precision, such a path would round a float32 value on its way to a float32 reader, so its up-casts carry
         an accuracy charge. Sources are constants, graph inputs that keep their type, and producers pinned to float32;
         they carry none. Nor does a path of constants alone, if one of them takes more memory than a Cast is worth: it
-        is rounded once and stored, as any weight. What is low precision already counts as if it were float32, or a
-        second conversion would charge for less than the first one.
+        is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
+        conversion would charge for less than the first.
         """
         made = [
             self.roots[variable] for variable in (*self.ports.produced, NONE)
@@ -349,7 +351,7 @@ class CutProblem:
         computed = {
             value for value, root in enumerate(made) if root in high
         } - self.ports.free
-        computed -= {  # what is an up-cast of a low value
+        computed -= {  # values that are up-casts of a low value
             self.graph.nodes[index].outputs[0] for index in self.graph.shields
         }
         weights = self.graph.ask(low_constants, self.low)
@@ -377,7 +379,9 @@ class CutProblem:
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
     def is_moved(self, node: Node, value: int, made: Sequence[int]) -> bool:
-        """Return whether an exact op makes the value, now or before a conversion, or a Cast to or from the low type."""
+        """Return whether the value comes from an exact op, now or before a conversion, or from a Cast to or from the
+        low type.
+        """
         if value == ABSENT:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
@@ -389,12 +393,12 @@ class CutProblem:
         return node.index in self.graph.exact and types[value] == low
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
-        """Return whether a Cast raises a low weight: what it reads is stored, and not rounded on its way."""
+        """Return whether a Cast raises a low weight, whose value is stored and not rounded on the way."""
         is_cast = node.key == "Cast" and node.input(0) in weights
         return is_cast and self.graph.types[node.outputs[0]] == FLOAT
 
     def is_heavy(self, value: int) -> bool:
-        """Return whether a constant saves more than the launch of a Cast in low precision, which can hold it."""
+        """Return whether a constant fits low precision and saves more there than the launch of a Cast."""
         saves = (
             self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
         )

@@ -32,15 +32,15 @@ from onnxamp._target.targets import target_of
 
 
 class Problem(NamedTuple):
-    """A graph, the options, and what follows from both.
+    """A graph, the options, and everything that follows from both.
 
     Attributes:
         ports: the precision variables.
         hazards: the places where low precision is known to break or lose values.
-        overrides: what the user says of single nodes.
-        listed: the nodes that lists mean.
+        overrides: the user's overrides for single nodes.
+        listed: the nodes that lists refer to.
         sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
-        folded: normalisations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
+        folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
@@ -111,7 +111,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     if judged and not replayed:
         activations = (match.nodes for match in patterns_of(graph, "gelu", "silu"))
         fused = [nodes for nodes in activations if wished.isdisjoint(nodes)]
-        fused += (match.nodes for match in patterns_of(graph, "normalisation"))
+        fused += (match.nodes for match in patterns_of(graph, "normalization"))
         groups += (
             sorted(nodes) for nodes in fused if listed.isdisjoint(nodes)
         )  # lists split them
@@ -143,7 +143,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
 
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
-    """Products that are split for the target, and what adds up their parts; none where that is to stay float32."""
+    """Return products that are split for the target, and the nodes that add their parts; none if these stay float32."""
     is_summed = (
         emulated_arithmetic(options.target) is not None and options.low is FLOAT16
     )
@@ -164,9 +164,10 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 def _twofold(
     graph: Graph, options: Options, settled: AbstractSet[int]
 ) -> frozenset[int]:
-    """Return nodes that dequantize, but for settled ones: no Cast may part them from what an engine fuses with them.
+    """Return nodes that dequantize, except settled ones: no Cast may separate them from nodes that an engine fuses with
+    them.
 
-    There are none where the target fuses float32 alone.
+    There are none if the target only fuses float32.
     """
     if target_of(options.target).fuses_quantized:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Relations among integer exponents: what they force to be 0, and what they make a multiple of something else.
+"""Relations among integer exponents: variables that they force to 0, and variables that they make multiples of others.
 
 All sweeps are linear in the terms of the relations.
 """
@@ -15,7 +15,7 @@ Relation = Sequence[tuple[int, int]]
 """(variable, coefficient) pairs whose sum of products is 0."""
 
 _MERGES: Final = 16
-"""Passes over relations to merge what they make equal; what is left stays a relation."""
+"""Passes over relations that merge equal variables; the rest stay relations."""
 
 ABSENT: Final = -1
 """No relation."""
@@ -33,8 +33,8 @@ class Problem:
 
     Attributes:
         count: number of variables, ZERO included.
-        relations: what holds among them.
-        windows: variable -> what it wants.
+        relations: the relations among them.
+        windows: variable -> its window.
         costs: variable -> cost of an exponent that is not 0.
     """
 
@@ -87,7 +87,7 @@ def _force(
 
 
 def _terms(relation: Relation) -> dict[int, int]:
-    """Variable -> its coefficient, where that is not 0: a relation says nothing of one that it adds and subtracts."""
+    """Variable -> its coefficient, if not 0: a variable that is added and subtracted drops out."""
     row: Counter[int] = Counter()
     for variable, coefficient in relation:
         row[variable] += coefficient
@@ -101,12 +101,12 @@ class Classes(NamedTuple):
     """Variable -> its class, and the multiple of it that the variable is."""
     relations: list[dict[int, int]]
     windows: list[dict[int, Window]]
-    """Class -> by multiple of it: what all variables want that are this multiple."""
+    """Class -> by multiple of it: the windows of all variables that are this multiple."""
     costs: list[int]
 
     @classmethod
     def of(cls, problem: Problem, forced: dict[int, tuple[int, int]]) -> "Classes":
-        """Merge what relations make a multiple of another; what is 0 only then is added to ``forced``."""
+        """Merge variables that relations make multiples of others; variables that become 0 are added to ``forced``."""
         union = _Union(problem.count)
         union.zeros |= dict.fromkeys(forced, ABSENT)
         rows = list(enumerate(problem.relations))
@@ -151,7 +151,7 @@ class _Union:
 
     Attributes:
         parents: variable -> another one, and the multiple of it that this one is; a root has itself.
-        zeros: root -> the relation that says that it is 0.
+        zeros: root -> the relation that makes it 0.
     """
 
     def __init__(self, count: int) -> None:
@@ -171,7 +171,7 @@ class _Union:
         return variable, multiple
 
     def combined(self, relation: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Return a relation among roots, without what is 0, in lowest terms."""
+        """Return a relation among roots, without those that are 0, in lowest terms."""
         row: Counter[int] = Counter()
         for variable, coefficient in relation:
             root, multiple = self.root(variable)
@@ -185,7 +185,7 @@ class _Union:
         return {root: number // divisor for root, number in rest.items()}
 
     def merge(self, index: int, relation: Relation) -> bool:
-        """Merge what the relation ties; whether it says nothing else."""
+        """Merge the variables that the relation ties; return whether it has no further meaning."""
         row = self.combined(relation)
         if len(row) == 1:
             self.zeros[next(iter(row))] = index

@@ -23,7 +23,7 @@ HEADROOM: Final = 4
 """Ranges are measured on samples: a value fits if it could be this much larger."""
 
 _SMALL: Final = -5
-"""A value need not be raised, or may be lowered, where its largest magnitude is 2 to the power of this."""
+"""Exponent of 2 from which on the largest magnitude of a value need not be raised, and may be lowered."""
 
 _SMALL_WEIGHT: Final = -9
 """The same of a constant, whose elements differ less."""
@@ -52,8 +52,8 @@ class Partial(NamedTuple):
 class Ranges(NamedTuple):
     """Measured ranges, by name of a value.
 
-    ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that keep them in float16, and
-    ``centred`` what normalisations make there that subtract a small mean.
+    ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that accumulate in float16, and
+    ``centred`` the outputs of normalizations that subtract a small mean there.
     """
 
     largest: Mapping[str, float]
@@ -67,7 +67,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        ranges: what its values reach, those in bodies by the names of :func:`value_names`.
+        ranges: magnitudes of its values, those in bodies by the names of :func:`value_names`.
 
     Complexity: near linear in nodes.
     """
@@ -99,7 +99,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
 
 
 def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
-    """Return nodes that make or read a value that no exponent brings into range -> why."""
+    """Return nodes that write or read a value that no exponent brings into range -> the reason."""
     unfit = {row.value: row for row in (options.rescaling or Rescaling()).unfit}
     found: dict[int, str] = {}
     for value, name in value_names(graph).items() if unfit else ():
@@ -116,7 +116,7 @@ def unfit_nodes(graph: Graph, options: Options) -> dict[int, str]:
 
 
 def fitting_sums(graph: Graph, options: Options) -> frozenset[int]:
-    """Return nodes whose sums and means were measured, and fit float16: no guess counts there."""
+    """Return nodes whose sums and means were measured and fit float16, which overrules estimates."""
     known = frozenset((options.rescaling or Rescaling()).sums)
     names = value_names(graph).items() if known else ()
     fitting = (value for value, name in names if name in known)
@@ -136,7 +136,7 @@ def rows_of(
 
 
 def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
-    """Exponents of all variables where those of values are given: constants take up the differences.
+    """Return exponents of all variables, given those of values: constants absorb the differences.
 
     Raises:
         ArgumentError: the exponents belong to another model.
@@ -202,7 +202,7 @@ def _completed(equations: Equations, exponents: list[int | None]) -> list[int]:
 def _solved(
     relation: Relation, exponents: Sequence[int | None]
 ) -> tuple[int, int] | None:
-    """Return the one unknown of a relation, and its exponent; None where there is no or more than one."""
+    """Return the one unknown of a relation, and its exponent; None if there is none or more than one."""
     unknown: Counter[int] = Counter()
     rest = 0
     for variable, number in relation:
@@ -218,7 +218,7 @@ def _solved(
 
 
 def value_names(graph: Graph) -> dict[int, str]:
-    """Value -> its name, behind those of the nodes whose bodies it is in."""
+    """Return value -> its name, after those of the nodes whose bodies it is in."""
     paths = [scope_path(graph, scope.index) for scope in graph.scopes]
     return {
         v.index: f"{paths[v.scope]}/{v.name}" if paths[v.scope] else v.name
@@ -261,7 +261,7 @@ def _window(largest: float, limit: float, low: Format, small: int) -> Window:
 
 
 def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
-    """Return the window of a value whose sums have to fit, too, and whose terms must not be flushed."""
+    """Return the window of a value whose sums also have to fit, and whose terms must not be flushed."""
     least = max(
         window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power)
     )

@@ -1,8 +1,8 @@
-"""Split-K: products of so many terms that a target's float16 sum would lose digits, and in how many parts it does not.
+"""Split-K: products of so many terms that a target's float16 sum would lose digits, and the number of parts that avoids
+it.
 
 The error of a sum of random terms grows with the root of their number, so shorter products, whose results are added,
-are off by less. What stays float32 for another reason is left whole, as far as that is known before anything is
-decided.
+are off by less. Products that stay float32 for other reasons stay whole, as far as this is known before deciding.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _RESHAPE: Final = 5
 
 
 def may_split(options: Options) -> bool:
-    """Return whether the target sums up float16 in float16, and products may be split for it."""
+    """Return whether the target accumulates float16 in float16, and products may be split for it."""
     return (
         emulated_arithmetic(options.target) is not None
         and options.low is FLOAT16
@@ -89,9 +89,7 @@ def _parts(terms: int, product: Accumulation) -> int | None:
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    """Return whether it is a float32 MatMul, or a Gemm that is one with a bias at most, of factors whose sizes are
-    known.
-    """
+    """Return whether it is a float32 MatMul, or a Gemm that only adds a bias, with factors of known sizes."""
     if (
         node.key not in ("MatMul", "Gemm")
         or graph.scopes[node.scope].opaque
@@ -106,9 +104,7 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 
 def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
-    """Return whether the level, the user's lists and kernels admit these ops, and what moves data for them, in
-    float16.
-    """
+    """Return whether the level, the user's lists and kernels allow these ops, and their data movement, in float16."""
     if options.level == Level.O1 and not options.white.issuperset(
         op for op in ops if op != SUM
     ):
@@ -126,7 +122,7 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Return nodes that stay float32 because the user says so, or because their values fit no low precision."""
+    """Return nodes that stay float32 at the user's request, or because their values do not fit low precision."""
     overrides = find_overrides(graph, options).of_node
     return {
         *unfit_nodes(graph, options),

@@ -58,7 +58,9 @@ def _counts(low: Format) -> str:
 
 
 def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
-    """What to tell of inputs that need not keep their types: which do so all the same, and which lose digits."""
+    """Yield warnings about inputs that need not keep their types: those that keep them nevertheless, and those that
+    lose digits.
+    """
     off, unfit = (
         "keep_io_types (--io-types) is off for it",
         graph.ask(unfit_defaults, options.low),
@@ -94,7 +96,7 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
 def _layout(
     signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
 ) -> Layout:
-    """A parameter that is float32, and that the schema allows to be low, can be low where inputs drive it.
+    """A float32 parameter that the schema allows to be low can be low if inputs determine it.
 
     ``giver`` is the input that gives output 0 its type; ABSENT if none does.
     """
@@ -129,7 +131,7 @@ def _layout(
             results[position] = places[giver]
         elif signature.param(port, position) in driven or (position == 0 and settable):
             results[position] = place(port, position)
-        else:  # the op determines the type, as of LayerNormalization's Mean
+        else:  # the op determines the type, such as that of LayerNormalization's Mean
             results[position] = HIGH
     return Layout(bound, tuple(params), tuple(places), tuple(results))
 
@@ -157,7 +159,7 @@ def find_variables(
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        groups: nodes whose variables must all be equal (folded normalisations, decomposed patterns, mask paths).
+        groups: nodes whose variables must all be equal (folded normalizations, decomposed patterns, mask paths).
         low_weights: constants to store in low precision.
     """
     builder = builder_of(graph, options.target)
@@ -182,9 +184,9 @@ def find_variables(
 
 
 def unknown_floats(graph: Graph, node: Node) -> list[int]:
-    """Return values of unknown types that a node reads or makes, and that may be floats by its schema.
+    """Return values of unknown types that a node reads or writes and that its schema allows to be floats.
 
-    Nobody can tell which types the node may have beside them.
+    It is unknown which types the node may have with them.
     """
     signature = node.signature
     if signature is None or not graph.untyped or node.key in op_facts().control_flow:
@@ -209,7 +211,7 @@ class _Finder:
     """Finds the precision variables of a graph, node by node.
 
     Args:
-        uncast: values of which the target may refuse a Cast.
+        uncast: values whose Cast the target may reject.
 
     Attributes:
         sparse: sparse float32 constants, which can be neither converted nor cast.
@@ -305,8 +307,8 @@ class _Finder:
     def signature_variable(self, value: Value) -> int:
         """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
 
-        A value that no Cast can follow is low only if its readers can be: containers, and what the target reads as it
-        is.
+        A value that no Cast can follow is low only if its readers can be: containers, and values that the target reads
+        without Casts.
         """
         outputs = self.graph.scopes[0].proto.output
         returned = (
@@ -503,13 +505,13 @@ class _Finder:
                 )
 
     def unexplained(self) -> None:
-        """Keep in float32 what only its readers reveal to be a float, behind ops of unknown types."""
+        """Keep values in float32 that only their readers reveal to be floats, after ops of unknown types."""
         for value, variable in enumerate(self.produced):
             if variable == NONE and self.kinds[value] in self.floats:
                 self.produced[value] = HIGH
 
     def containers(self) -> None:
-        """Tie all ops that touch a value that no Cast takes: a sequence, an optional, or a sparse constant."""
+        """Tie all ops that use a value that cannot be cast: a sequence, an optional, or a sparse constant."""
         containers = self.floats - {FLOAT}
         for value, kind in enumerate(self.graph.types):
             if kind not in containers and value not in self.sparse:
@@ -528,7 +530,7 @@ class _Finder:
             self.join(variables)
 
     def wholes(self, nodes: Sequence[Node]) -> None:
-        """Tie all that is in the bodies of each node, and what it passes on: no Cast is needed in them."""
+        """Tie everything in the bodies of each node, and the values that it passes on, which need no Casts."""
         owners = {body: node.index for node in nodes for _, body in node.bodies}
         joined: dict[int, list[int]] = {
             node.index: [*self.consumed[node.index]] for node in nodes

@@ -51,12 +51,12 @@ class Audit(NamedTuple):
     """The audit of a hazard in a model that already has low precision.
 
     Attributes:
-        place: its place among the others, since the first one that a node has may say it all.
-        text: what is wrong; LOW stands for the type, ``{detail}`` for what the rule says.
-        limit: what follows it: ``{end}`` is the largest number of the type, ``{integers}`` its last exact integer.
+        place: its place among the others, because the first reason of a node may suffice.
+        text: the fault; LOW stands for the type, ``{detail}`` for the text of the rule.
+        limit: the text after it: ``{end}`` is the largest number of the type, ``{integers}`` its last exact integer.
         is_telling: whether a constant of the node shows the hazard.
-        must_tell: whether nothing is wrong without such a constant.
-        rule: what looks for it, if that is not the rule of its kind.
+        must_tell: whether there is no fault without such a constant.
+        rule: the rule that finds it, if not the rule of its kind.
     """
 
     place: int
@@ -80,7 +80,7 @@ class Kind(Reason):
         is_shielded: whether only a Cast is in danger, which can be shielded where the node stays low.
         is_of_kernels: whether the kernels of a target are to blame.
         breaks: whether low precision would break the node, and not merely a fusion.
-        audit: what is said of low-precision nodes; None if rules of the audit alone know.
+        audit: what is said of low-precision nodes; None if only rules of the audit find it.
         loses: whether a weight of the node, stored low, loses the numbers that the hazard is about.
     """
 
@@ -100,8 +100,8 @@ class Kind(Reason):
 class Hazard:
     """A node that static analysis expects to break, or to lose values, in low precision.
 
-    ``rare``: inputs that samples may lack show it, whatever others of its reason do.
-    ``value``: what the node reads or makes that must not be rounded; ABSENT where that is true of all.
+    ``rare``: it shows only on inputs that samples may lack, unlike others with its reason. ``value``: the input or
+    output of the node that must not be rounded; ABSENT where that is true of all.
     """
 
     node: int

@@ -12,12 +12,12 @@ def title_of(reason: str, *, low: bool = False) -> str:
     """Return a reason in plain words.
 
     Args:
-        reason: the reason as plans hold it.
+        reason: the reason as in plans.
         low: whether it is that of a value in low precision.
     """
     words = _titles().get(
         reason, {"title": reason}
-    )  # plans of other versions may hold others
+    )  # plans of other versions may have others
     title: str = words.get("low", words["title"]) if low else words["title"]
     return title
 
@@ -34,7 +34,7 @@ def told(reason: str, detail: str = "", *, low: bool = False) -> str:
 
 
 _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
-"""Reasons whose titles say all that their details do."""
+"""Reasons whose titles say as much as their details."""
 
 
 @cache

@@ -290,7 +290,7 @@ def _matrix(
 
 
 def _summed(dy: Tensor, axis: int, small: int, factor: int, rank: int) -> Tensor:
-    """Neighbouring copies along an axis, summed."""
+    """Neighboring copies along an axis, summed."""
     rest = [dy.op("Shape", start=axis + 1)] if axis + 1 < rank else []
     return dy.reshape(*[0] * axis, small, factor, *rest).sum([axis + 1], keepdims=False)
 

@@ -1,4 +1,4 @@
-"""Gradients of normalisations in closed form; batch normalisation in training mode is decomposed."""
+"""Gradients of normalizations in closed form; batch normalization in training mode is decomposed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -13,7 +13,7 @@ from onnxamp._gradients.writer import (
 )
 
 SCALED: Final = "scaled"
-"""Follows the label of a batch normalisation in the names of the nodes that scale and shift its normalised value."""
+"""Follows the label of a batch normalization in the names of the nodes that scale and shift its normalized value."""
 RUNNING: Final = "running"
 """The same for its running statistics, and for the nodes that compute them."""
 
@@ -108,7 +108,7 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _batch(call: Call) -> Grads:
-    """The running statistics have a gradient where they normalise, and not the statistics of the input."""
+    """The running statistics have a gradient where they normalize, and not the statistics of the input."""
     dy, rank = call.dy, call.rank()
     axes = [0, *range(2, rank)]
     scale, statistics = _per_channel(call[1], rank), list[Callable[[], Tensor]]()

@@ -420,7 +420,7 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
     """Extend a model with the gradients of one of its values with respect to others.
 
     The forward pass stays the same, except for ops without a gradient rule, which are replaced by their function bodies
-    or, if they are recurrent, unrolled; for batch normalisation in training mode, which is decomposed; and for MaxPool,
+    or, if they are recurrent, unrolled; for batch normalization in training mode, which is decomposed; and for MaxPool,
     which outputs its indices, too.
 
     Args:

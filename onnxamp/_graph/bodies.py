@@ -90,7 +90,7 @@ def inline_functions(
 ) -> ModelProto:
     """Replace function calls by the bodies of the functions; the model itself if there is nothing to inline.
 
-    onnx's inliner serialises the model, so it runs on a copy without the weights. The copy declares them as inputs, so
+    onnx's inliner serializes the model, so it runs on a copy without the weights. The copy declares them as inputs, so
     that the inliner knows their types and avoids their names.
 
     Args:

@@ -23,7 +23,7 @@ _MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
 
 _FLOATS = LOW_TENSORS | {FLOAT}
-"""Types of what elements are moved from: a conversion changes no value's source."""
+"""Types of the values that elements are moved from. A conversion changes no value's source."""
 
 _FEW = 64
 """Elements up to which a constant may be a number, axes or sizes."""
@@ -52,7 +52,7 @@ def constant_tensors(view: View) -> dict[int, TensorProto]:
 class Constants:
     """Lazy access to the constants of a view; each float32 tensor is read and measured once at most.
 
-    The view itself is not kept: a graph holds its constants, and a cycle of both would outlive its last user.
+    The view itself is not stored: a graph holds its constants, and a cycle of both would outlive its last user.
     """
 
     view: InitVar[View]
@@ -61,7 +61,7 @@ class Constants:
     tensors: Mapping[int, TensorProto] = field(init=False)
     """See :func:`constant_tensors`."""
     _makers: Mapping[int, Node] = field(init=False)
-    """Value -> the node that makes it, if its elements are constant."""
+    """Value -> its producer, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _floats: dict[int, ConstantStats | None] = field(default_factory=dict)
@@ -83,9 +83,7 @@ class Constants:
         self._sources.pop(ABSENT, None)
 
     def _is_raised(self, cast: Node) -> bool:
-        """Return whether a Cast gives a float32 constant the numbers of a low one, as it stands before stored
-        weights.
-        """
+        """Return whether a Cast raises a low constant to float32, as Casts after stored weights do."""
         source, result = cast.input(0), cast.outputs[0]
         is_up = (
             result != ABSENT
@@ -95,7 +93,7 @@ class Constants:
         return is_up and self.is_constant(source)
 
     def source(self, value: int) -> int:
-        """Return the value that this one's elements are moved or raised from; the value itself if there is none."""
+        """Return the value from which this one's elements are moved or raised; the value itself if there is none."""
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
@@ -160,16 +158,16 @@ class Constants:
         return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
     def scalar(self, value: int) -> float | None:
-        """Return the number that a constant of one element is, None where the value is anything else.
+        """Return the number in a constant of one element, None for any other value.
 
-        A constant of more than one dimension could raise the rank of what it meets, so it is none.
+        A constant with more than one dimension does not count, because it could raise the rank of the other operand.
         """
         if value not in self._scalars:
             self._scalars[value] = self._scalar(value)
         return self._scalars[value]
 
     def integers(self, value: int) -> list[int] | None:
-        """Elements of a small integer constant; None where it is not one."""
+        """Elements of a small integer constant; None if it is not one."""
         tensor = self.tensors.get(value)
         numbers = (
             self._attribute(value, "value_ints")
@@ -192,7 +190,7 @@ class Constants:
         return None if numbers is None else float(numbers[0])
 
     def _attribute(self, value: int, name: str) -> Any:
-        """Return an attribute of the Constant that makes the value."""
+        """Return an attribute of the Constant that produces the value."""
         maker = self._makers.get(value)
         return (
             attribute(maker.proto, name)
@@ -212,7 +210,7 @@ class Constants:
         ).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
-        """Elements of what a node makes, unless it holds them in a tensor."""
+        """Return the elements of a node's output, unless a tensor holds them."""
         maker = self._makers.get(value)
         if maker is None:
             return None
@@ -227,7 +225,7 @@ class Constants:
 
 
 def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """Return how many products each element of the output sums up; None for other ops, and where sizes are unknown."""
+    """Return how many products each element of the output sums up; None for other ops, and if sizes are unknown."""
     factor = (
         shapes[node.input(1)]
         if node.key in _TERMS and node.input(1) != ABSENT
@@ -243,7 +241,7 @@ def expected_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
 
 
 def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
-    """Elements that make one element of a reduction or a pooling; None if sizes are unknown.
+    """Return the number of elements that a reduction or pooling combines into one; None if sizes are unknown.
 
     Sizes that are unknown before and after it, as those of batches, are not summed up.
     """

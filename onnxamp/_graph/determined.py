@@ -36,7 +36,7 @@ def input_relations(
     """Return the relations of a model whose inputs have these dimensions: sizes, or names of those that are open."""
     graph = _inlined(graph)
     inferred = named_shapes(graph, graph.types, dict(dims))
-    # Behind ops that onnx infers no shape of, as most of a decoder is, sizes are those that the model declares.
+    # After ops whose shapes onnx cannot infer, as in most of a decoder, declared sizes are used.
     shapes = [
         shape if shape is not None else declared
         for shape, declared in zip(inferred, graph.shapes, strict=True)
@@ -52,11 +52,11 @@ def determine(
 ) -> Determined:
     """Return the sizes that follow from the weights, and from sizes that are given.
 
-    A relation that is not known leaves sizes undetermined, and makes none wrong.
+    An unknown relation leaves sizes undetermined, but makes none wrong.
 
     Args:
         relations: of the model.
-        usual: name -> the size where nothing determines it.
+        usual: name -> the size if nothing determines it.
         given: name -> a size that is fixed.
         batches: names that keep their usual size if they can.
 
@@ -66,9 +66,7 @@ def determine(
 
 
 def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
-    """Return whether the shapes contradict no relation of the model's ops. They may, and the model does not run
-    then.
-    """
+    """Return whether the shapes satisfy all relations of the model's ops. They may, and the model does not run then."""
     relations = relations_of(graph, shapes)
     sizes: dict[_Letter, int] = {}
     for letter, factor, dim in relations.multiples:
@@ -232,7 +230,7 @@ class _Solver:
             self._settle()
 
     def _count(self, before: Dims, after: Dims) -> None:
-        """A dimension that nothing else determines makes the number of elements that the other shape has."""
+        """An otherwise undetermined dimension is chosen so that both shapes have the same number of elements."""
         source, result = list(before), list(after)
         for dim in before:
             if isinstance(dim, str) and dim in result:

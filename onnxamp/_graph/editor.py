@@ -1,4 +1,4 @@
-"""The one editor of models: changes are noted against a frozen view, and made in one sweep per scope."""
+"""The one editor of models: changes are recorded against a frozen view, and made in one sweep per scope."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class NewNames:
     _next: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, base: str) -> str:
-        """``base``, or ``base`` with a number if that name is taken. The result is taken from then on."""
+        """Return ``base``, or ``base`` with a number if that name is taken. The result is taken from then on."""
         name, number = base, self._next.get(base, 1)
         while name in self.taken:
             name, number = f"{base}_{number}", number + 1
@@ -34,16 +34,16 @@ class NewNames:
 
 
 class GraphEditor:
-    """Changes of a model, noted by index of the view and made when :meth:`finish` is called.
+    """Changes of a model, recorded by index of the view and made when :meth:`finish` is called.
 
     Nodes that stay are changed in place, through :meth:`node`. Nodes come and go through :meth:`insert`,
-    :meth:`remove`, :meth:`replace` and :meth:`move`. Whatever is not named stays as it is: order, names, metadata, doc
+    :meth:`remove`, :meth:`replace` and :meth:`move`. Everything else stays the same: order, names, metadata, doc
     strings, functions and unknown fields.
 
     Args:
         view: the model as it is. It is not changed, unless its own model is to be edited.
-        model: what to edit: the view's model or a copy of it. By default a copy is made, when it is needed first.
-        names: where new names come from. By default, all names of the view are taken.
+        model: the model to edit: the view's model or a copy of it. By default, a copy is made when it is first needed.
+        names: the source of new names. By default, all names of the view are taken.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GraphEditor:
         self._names = names
         self._constants: dict[tuple[int, tuple[int, ...], bytes], TensorProto] = {}
         self._inserted: dict[int, dict[int, list[NodeProto | int]]] = {}
-        """Scope -> index of a node -> what comes before it: new nodes, and the indices of nodes that move."""
+        """Scope -> index of a node -> the nodes before it: new nodes, and the indices of nodes that move."""
         self._removed: dict[int, set[int]] = {}
         self._undeclared: dict[int, set[str]] = {}
         self._added: dict[int, list[TensorProto]] = {}
@@ -151,7 +151,7 @@ class GraphEditor:
         self.insert(self.view.nodes[index].scope, index + 1, *nodes)
 
     def remove(self, *indices: int) -> None:
-        """Remove nodes, with what is declared of their outputs unless an inserted node makes these."""
+        """Remove nodes, and the declarations of their outputs unless an inserted node produces these."""
         for index in indices:
             self._removed.setdefault(self.view.nodes[index].scope, set()).add(index)
 
@@ -167,11 +167,11 @@ class GraphEditor:
         moved.setdefault(before, []).append(index)
 
     def undeclare(self, scope: int, names: Iterable[str]) -> None:
-        """Remove what is declared of values of a scope."""
+        """Remove the declarations of values of a scope."""
         self._undeclared.setdefault(scope, set()).update(names)
 
     def add_weight(self, scope: int, tensor: TensorProto) -> None:
-        """Add an initializer; its name is one of :attr:`names`, or that of one that goes."""
+        """Add an initializer; its name is one of :attr:`names`, or that of an initializer that is removed."""
         self._added.setdefault(scope, []).append(tensor)
 
     def drop_weight(self, value: int) -> None:
@@ -179,7 +179,7 @@ class GraphEditor:
         self._dropped.add(value)
 
     def finish(self) -> ModelProto:
-        """Make all changes that were noted, and return the edited model. The editor is of no use afterwards.
+        """Make all recorded changes, and return the edited model. The editor is of no use afterwards.
 
         Only new nodes are copied. Complexity: linear in the nodes of scopes in which nodes come or go.
         """
@@ -228,7 +228,7 @@ class GraphEditor:
         graph.initializer.extend(self._added.get(scope, ()))
 
     def _add_constants(self, tensors: Sequence[TensorProto]) -> None:
-        """Add constants to the main graph: as nodes where every initializer has to be an input."""
+        """Add constants to the main graph: as nodes if every initializer has to be an input."""
         graph = self.model.graph
         if self.model.ir_version >= WEIGHTS_ALONE:
             graph.initializer.extend(tensors)

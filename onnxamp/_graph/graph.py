@@ -191,7 +191,7 @@ class _Builder:
         )
 
     def find(self, name: str, scope: int) -> int:
-        """Value index of a name as seen from a scope; records which outer nodes depend on it."""
+        """Return the value index of a name as seen from a scope, and record which outer nodes depend on it."""
         path: list[int] = []
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
@@ -242,7 +242,7 @@ class _Builder:
                 self.unordered.add(self.nodes[owner].scope)
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
-        """Return the value that a node reads; ABSENT where an opaque scope does not define it."""
+        """Return the value that a node reads; ABSENT if an opaque scope does not define it."""
         value = self.find(name, home)
         if value == ABSENT and not self.scopes[home].opaque:
             label = proto.name or next(iter(proto.output), "")
@@ -264,8 +264,8 @@ class _Builder:
 
 
 def _topological(builder: _Builder) -> list[int]:
-    """Return all nodes, producers first, otherwise in the file's order. O(n log n); linear where the file's order
-    holds.
+    """Return all nodes, producers first, otherwise in the file's order. O(n log n); linear if the file's order is
+    valid.
     """
     orders = [_scope_order(builder, scope) for scope in builder.scopes]
     if not builder.bodies:
@@ -291,7 +291,7 @@ def _topological(builder: _Builder) -> list[int]:
 
 
 def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
-    """Return the nodes of one scope, producers first: the file's order if that holds there."""
+    """Return the nodes of one scope, producers first: in the file's order if that is valid."""
     if scope.index not in builder.unordered:
         return scope.nodes
     waiting: dict[int, int] = {}
@@ -357,7 +357,7 @@ class Graph(View, Asked):
 
     @cached_property
     def untyped(self) -> frozenset[int]:
-        """Values of unknown type, as custom ops make them."""
+        """Values of unknown type, such as outputs of custom ops."""
         return frozenset(value for value, kind in enumerate(self.types) if kind is None)
 
     @cached_property
@@ -438,7 +438,7 @@ class Graph(View, Asked):
         )
 
     def passed_on(self, value: int) -> int:
-        """The value that is passed on as this one; itself where it is none."""
+        """Return the value that is passed on as this one; itself if there is none."""
         while (
             value != ABSENT and (maker := self.values[value].producer) in self.passing
         ):

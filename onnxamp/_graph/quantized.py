@@ -102,7 +102,7 @@ def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]
 
 
 def _on_float(graph: Graph, value: int) -> Iterator[int]:
-    """Yield what makes and what reads a float that is computed."""
+    """Yield the producers and consumers of a computed float."""
     maker = graph.producer(value)
     if (
         maker is None
@@ -128,7 +128,7 @@ def _touching(graph: Graph, value: int) -> Iterator[Node]:
 
 
 def _stored(graph: Graph, node: Node) -> str:
-    """Return the type of the integers that an op with scales of its own has inside, packed ones by their bits."""
+    """Return the internal integer type of an op with its own scales; packed types by their bits."""
     bits = (attribute_of(node.proto, name, 0) for name in _BITS)
     if number := next(filter(None, bits), 0):
         return f"int{number}"

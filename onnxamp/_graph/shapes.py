@@ -1,4 +1,4 @@
-"""Shapes and element counts of values, best effort: they weigh costs, and never decide what is legal."""
+"""Best-effort shapes and element counts of values: they weigh costs, and never decide what is legal."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
@@ -43,11 +43,11 @@ def with_shapes(
     """Return a skeleton of the model without weights, to which onnx's shape inference has added its results.
 
     If inference fails, the declared shapes remain. Nodes of the main graph that read a value of unknown type are hidden
-    from onnx, because some of its rules crash the process on them (EyeLike behind an op of another domain).
+    from onnx, because some of its rules crash the process on them (EyeLike after an op of another domain).
 
     Args:
         types: type by value index.
-        given: shapes of model inputs. If given, shapes that the model computes from them are followed, too.
+        given: shapes of model inputs. If given, shapes that the model computes from them are also followed.
     """
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
@@ -109,12 +109,12 @@ def symbolic_shapes(
 def named_shapes(
     view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
 ) -> Sequence[Dims | None]:
-    """As :func:`symbolic_shapes`, where inputs have these dimensions, and declarations of other values do not count.
+    """As :func:`symbolic_shapes`, with these dimensions of inputs, and without declarations of other values.
 
     Args:
         view: the model.
         types: type by value index.
-        dims: input -> its dimensions; where no size is known, its name.
+        dims: input -> its dimensions; names for unknown sizes.
     """
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
@@ -249,8 +249,8 @@ def _declare_before_casts(
 ) -> None:
     """Declare the input of a Cast with the declared shape of its output.
 
-    A conversion renames a value and puts a Cast after it, which keeps the name and with it the declared shape. Without
-    this, what reads the renamed value would have no shape either, and a second conversion would see other sizes.
+    A conversion renames a value and puts a Cast after it, which keeps the name and with it the declared shape.
+    Otherwise, readers of the renamed value would have no shape, and a second conversion would see other sizes.
     """
     graphs = scope_graphs(view, skeleton)
     declared: dict[int, TypeProto] = {}
@@ -312,7 +312,7 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
 
 
 def _write_defaults(view: View, skeleton: ModelProto) -> None:
-    """Add attributes that are left out and whose default onnx's inference takes to be another one."""
+    """Add missing attributes for which onnx's inference assumes a wrong default."""
     misread = op_facts().misread_defaults
     for proto in _nodes_of(view, skeleton, misread):
         written = {item.name for item in proto.attribute}

@@ -25,7 +25,7 @@ def infer_types(view: View) -> Types:
     """Type of every value of the view. Complexity: near linear in nodes and ports.
 
     Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A type that is
-    still unknown follows from the other ports of the nodes that make and read the value, wherever they are.
+    still unknown follows from other ports of the value's producer and consumers, wherever they are.
     """
     types: list[str | None] = [None] * (
         len(view.values) + 1
@@ -79,8 +79,8 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
 
 
 def declared_type(proto: TypeProto) -> str | None:
-    """Return the schema string of a declared type; None if it is incomplete, or a kind that holds no convertible
-    floats.
+    """Return the schema string of a declared type; None if it is incomplete, or of a kind without
+    convertible floats.
     """
     prefix, suffix, kind = "", "", proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
@@ -100,9 +100,7 @@ def declared_type(proto: TypeProto) -> str | None:
 
 
 def type_proto(kind: str) -> TypeProto | None:
-    """Return the type that a schema writes as ``kind``, of any rank; None where :func:`declared_type` never returns
-    that.
-    """
+    """Return the type that a schema writes as ``kind``, of any rank; None if :func:`declared_type` never returns it."""
     proto = result = TypeProto()
     while (match := _KIND.fullmatch(kind)) is not None:
         word, kind = match.groups()
@@ -226,7 +224,7 @@ def _around(view: View, value: int) -> Iterator[int]:
 def _implied(
     view: View, node: Node, types: Sequence[str | None]
 ) -> Iterable[tuple[int, str | None]]:
-    """Return values that a node reads, makes or passes into bodies, with the types that its other values imply."""
+    """Return values that a node reads, writes or passes into bodies, with the types that its other values imply."""
     if node.signature is None:
         return ()
     if node.key in op_facts().control_flow:
@@ -264,7 +262,7 @@ def _shared(
 def _passed(
     view: View, node: Node, types: Sequence[str | None]
 ) -> Iterator[tuple[int, str | None]]:
-    """Types by what control flow passes into bodies, through them and out of them."""
+    """Infer types from the values that control flow passes into bodies, through them and out of them."""
     if node.key == "SequenceMap":  # whose bodies get and return elements
         yield from zip(node.outputs, _control_flow(view, node, types), strict=True)
         return
@@ -333,7 +331,7 @@ def _output_types(
 
 
 def _by_attribute(proto: NodeProto, key: str, parameter: str) -> str | None:
-    """Type of an output whose parameter no input binds, such as LayerNormalization's Mean."""
+    """Return the type of an output whose parameter no input binds, such as LayerNormalization's Mean."""
     rule = op_facts().output_parameter.get(key)
     if rule is None or rule.parameter != parameter:
         return None

@@ -147,13 +147,13 @@ class View:
         return (use for value in node.outputs for use in self.consumers(value))
 
     def visible(self, name: str, scope: int) -> int:
-        """Return the value that a name means in a scope, its own or an outer one; ABSENT if there is none."""
+        """Return the value of a name in a scope, its own or an outer one; ABSENT if there is none."""
         while scope != ABSENT and name not in self.scopes[scope].names:
             scope = self.scopes[scope].parent
         return ABSENT if scope == ABSENT else self.scopes[scope].names[name]
 
     def only_reader(self, value: int) -> Node | None:
-        """Return the node that alone reads the value, in its own graph, where no graph returns it."""
+        """Return the only consumer of a value, in its own graph, if no graph returns the value."""
         if value == ABSENT or len(self.uses[value]) != 1 or self.results[value]:
             return None
         node = self.nodes[self.uses[value][0][0]]

@@ -21,7 +21,7 @@ class Wiring:
 def wire(view: View) -> Wiring:
     """Resolve the main graph. Complexity: linear in nodes and reads of all scopes."""
     containers = [ABSENT] * len(view.scopes)
-    for scope in view.scopes[1:]:  # a scope stands behind the one around it
+    for scope in view.scopes[1:]:  # a scope comes after the one around it
         containers[scope.index] = (
             scope.owner if scope.parent == 0 else containers[scope.parent]
         )

@@ -31,12 +31,12 @@ class Row:
         bytes_after: bytes of the weights of the result, without those that it shares with results before it.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
-        healed: what had to stay float32 to pass validation, and why; "" if nothing had to.
+        healed: the nodes that had to stay float32 to pass validation, and why; "" if nothing had to.
         kept: the nodes that had to.
         cure: the command that converts the model alone in that way.
         trace: traceback of an unexpected error.
         warnings: about options that cannot be obeyed, in sentences.
-        unmatched: names in options that match nothing in this model; None where it was not looked at.
+        unmatched: names in options that match nothing in this model; None if it was not measured.
         outputs: differences of the outputs that are logits.
         tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
     """
@@ -65,13 +65,13 @@ class Row:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is no result, or one that failed its validation: now, or before."""
+        """Whether there is no result, or one that failed its validation, now or before."""
         return self.outcome in ("failed", "failed before")
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A folder whose kind is known, with what is beside its models.
+    """A folder of a known kind, with the other files in it.
 
     Attributes:
         name: path below the folder that was converted, with slashes; "." is that folder.
@@ -134,10 +134,10 @@ class FolderProgress:
     """Progress of a run, reported when a model is started (``row`` is None) and when it is done.
 
     Attributes:
-        done: models that are done, those that were up to date included.
+        done: models that are done, including those that were up to date.
         total: models in all.
         running: names of the models that are being converted.
-        row: what became of the model that is done.
+        row: the outcome of the model that is done.
     """
 
     done: int

@@ -39,14 +39,14 @@ def healed(
 
     That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
-    With a plan, which must not change, where ``validation.heals`` is False, and for devices that ignore types, the
-    conversion that failed is written to ``validation.failed`` instead.
+    With a plan, which must not change, if ``validation.heals`` is False, and for devices that ignore types, the failed
+    conversion is written to ``validation.failed`` instead.
 
     Args:
         job: the conversion.
         validator: converts and judges.
         validation: what happens to a result that fails.
-        refused: why the conversion as it is failed.
+        refused: why the original conversion failed.
 
     Raises:
         As :func:`onnxamp._job.writing.write_conversion` and :meth:`Comparison.compare`.
@@ -95,8 +95,8 @@ def _ways(
 ) -> Iterator["_Way"]:
     """Yield the conversions to try in place of one that failed, the best first.
 
-    Where an op breaks, that is one with the op in float32. Where errors add up, no single op is to blame, and
-    measurements tell which ops cause the most.
+    If an op breaks, the op stays in float32. If errors add up, no single op is to blame, and measurements show which
+    ops cause the most.
     """
     options = job.options
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
@@ -133,7 +133,7 @@ def _ways(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A conversion to try: with which decisions, if they are made already, why, and the level that it falls back to."""
+    """A conversion to try: its decisions, if already made, the reason, and the level that it falls back to."""
 
     options: Options
     cure: Cure
@@ -143,7 +143,7 @@ class _Way:
 
 @dataclass(slots=True)
 class _Fallbacks:
-    """Tries one thing after the other; ``outcomes`` tell of those that did not pass."""
+    """Tries one conversion after the other; ``outcomes`` describe those that did not pass."""
 
     job: Job
     validator: Validator
@@ -151,7 +151,7 @@ class _Fallbacks:
     recipe: Recipe
     refused: RefusedError
     is_tried: bool
-    """Whether the recipe is what was refused."""
+    """Whether this very recipe was refused."""
     until: float = field(init=False)
     outcomes: list[str] = field(default_factory=list)
     nodes: tuple[str, ...] = ()
@@ -174,7 +174,7 @@ class _Fallbacks:
         return Cure(command, nodes, text, bool(command), self.trials)
 
     def cured(self, share: float) -> Iterator[_Way]:
-        """More nodes in float32, found in a share of the time."""
+        """Return a conversion with more nodes in float32, found in a share of the time."""
         compared, seconds = self.validator.comparison, self.validation.seconds
         trial = Trial(
             run=compared.run,
@@ -260,7 +260,7 @@ def _tolerance(failed: DiffReport) -> float:
 
 
 def _named_in(fault: str, model: Model) -> Cure:
-    """Return the nodes of the original that are named where the result is not loaded or built, as what may cure it."""
+    """Return the nodes of the original that errors of loading or building name, to keep them in float32."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
     named = tuple(
         sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)

@@ -1,4 +1,5 @@
-"""The conversion that users run. Every door leads here: functions, commands, folders, other converters' interfaces.
+"""The conversion that users run. All entry points lead here: functions, commands, folders, other converters'
+interfaces.
 
     model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
 
@@ -38,8 +39,8 @@ class Outcome:
     """The outcome of a request whose result was written.
 
     Attributes:
-        conversion: what was written, with its validation.
-        tuned: what level auto found; None at other levels.
+        conversion: the result that was written, with its validation.
+        tuned: the outcome of level auto; None at other levels.
         samples: the samples that models ran on; None if none did.
     """
 
@@ -91,10 +92,10 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     """Convert a model, and return the result without validating it.
 
     Returns:
-        The converted model, and what level auto found if that is the level.
+        Return the converted model, and the outcome of level auto if that is the level.
 
     Raises:
-        As :func:`convert_to_file`, apart from what is about writing.
+        As :func:`convert_to_file`, apart from writing.
     """
     early = _early_warnings(request)
     with _begun(request) as (begun, _):
@@ -110,7 +111,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
 
 
 def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
-    """Decide the precision of every float without rewriting the model. The plan holds the warnings.
+    """Decide the precision of every float without rewriting the model. The plan contains the warnings.
 
     Raises:
         As :func:`convert_in_memory`.
@@ -133,13 +134,13 @@ def _expecting(request: Request, job: Job, plan: Plan) -> Plan:
 def foreseen(
     model: Model, plan: Plan, run: Run | RunOptions, known: "Known | None" = None
 ) -> Plan:
-    """Return a plan with the error to expect of its result, or with what keeps that unknown.
+    """Return a plan with the expected error of its result, or with the reason why it is unknown.
 
     Args:
         model: the original.
         plan: of its conversion.
         run: the samples, and where the model runs on them.
-        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
+        known: measurements for other plans with the same run; new measurements are added. None for a single plan.
 
     Raises:
         ArgumentError: a sample does not fit the model.
@@ -158,7 +159,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     """Draw samples, open the state, and start the worker processes that a request asks for.
 
     Yields:
-        The conversion with nothing measured yet, and what compares results with the original if they are validated.
+        Return the conversion before any measurement, and the comparison for validation, if it is validated.
     """
     asked, options, model = request.run, request.options, request.model
     with declared_ops(options.custom_ops):
@@ -194,7 +195,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
 
 
 def _comparison(request: Request, run: Run) -> "Comparison | None":
-    """Return what compares results with the original; None if they are not validated, or cannot be run here."""
+    """Return the comparison of results with the original; None if they are not validated, or cannot be run here."""
     validation = request.validation
     if validation is None or not has_runtime():
         return None
@@ -251,7 +252,7 @@ def _unvalidated(conversion: "Conversion") -> "DiffReport":
 
 
 def _early_warnings(request: Request) -> list[str]:
-    """Give the warnings that are known before anything takes time, and return them.
+    """Issue the warnings that are known before anything slow runs, and return them.
 
     Raises:
         ArgumentError: a name matches nothing, and the options are strict about names.
@@ -268,7 +269,7 @@ def _early_warnings(request: Request) -> list[str]:
 
 
 def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job:
-    """Return a conversion with what its options ask to measure: level auto, ranges, and how weights are rounded.
+    """Return a conversion with the measurements that its options ask for: level auto, ranges, and rounding of weights.
 
     Raises:
         ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.

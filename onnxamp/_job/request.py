@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def failed_name(target: Path) -> Path:
-    """Return where a result goes that fails its validation."""
+    """Return the path for a result that fails its validation."""
     return target.with_name(f"{target.stem}.failed{target.suffix}")
 
 
@@ -32,14 +32,14 @@ class Validation:
 
     Attributes:
         tolerance: the largest relative L2 error; None for the default of the low-precision type.
-        limits: of single outputs by metric, which suffice where they miss the default tolerance.
+        limits: limits of single outputs by metric, which are accepted if they miss the default tolerance.
         accept: judges outputs in place of the default limits.
         metric: how outputs are compared.
         layers: compare all values; None to do so only if outputs miss their limits.
         heals: if the result fails, search for a conversion that passes.
-        seconds: about how long that search may take.
-        failed: where a result goes that fails and is not healed; None for NAME.failed.onnx beside the target.
-        sampling: the options of the command line that make another command run on the same inputs.
+        seconds: approximate limit of that search.
+        failed: the path for a result that fails and is not healed; None for NAME.failed.onnx beside the target.
+        sampling: command-line options with which another command runs on the same inputs.
     """
 
     tolerance: float | None = None
@@ -61,12 +61,12 @@ class Request:
         model: the model to convert; it is not changed.
         asked: the options of the conversion.
         plan: decisions to repeat; its options replace those.
-        run: on what, where and with whose help models run, if any have to.
-        search: how level auto searches: at that level, and where nothing else passes the validation. None for the
-            defaults at level auto, and to leave it out of a validation.
+        run: samples, engine and workers, if models have to run.
+        search: how level auto searches: at that level, and if nothing else passes the validation. None for the defaults
+            at level auto, and to leave it out of a validation.
         validation: how the result is validated; None to leave that out.
-        expects: whether plans tell the error to expect.
-        warn: takes warnings: those that are known early before anything runs, and the others at the end.
+        expects: whether plans contain the expected error.
+        warn: receives warnings: early ones before anything runs, the others at the end.
     """
 
     model: Model
@@ -90,7 +90,7 @@ class Request:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether weights may be rounded on samples; a plan was made for other samples than random ones, perhaps."""
+        """Whether weights may be rounded on samples. A plan may have been made for other than random samples."""
         return self.options.may_compensate and (
             self.plan is None or self.run.samples is not None
         )
@@ -105,16 +105,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A model, and everything that decides what becomes of it.
+    """A model, and everything that determines its conversion.
 
     Attributes:
         model: the model to convert.
-        options: the options, with exponents and names of nodes in place of the ranges that they asked for.
+        options: the options, with exponents and names of nodes in place of the requested ranges.
         plan: decisions to repeat; None to decide.
-        run: where and on what models run, and who helps.
-        rounder: rounds weights with compensation where the options ask for it.
-        tuned: what level auto found, if that was the level.
-        search: how level auto searches where nothing else passes the validation.
+        run: samples, engine and workers.
+        rounder: rounds weights with compensation if the options ask for it.
+        tuned: the outcome of level auto, if that was the level.
+        search: how level auto searches if nothing else passes the validation.
     """
 
     model: Model

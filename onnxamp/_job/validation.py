@@ -1,7 +1,6 @@
 """Conversions that are validated before they are put in their place.
 
-A result is written to a temporary name, loaded there, built where the target has a builder, and compared with the
-original.
+A result is written to a temporary name, loaded, built if the target has a builder, and compared with the original.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from onnxamp._state import Part
 from onnxamp._target.targets import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2
-"""Share of the default limits that is left to inputs that were not seen, where errors are draws."""
+"""Share of the default limits that is reserved for unseen inputs, if errors are random."""
 
 
 class RefusedError(Exception):
@@ -50,7 +49,7 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
         is_tuned: whether the model was tuned to the tolerance; the default limit is accepted as well then.
 
     Raises:
-        ArgumentError: no result can hold the tolerance.
+        ArgumentError: no result can meet the tolerance.
     """
     tolerance, accept = validation.tolerance, validation.accept
     if is_tuned:
@@ -78,7 +77,7 @@ class Validator:
         comparison: compares results with the original.
         sink: where the result goes.
         proof: judges upgrades to a newer opset.
-        kept: what an interrupted run of the same conversion has done.
+        kept: the work of an interrupted run of the same conversion.
     """
 
     comparison: Comparison
@@ -143,10 +142,10 @@ class Validator:
         )
 
     def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:
-        """Load a result, build it where the target has a builder, and run it where only that shows whether it runs.
+        """Load a result, build it if the target has a builder, and run it if nothing else shows whether it runs.
 
         Returns:
-            What the last of these steps came to, and the names of what loaded or built it.
+            The outcome of the last of these steps, and the names of the software that loaded or built it.
         """
         target, reference, samples = (
             job.options.target,
@@ -187,7 +186,7 @@ class Validator:
 
 
 def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
-    """Return the shapes of the first sample by input; None where there is none to be had."""
+    """Return the shapes of the first sample by input; None if there is none."""
     samples = comparison.run.samples
     if not samples.has(0):
         return None
@@ -199,8 +198,8 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
 
     Args:
         result: the result, read from its file.
-        original: what it was converted from, read from a file as well.
-        place: the provider, if it is the one that the result is meant for: kernels that another lacks are no fault.
+        original: the model that it was converted from, also read from a file.
+        place: the provider, if the result is meant for it; kernels that another one lacks are no fault.
     """
     found = load_file(result, place)
     if found.fault and original.path is not None:
@@ -215,7 +214,7 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
 def run_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:
     """Run a result on ONNX Runtime's CPU provider, whose kernels may fail although the session loads.
 
-    A failure counts only where the original runs.
+    A failure counts only if the original runs.
     """
     fault = _failure_of(result, feeds)
     if fault and _failure_of(original, feeds):
@@ -224,7 +223,7 @@ def run_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Load
 
 
 def _failure_of(model: Model, feeds: Mapping[str, Any]) -> str:
-    """Return why ONNX Runtime's CPU provider does not run a model, as a clause; "" where it does."""
+    """Return why ONNX Runtime's CPU provider does not run a model, as a clause; "" if it does."""
     try:
         run(
             make_session(model.path or model.embedded(), lean=True),
@@ -236,7 +235,7 @@ def _failure_of(model: Model, feeds: Mapping[str, Any]) -> str:
 
 
 def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:
-    """Build an engine of a result. Refusals count only where the original is built."""
+    """Build an engine of a result. Refusals count only if the original can be built."""
     built = build_engine(result, feeds)
     if built.refusals and build_engine(original, feeds).refusals:
         return Loaded()

@@ -52,9 +52,9 @@ class Conversion(Shown):
     """The outcome of :func:`onnxamp.convert_file`.
 
     Attributes:
-        source: the model that was read.
-        target: the model that was written.
-        plan: what was decided, and why.
+        source: the path of the original.
+        target: the path of the result.
+        plan: the decisions, with reasons.
         summary: nodes and Casts of the result by precision.
         notes: sentences about other changes, options that would save Casts, and listed op types
             that do not occur.
@@ -139,7 +139,7 @@ class Sink:
         """Return the file to write: the stage, or the target with a symbolic link resolved.
 
         Raises:
-            ArgumentError: the model that is converted stores weights there, or another one beside the target.
+            ArgumentError: the original stores weights there, or another model beside the target does.
         """
         target = self.target.resolve() if self.target.is_symlink() else self.target
         if target.resolve() in stored.files:
@@ -179,11 +179,11 @@ class Sink:
 
 
 CONVERSION: Final = "conversion"
-"""Part of a state file: what is left of a conversion that did not end."""
+"""Part of a state file: the work of an interrupted conversion."""
 
 
 def unfinished(job: Job, sink: Sink) -> Part | None:
-    """Return what an interrupted run of the same conversion has done; None where nothing is kept.
+    """Return the work of an interrupted run of the same conversion; None if nothing is stored.
 
     Raises:
         ArgumentError: the state belongs to another conversion.
@@ -223,12 +223,12 @@ def write_conversion(
 ) -> Conversion:
     """Convert a model that was read from a file, and write the result whole or not at all.
 
-    An unchanged model is copied byte by byte where its weights may stay where they are.
+    An unchanged model is copied byte by byte if its weights may stay in their files.
 
     Args:
         job: the conversion.
         sink: where the result goes.
-        kept: what an interrupted run has done, from :func:`unfinished`.
+        kept: the work of an interrupted run, from :func:`unfinished`.
         proof: judges an upgrade to a newer opset that was not requested.
         shapes: shapes of the inputs by name, for which the speed-up is estimated.
 
@@ -310,7 +310,7 @@ def _weights_stay(
 def preview(
     model: Model, target: Path, options: Options, plan: Plan | None = None
 ) -> tuple[Conversion, ModelProto]:
-    """Return what :func:`write_conversion` would do, and the model that it would write to ``target``.
+    """Return the outcome of :func:`write_conversion`, and the model that it would write to ``target``.
 
     Nothing is written, and no model runs.
 

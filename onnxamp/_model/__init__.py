@@ -7,7 +7,7 @@ From the bottom up:
 * :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models;
   :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.formats` names files that are no models.
 * :mod:`~onnxamp._model.staging` makes files appear whole or not at all, and :mod:`~onnxamp._model.sources` notices when
-  files change that were read. :mod:`~onnxamp._model.wire` takes large weights out of a serialised model, and puts them
+  files change that were read. :mod:`~onnxamp._model.wire` takes large weights out of a serialized model, and puts them
   in.
 * :mod:`~onnxamp._model.storage` reads model files with these. :mod:`~onnxamp._model.model` holds a model that was read
   and checked once, with the answers that analyses gave about it.

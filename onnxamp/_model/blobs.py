@@ -37,8 +37,8 @@ from onnxamp._paths.paths import is_remote, read_range, writing
 from onnxamp._workers.executor import core_count, thread_limit
 
 PIECE: Final = 4 << 20
-"""Bytes that a thread reads at a time: enough to hide the overhead of Python, few enough to stay in the processor's
-cache until they are written.
+"""Bytes that a thread reads at once: enough to hide the overhead of Python, few enough to stay in the processor's cache
+until they are written.
 """
 
 _PAGE: Final = 4096
@@ -57,7 +57,7 @@ Progress = Callable[[int], None]
 Bits: TypeAlias = NDArray[Any]
 """The bit patterns of low-precision numbers."""
 _STEP: Final = PIECE // FLOAT32_BYTES * min(low.bytes for low in FORMATS.values())
-"""Bytes that are made of a piece of float32, at least."""
+"""Fewest bytes that a piece of float32 becomes."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Bytes that are written as they are. Compared by identity; ``lost`` counts what was lost by them before."""
+    """Bytes that are written as they are. Compared by identity; ``lost`` counts earlier losses."""
 
     data: Any
     """A buffer: bytes, or an array, which may lie in a file."""
@@ -135,7 +135,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes of a file, multiplied where the place says so; with ``low``, float32 numbers that are converted.
+    """Bytes of a file, multiplied if the place has an exponent; with ``low``, float32 numbers to convert.
 
     ``lost`` collects the counts of each piece. Equal ones have the same bytes.
     """
@@ -171,7 +171,7 @@ Blob: TypeAlias = Held | Stored
 
 
 class Chosen(NamedTuple):
-    """The bits of a low-precision weight that are known beforehand, in order, and what is lost by them."""
+    """The bits of a low-precision weight that are known in advance, in order, and the losses."""
 
     bits: Bits
     lost: ConversionCounts
@@ -180,8 +180,8 @@ class Chosen(NamedTuple):
 class Weight(NamedTuple):
     """A float32 tensor to convert.
 
-    ``saturate_at`` is the magnitude that its finite numbers out of range become; what is lost counts under ``name``.
-    ``chosen`` are its bits where they are not those of the nearest numbers.
+    Finite numbers out of range become plus or minus ``saturate_at``; losses are counted under ``name``. ``chosen`` are
+    its bits if they are not those of the nearest numbers.
     """
 
     tensor: TensorProto
@@ -240,7 +240,7 @@ def write_blobs(
                         with lock:
                             progress(stop - start)
         except BaseException:
-            pieces.clear()  # so that the other threads stop, too
+            pieces.clear()  # so that the other threads also stop
             raise
 
     if sum(stop - start for _, _, start, stop in pieces) < _STEP:
@@ -273,7 +273,7 @@ def _sync_meanwhile(path: Path, finished: Event) -> None:
 
 
 def _taken(pieces: deque[T]) -> Iterator[T]:
-    """Take pieces until none is left; several threads may do so at once."""
+    """Process pieces until none is left; several threads may do so at once."""
     with suppress(IndexError):
         while True:
             yield pieces.popleft()
@@ -327,7 +327,7 @@ class WeightConverter:
     _numbers: dict[str, list[int]] = field(default_factory=dict)
 
     def __call__(self, weights: Sequence[Weight]) -> list[TensorProto]:
-        """The weights in low precision, or their placeholders; what is lost is counted under their names."""
+        """Return the weights in low precision, or their placeholders; losses are counted under their names."""
         made = [self._empty(weight) for weight in weights]
         held = [
             pair

@@ -1,8 +1,9 @@
-"""The data files of results: their names, the mark by which onnxamp knows its own, and which models refer to them.
+"""The data files of results: their names, the mark by which onnxamp recognizes its own, and the models that refer to
+them.
 
-Models of a folder and of its parent may share a data file. So a file is removed only if onnxamp wrote it, as its last
-bytes tell, and no other model there refers to it; and a new data file takes no name that another model refers to, even
-if nothing is there: such a model would read the weights of a stranger.
+Models of a folder and of its parent may share a data file. So a file is removed only if onnxamp wrote it, which its
+last bytes show, and if no other model there refers to it. A new data file never gets a name that another model refers
+to, even if no such file exists: that model would read the wrong weights.
 """
 
 import os
@@ -38,7 +39,7 @@ _MODELS: Final = frozenset(
         ".json",
     }
 )
-"""Suffixes of files that may hold a model."""
+"""Suffixes of files that may contain a model."""
 _TRIES: Final = 3
 """Times that a file is read again that was replaced while it was read."""
 _MOST_ABOVE: Final = 500
@@ -60,7 +61,7 @@ def data_names_of(base: str, count: int, style: str) -> list[str]:
 
 
 def is_data_name(name: str, model: str) -> bool:
-    """Return whether a data file of the model of that name could be called so, in any style."""
+    """Return whether a data file of the model of that name could have this name, in any style."""
     form = (
         re.escape(model)
         + r"(\.[0-9a-f]{8})?((-[0-9]{5}-of-[0-9]{5})?\.data|_data(_[0-9]+)?)"
@@ -159,7 +160,7 @@ def label_beside(model: Path, folder: Path) -> str:
 
 
 def _place(folder: Path, location: str) -> Path:
-    """Return where a model in the folder finds a data file, whether there is one or not."""
+    """Return where a model in the folder looks for a data file, whether it exists or not."""
     path = folder / location
     try:
         return path.parent.resolve() / path.name
@@ -168,7 +169,7 @@ def _place(folder: Path, location: str) -> Path:
 
 
 def _parents(folder: Path) -> set[Path]:
-    """Return the folders from which models reach into this one: two where it is a symbolic link; none at a URL."""
+    """Return the folders from which models refer to this one: two if it is a symbolic link, none at a URL."""
     if is_remote(folder):
         return set()
     return {folder.absolute().parent.resolve(), folder.resolve().parent} - {
@@ -177,7 +178,7 @@ def _parents(folder: Path) -> set[Path]:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that may hold a model, in order; none if it cannot be listed."""
+    """Return the files of a folder that may contain a model, in order; none if it cannot be listed."""
     try:
         models = (path for path in folder.iterdir() if path.suffix.lower() in _MODELS)
         return [path for path in sorted(models) if path.is_file()]
@@ -205,7 +206,7 @@ def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
         name: place for name, place in wanted.items() if place.name.encode() in data
     }
     used = _locations(data) if mentioned else set()
-    if used is None:  # of a model that is being written, say, nobody knows
+    if used is None:  # unknown, for example, for a model that is being written
         return list(mentioned) if path.suffix.lower() == ".onnx" else ()
     names = {place.name for place in mentioned.values()}
     places = {

@@ -21,7 +21,7 @@ from onnxamp._paths.paths import as_path, is_remote, read_range
 
 INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
 """Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
-pretend to hold such an entry and name an arbitrary path.
+contain such an entry and name an arbitrary path.
 """
 _WAS_DEFAULT: Final = "onnxamp:default"
 """Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
@@ -34,7 +34,7 @@ _STAMP: Final = "onnxamp:stamp"
 
 
 class DataFile(NamedTuple):
-    """A data file that was looked up, with symbolic links resolved, and what identifies its contents."""
+    """A data file that was looked up, with symbolic links resolved, and the identity of its contents."""
 
     path: Path
     stamp: FileStamp
@@ -68,7 +68,7 @@ class DataLocation:
             yield file
 
     def read(self) -> bytes:
-        """Return the bytes of the data; fewer where the file ends before.
+        """Return the bytes of the data; fewer if the file ends early.
 
         Raises:
             SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file at a URL cannot be read.
@@ -182,12 +182,12 @@ def lies_inside(tensor: TensorProto) -> bool:
 
 
 def has_data_file(tensor: TensorProto) -> bool:
-    """Return whether the tensor's data lie in another file than the model's."""
+    """Return whether the tensor's data are in a file other than the model's."""
     return tensor.data_location == TensorProto.EXTERNAL and not lies_inside(tensor)
 
 
 def external_tensor(location: str, offset: int, length: int) -> TensorProto:
-    """Return a tensor that holds nothing but an external location: a name relative to the model's folder."""
+    """Return a tensor with only an external location: a name relative to the model's folder."""
     tensor = TensorProto(data_location=TensorProto.EXTERNAL)
     for key, value in {
         "location": location,
@@ -199,7 +199,7 @@ def external_tensor(location: str, offset: int, length: int) -> TensorProto:
 
 
 def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
-    """Return a tensor that holds nothing but the location of data left in a file, which is trusted from then on.
+    """Return a tensor with only the location of data left in a file, which is trusted from then on.
 
     Args:
         place: where the data lie.

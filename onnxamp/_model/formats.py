@@ -34,7 +34,7 @@ def _is_tensorflow(data: bytes) -> bool:
 
 
 def _holds_model(data: bytes) -> bool:
-    """Return whether it is an archive that lists a file which is named as models are."""
+    """Return whether it is an archive with a file that has the name of a model."""
     if not data.startswith(b"PK\x03\x04"):
         return False
     try:
@@ -75,7 +75,7 @@ def is_text(path: Path) -> bool:
 
 
 def parse_text(data: bytes) -> ModelProto | None:
-    """Return the model that a file holds in text: protobuf's text format, protobuf's JSON, or ONNX's own syntax.
+    """Return the model in a text file: protobuf's text format, protobuf's JSON, or ONNX's own syntax.
 
     Returns:
         The model; None if it is in none of these, or has a mistake.

@@ -1,8 +1,8 @@
-"""Converting float32 weights to low precision, and counting what the conversion loses.
+"""Convert float32 weights to low precision, and count the losses.
 
 The converter is ONNX Runtime's own Cast kernel in a one-node session. It converts float32 to float16 at 18 GB/s, where
-``numpy.astype`` reaches 1.4. NumPy converts what is so small that the session's overhead would cost more: both round to
-nearest, ties to even, and the kernel alone decides what becomes of NaN. Where ONNX Runtime is not installed, NumPy
+``numpy.astype`` reaches 1.4. NumPy converts tensors so small that the session's overhead would cost more. Both round to
+nearest, ties to even, and the kernel alone decides how NaN is converted. Where ONNX Runtime is not installed, NumPy
 converts everything to the same bits.
 """
 
@@ -22,7 +22,7 @@ from onnxamp._model.protos import record, small_model
 from onnxamp._optional import has_runtime
 
 _BLOCK: Final = 1 << 18
-"""Elements converted at a time: few enough to stay in the processor's cache."""
+"""Elements converted at once: few enough to stay in the processor's cache."""
 _FEW: Final = 1 << 13
 """Elements up to which NumPy converts faster than a session."""
 
@@ -37,7 +37,7 @@ class ConversionCounts:
     subnormal: int = 0
 
     def __add__(self, other: "ConversionCounts") -> "ConversionCounts":
-        """The counts of both together."""
+        """Return the counts of both together."""
         return ConversionCounts(*map(add, astuple(self), astuple(other)))
 
 
@@ -56,7 +56,7 @@ class Scratch:
         self.mask = np.empty(block, np.bool_)
 
     def bits_of(self, low: Format, size: int) -> NDArray[Any]:
-        """Room for the bit patterns of so many numbers."""
+        """Buffers for the bit patterns of that many numbers."""
         return self.bits.view(low.patterns)[:size]
 
 
@@ -67,9 +67,9 @@ Saturated: TypeAlias = tuple[NDArray[np.float32], float]
 def convert(
     arrays: Iterable[Saturated], low: Format
 ) -> Iterator[tuple[bytes, ConversionCounts]]:
-    """Of each array its raw little-endian bytes in low precision, and what was lost. See :func:`lower`.
+    """Return the raw little-endian bytes of each array in low precision, and the losses. See :func:`lower`.
 
-    Small ones are joined, because they take less time than the calls.
+    Small arrays are joined, because converting them takes less time than the calls.
     """
     flat = (
         (np.ascontiguousarray(array).reshape(-1), saturate_at)
@@ -103,9 +103,9 @@ def _convert_joined(
 def lower(
     flat: NDArray[np.float32], low: Format, saturate_at: float, scratch: Scratch
 ) -> tuple[NDArray[Any], ConversionCounts]:
-    """Convert numbers to the bit patterns of a low-precision type, and count what was lost.
+    """Convert numbers to the bit patterns of a low-precision type, and count losses.
 
-    Finite numbers out of range become plus or minus ``saturate_at``; infinities and NaN stay what they are.
+    Finite numbers out of range become plus or minus ``saturate_at``; infinities and NaN do not change.
 
     Returns:
         A part of ``scratch.bits``, and the counts.
@@ -142,7 +142,7 @@ def _blocks(size: int) -> Iterator[slice]:
 
 
 class _Part(NamedTuple):
-    """An array, or what a block has of it, and the magnitude to which its numbers saturate."""
+    """An array, or the part of it in a block, and the magnitude at which its numbers saturate."""
 
     place: slice
     saturate_at: float

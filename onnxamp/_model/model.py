@@ -60,7 +60,7 @@ def to_graphsurgeon(model: ModelProto) -> Any:
 
 
 class ModelHolder:
-    """Something that functions take in place of the model that it holds."""
+    """An object that functions accept in place of the model that it holds."""
 
     __slots__ = ()
     model: ModelProto
@@ -97,15 +97,15 @@ _LOG: Final = logging.getLogger("onnxamp")
 class Model(Asked):
     """A well-formed model.
 
-    ``proto`` is never changed. Its external data lie in ``folder`` (None: there are none to be found); those of a large
-    file stay where they are until somebody reads them. ``path`` is the file that it was read from.
+    ``proto`` is never changed. Its external data are in ``folder`` (None: there are none). Those of a large file stay
+    there until they are read. ``path`` is the file that it was read from.
     """
 
     proto: ModelProto
     folder: Path | None = None
     path: Path | None = None
     origin: "Model | None" = None
-    """The model that this one was converted from: a name that both have means the same value."""
+    """The model that this one was converted from. A name in both means the same value."""
     repairs: tuple[str, ...] = ()
     """Sentences about the repairs in ``proto`` (:mod:`onnxamp._model.repair`)."""
     given: ModelProto | None = None
@@ -117,10 +117,10 @@ class Model(Asked):
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
-        """Return the model that an argument means; its files are watched from then on (:mod:`onnxamp._model.sources`).
+        """Return the model of an argument; its files are watched from then on (:mod:`onnxamp._model.sources`).
 
         Raises:
-            ArgumentTypeError: it means no model. ModelError: the file cannot be read, or the model is broken.
+            ArgumentTypeError: it is no model. ModelError: the file cannot be read, or the model is broken.
         """
         if isinstance(source, Model):
             return source
@@ -178,7 +178,7 @@ class Model(Asked):
 
     @cached_property
     def stock(self) -> StoredWeights:
-        """Its weights: bytes, and the files that hold them."""
+        """Its weights: bytes, and the files that contain them."""
         if self.folder is None:
             return StoredWeights(weight_bytes(self.proto), frozenset())
         return locate_weights(self.proto, self.folder, self.data)
@@ -189,7 +189,7 @@ class Model(Asked):
         return [] if self.path is None else [self.path, *self.stock.files]
 
     def embedded(self) -> ModelProto:
-        """Return the proto with all weights inside: itself where they are, else a copy."""
+        """Return the proto with all weights inside: itself if they are, otherwise a copy."""
         if not has_external_data(self.proto) or self.folder is None:
             return self.proto
         copy = copied(self.proto)

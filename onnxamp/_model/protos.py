@@ -1,6 +1,6 @@
 """Reading ONNX protos: the opsets a model imports, the subgraphs of a node, the tensors of a model and their sizes.
 
-These functions need no graph analysis; whatever looks at a bare ModelProto, NodeProto or GraphProto starts here. The
+These functions need no graph analysis. All code that reads a bare ModelProto, NodeProto or GraphProto starts here. The
 accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._ops.facts`.
 """
 
@@ -48,7 +48,7 @@ _PACKED: Final = {
     25: 2,
     26: 2,
 }
-"""Bits of element types of which one byte holds several."""
+"""Bits of element types that share a byte."""
 
 
 def small_model(
@@ -154,7 +154,7 @@ M = TypeVar("M", bound=Message)
 
 
 def copied(message: M) -> M:
-    """Return a copy of a message with all that it holds."""
+    """Return a deep copy of a message."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -205,6 +205,6 @@ T = TypeVar("T")
 def record(cls: type[T]) -> type[T]:
     """As ``@dataclass(frozen=True, slots=True)``, but only type checkers see that it is frozen.
 
-    Making a value takes a quarter of the time then: Python sets each field of a frozen dataclass by a call.
+    Creating a value then takes a quarter of the time: Python sets each field of a frozen dataclass by a call.
     """
     return dataclass(slots=True)(cls)

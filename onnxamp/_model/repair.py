@@ -1,6 +1,6 @@
-"""Repair of models that ONNX Runtime loads although the standard forbids what they do.
+"""Repair of models that ONNX Runtime loads although they violate the standard.
 
-Where nothing is converted, the result is the model as it was given.
+If nothing is converted, the result is the original model.
 
 ============================================  ======================================================================
 in the model                                  in its repaired copy
@@ -29,10 +29,11 @@ _SHOWN: Final = 3
 
 
 def tidied(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
-    """Return a repaired copy of a model, and what was done in sentences; the model itself if it needs no repair.
+    """Return a repaired copy of a model and sentences about the repairs; the model itself if it needs no repair.
 
     Raises:
-        ModelError, OpsetError: as :func:`~onnxamp._model.wellformed.check_wellformed`, of what cannot be repaired.
+        ModelError, OpsetError: as :func:`~onnxamp._model.wellformed.check_wellformed`, for faults that cannot be
+            repaired.
 
     Complexity: linear in nodes and names; those of bodies count once for each level around them.
     """
@@ -99,7 +100,7 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 
 def _doubles(graph: GraphProto) -> list[str]:
-    """Return names of several constants of the main graph; elsewhere ONNX Runtime refuses such models."""
+    """Return names that several constants of the main graph share; elsewhere, ONNX Runtime refuses such models."""
     names = [tensor.name for tensor in graph.initializer]
     names += [name for name in map(_constant, graph.node) if name is not None]
     if len({*names}) == len(names):
@@ -157,7 +158,7 @@ def _reads(node: NodeProto) -> Sequence[str] | set[str]:
 
 
 def _is_disordered(graph: GraphProto) -> bool:
-    """Return whether a node stands before one that it depends on, in a graph or in a body."""
+    """Return whether a node comes before one that it depends on, in a graph or in a body."""
     for scope in _scopes(graph):
         later = set(chain.from_iterable([node.output for node in scope.node])) - {""}
         for node in scope.node:
@@ -232,7 +233,7 @@ def _unreadable(
 
 
 def _truths(graph: GraphProto) -> dict[str, bool]:
-    """Return names that a graph defines -> the truth value, where they are one, that no caller can change."""
+    """Return names that a graph defines -> their truth value, if they have one that no caller can change."""
     listed = {entry.name for entry in graph.input}
     tensors = {
         tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed
@@ -256,7 +257,7 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
 
 
 def _is_closed(body: GraphProto, visible: set[str]) -> bool:
-    """Return whether everything that a body reads is defined."""
+    """Return whether all values that a body reads are defined."""
     owner = NodeProto(op_type="If")
     owner.attribute.add(name="body").g.CopyFrom(body)
     return visible.issuperset(name for name in _reads(owner) if name)

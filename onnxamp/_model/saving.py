@@ -1,6 +1,6 @@
 """Writing models: weights are converted while they are copied from file to file, and output is whole or not at all.
 
-:mod:`onnxamp._model.staging` says what becomes of files when a process is killed.
+:mod:`onnxamp._model.staging` explains what happens to files when a process is killed.
 """
 
 import os
@@ -47,7 +47,7 @@ from onnxamp._state import Part
 from onnxamp._workers.executor import Workers
 
 _PIECE: Final = 1 << 26
-"""Bytes that are copied at a time."""
+"""Bytes that are copied at once."""
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -63,7 +63,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 _TOKEN: Final = 16
-"""Length of the random bytes that, with a number, stand for the data of a weight until they are written."""
+"""Length of the random bytes that, with a number, replace the data of a weight until they are written."""
 
 
 class Saved(NamedTuple):
@@ -97,8 +97,8 @@ def save_model(
         external: put weights of at least EXTERNAL_MIN bytes into a data file beside the model ...
         shard_bytes: ... or into several, each of about this size.
         data_names: whose names data files get; see ``_data/presets.toml``.
-        keep: data files that are still needed. Others that an earlier save to ``path`` wrote are removed, unless
-            another model beside it refers to them.
+        keep: data files that are still needed. Other files from an earlier save to ``path`` are removed, unless another
+            model beside it refers to them.
         stay: data files beside ``path``, in which weights stay that are there.
         progress: called with (bytes written, bytes in all) while large weights are written.
         approve: called with the new model under another name; if it raises, nothing changes.
@@ -114,7 +114,7 @@ def save_model(
         blobs, total = _blobs(model, converter, held=external, stay=stay)
         report = _adding_up(progress, total) if progress else None
         if external:
-            # Where its data are gone, the model to replace may refer to a file that is new.
+            # If its data are gone, the model to replace may refer to a file that is new.
             written = _write_data(
                 blobs=blobs,
                 stage=stage,
@@ -143,7 +143,7 @@ def _named_as_usual(
     tensors: Sequence[TensorProto],
     data_names: str,
 ) -> list[str]:
-    """Rename the data files of a result that is in its place, where those of its predecessor had the usual names.
+    """Rename the data files of a published result if its predecessor's files had the usual names.
 
     Returns:
         A sentence about names that are not free.
@@ -195,8 +195,8 @@ def _renamed(
         names: name of a data file beside the result -> its new name.
 
     Returns:
-        Whether the names are as wished. The result is whole as it was where a name is taken, the result was replaced
-        meanwhile, or something cannot be written.
+        Whether the files have the wanted names. The result stays intact if a name is taken, if the result was replaced
+        in the meantime, or if a file cannot be written.
     """
     beside, wanted = path.parent, list(names.values())
 
@@ -227,7 +227,7 @@ def _refer(places: Sequence[StringStringEntryProto], names: Mapping[str, str]) -
 def _adding_up(
     progress: Callable[[int, int], None], total: int
 ) -> Callable[[int], None]:
-    """A function that takes the bytes of each piece and reports their sum."""
+    """Return a function that is called with the bytes of each piece and reports their sum."""
     done = 0
 
     def report(written: int) -> None:
@@ -250,7 +250,7 @@ def _blobs(
     Args:
         model: its tensors are changed.
         converter: see :func:`save_model`.
-        held: stream data that are in memory, too.
+        held: also stream data that are in memory.
         stay: as for :func:`save_model`.
     """
     blobs: list[tuple[TensorProto, Blob]] = []
@@ -331,7 +331,7 @@ def _write_inline(
     path: Path,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Write a model with all its weights to an existing file. Random marks stand for blobs while it is serialised."""
+    """Write a model with all its weights to an existing file. Random marks replace blobs while it is serialized."""
     token = os.urandom(_TOKEN)
     for number, (tensor, _) in enumerate(blobs):
         forget_location(tensor)
@@ -358,7 +358,7 @@ def _replacing(
 ) -> Iterator[Stage]:
     """A stage for a result, here or at a URL, which is put in its place at the end of the block if it is approved.
 
-    ``left`` gets what becomes of data files that are in use, in sentences; the others are as for :func:`save_model`.
+    ``left`` receives sentences about data files that are in use; other arguments are as for :func:`save_model`.
     """
     try:
         with (remote_staging if is_remote(path) else staging)(path, kept) as stage:
@@ -386,7 +386,7 @@ def copy_file(
     """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
 
     Returns:
-        What became of data files that are in use, in sentences.
+        Return sentences about data files that are in use.
 
     Raises:
         OutputError: the target cannot be written.
@@ -406,13 +406,13 @@ def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path
     sources.
 
     Args:
-        path: what is replaced.
+        path: the file that is replaced.
         keep: files that are still needed.
-        left: gets a sentence about each data file of the present model that stays although the new one has no use for
-            it.
+        left: receives a sentence about each data file of the present model that stays although the new one does not
+            need it.
 
     Raises:
-        SourceChangedError: what was read is no longer there.
+        SourceChangedError: a file that was read is gone.
     """
     confirm_sources()
     data = _data_of(path, keep)

@@ -1,7 +1,8 @@
 """The weights of one checkpoint by data file, in worker processes: measured before the graph is decided, then written.
 
-The graph is decided once, in the main process. It needs statistics of all float32 weights, which workers read where
-they lie; then workers write the data files of the result, each whole. No weight passes through the main process.
+The graph is decided once, in the main process. It needs statistics of all float32 weights, which workers read from
+their files. Then workers write the data files of the result, one worker per file. No weight passes through the main
+process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 _LARGE: Final = 1 << 20
 """Bytes from which on workers measure a weight."""
 _SHARE: Final = 1 << 30
-"""Bytes that a worker measures at a time."""
+"""Bytes that a worker measures at once."""
 
 _Place: TypeAlias = tuple[Path, int]
 """A data file, and an offset in it."""
@@ -53,7 +54,7 @@ def measured(
 ) -> Iterator[None]:
     """Let workers measure the large float32 weights of a model; decisions in the block read them no more.
 
-    What was measured is kept, and what is ``kept`` already is not measured again.
+    Measurements are stored; those in ``kept`` are not repeated.
 
     Raises:
         ExternalDataError: a weight cannot be found. OutputError: workers die of reading them.
@@ -166,7 +167,7 @@ def _measured(share: list[_Stored]) -> list[ConstantStats]:
 
 _Blobs: TypeAlias = list[tuple[int, Blob]]
 DataFile: TypeAlias = tuple[Path, _Blobs]
-"""A file to write, and what comes at which offset."""
+"""A file to write, and its contents by offset."""
 
 
 def write_data_files(
@@ -177,8 +178,8 @@ def write_data_files(
 ) -> None:
     """Write data files, by workers if there are several of both.
 
-    ``progress`` is called with bytes that are written. What is written is kept, and what is ``kept`` already and still
-    there is not written again.
+    ``progress`` is called with bytes that are written. Written files are recorded; those in ``kept`` that still exist
+    are not written again.
 
     Raises:
         OSError: a file cannot be written. ExternalDataError: a weight cannot be read. OutputError: workers die of it.
@@ -209,7 +210,7 @@ def _size(blobs: _Blobs) -> int:
 
 
 def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
-    """Note what each weight lost elsewhere."""
+    """Record the losses of each weight on other workers."""
     for (_, blob), counts in zip(blobs, lost, strict=True):
         if isinstance(blob, Stored):
             blob.lost.append(counts)
@@ -218,7 +219,7 @@ def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
 def _is_kept(
     file: DataFile, kept: Part, progress: Callable[[int], None] | None
 ) -> bool:
-    """Return whether a file is there that an interrupted run wrote."""
+    """Return whether a file of an interrupted run exists."""
     path, blobs = file
     known = kept.get(_contents(file))
     if known is None or known["stamp"] != as_data(stamp_now(path)):
@@ -233,7 +234,7 @@ def _keep(file: DataFile, kept: Part | None) -> None:
     if kept is not None:
         path, blobs = file
         if not is_remote(path):
-            sync(path)  # before anybody says that it is there
+            sync(path)  # before anything says that it exists
         kept[_contents(file)] = {
             "stamp": as_data(stamp_now(path)),
             "lost": as_data(_lost(blobs), named=False),
@@ -279,6 +280,6 @@ def _write(path: Path, blobs: _Blobs, progress: Any) -> None:
     else:
         path.unlink(
             missing_ok=True
-        )  # whoever was left behind by a killed process may still be writing to it
+        )  # a worker of a killed process may still be writing to it
         path.touch()
         write_blobs(path, blobs, progress)

@@ -147,7 +147,7 @@ def unchanged_sources() -> Iterator[None]:
 
 
 def note_sources(stamps: Mapping[Path, FileStamp]) -> None:
-    """Watch files from now on, where :func:`watched_sources` asks for it.
+    """Watch files from now on, if :func:`watched_sources` asks for it.
 
     Raises:
         SourceChangedError: one of them was read before, and was another one then.

@@ -16,10 +16,10 @@ files in it: see :func:`staging`.
 A process that is killed leaves an unlocked folder, which says what else to remove: new data files if ``main`` is still
 here, old ones if it is gone. The next run to the same output cleans up.
 
-No data file has a second hard link while a model refers to it: onnx refuses to read such files. So where the data file
-of an earlier result has the name that a new one should get, the new one is put in place under a name with the token.
-Then a copy gets the usual name, and a model that refers to it takes the place (:mod:`onnxamp._model.saving`): at
-every moment the file at ``path`` refers to data that are whole.
+No data file has a second hard link while a model refers to it: onnx refuses to read such files. So if the data file of
+an earlier result has the name for the new one, the new one is published under a name with the token. Then a copy gets
+the usual name, and a model that refers to it replaces the result (:mod:`onnxamp._model.saving`). At every moment, the
+file at ``path`` refers to complete data.
 """
 
 import os
@@ -61,7 +61,7 @@ class Stage:
 
     @property
     def data(self) -> Path:
-        """Folder for data files, each under the name it should get beside the result."""
+        """Folder for data files, each under its future name beside the result."""
         return self.folder / "data"
 
     def place(self, name: str) -> Path:
@@ -105,13 +105,13 @@ class Stage:
         (self.folder / kind / file.name).write_text(identity_of(file))
 
     def _is_noted(self, kind: str, file: Path) -> bool:
-        """Return whether there is a note of a file that exists."""
+        """Return whether a note refers to a file that exists."""
         note = self.folder / kind / file.name
         return note.exists() and file.exists() and note.read_text() == identity_of(file)
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
-        """The new file under another name beside the result, where its data files are."""
+        """The new file under another name beside the result, next to its data files."""
         shown = self._shown
         try:
             shown.hardlink_to(self.main)
@@ -165,7 +165,7 @@ class Stage:
                 file.unlink()
 
     def recall(self) -> None:
-        """Take data files back that were moved beside the result, so that they can be published again."""
+        """Move data files back from beside the result, so that they can be published again."""
         for file in _listed(self.path.parent):
             moved = self._moved(file)
             here = self.data / (moved or file.name)
@@ -179,8 +179,8 @@ class Stage:
             (self.folder / "new" / file.name).unlink(missing_ok=True)
 
     def _moved(self, file: Path) -> str:
-        """Return the name of a data file that was put beside the result under a name with the token; "" for other
-        files.
+        """Return the intended name of a data file that was published under a name with the token; "" for
+        other files.
         """
         start = f"{self.path.name}.{self.token}"
         rest = file.name.removeprefix(start)
@@ -192,7 +192,7 @@ class Stage:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the next run may go on with what was written."""
+        """Whether the next run may continue with the files that were written."""
         return self.main.exists() and (self.folder / _KEPT).exists()
 
     def discard(self) -> None:
@@ -200,7 +200,7 @@ class Stage:
         (self.folder / _KEPT).unlink(missing_ok=True)
 
     def has_links(self) -> bool:
-        """Return whether files can have several names here."""
+        """Return whether hard links work here."""
         try:
             (self.folder / "link").hardlink_to(self.main)
             (self.folder / "link").unlink()
@@ -258,7 +258,7 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
 
 
 def _leave(stage: Stage, kept: Part | None) -> None:
-    """Remove what the stage leaves, but for what the next one goes on with."""
+    """Remove all remaining files except those that the next stage continues with."""
     if kept is not None and stage.is_kept:
         stage.recall()
     else:
@@ -280,7 +280,7 @@ def _left(path: Path, kept: Part | None) -> Stage | None:
 def sweep(path: Path) -> None:
     """Clean up after processes that were killed while they wrote to ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.") + _DIGITS + re.escape(".tmp"))
-    if not CAN_LOCK:  # nobody can tell that the process is dead
+    if not CAN_LOCK:  # nothing shows that the process is dead
         return
     for entry in _listed(path.parent):
         found = pattern.fullmatch(entry.name)
@@ -298,7 +298,7 @@ def identity_of(file: Path) -> str:
 def _clear(stage: Stage) -> None:
     stage.withdraw()
     if stage.main.exists():
-        # Without it, notes of old files would be taken for those of a finished result.
+        # Without it, notes of old files would be mistaken for those of a finished result.
         shutil.rmtree(stage.folder / "old", ignore_errors=True)
     shutil.rmtree(stage.folder, ignore_errors=True)
 
@@ -351,7 +351,7 @@ def sync(path: Path) -> None:
 
 @dataclass(slots=True)
 class RemoteStage(Stage):
-    """A result at a URL: data files are written in their places, and the model beside its own."""
+    """A result at a URL: data files are written directly, and the model under another name beside its own."""
 
     places: dict[str, Path] = field(default_factory=dict)
     """Data file -> where it is written."""
@@ -376,7 +376,7 @@ class RemoteStage(Stage):
         return self.places[name]
 
     def publish(self, names: Sequence[str], avoid: Container[str] = ()) -> list[str]:
-        """Return the names that data files got; nobody looks there for models that refer to files that do not exist."""
+        """Return the names of the data files. Models there that refer to missing files are not searched for."""
         del avoid
         return [self.place(name).name for name in names]
 
@@ -386,7 +386,7 @@ class RemoteStage(Stage):
         yield self.main
 
     def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
-        """Put the new model in its place, and remove what only the present one refers to.
+        """Publish the new model, and remove files that only the present one refers to.
 
         Raises:
             OSError: it cannot be put there.
@@ -411,7 +411,7 @@ class RemoteStage(Stage):
         return ""
 
     def clear(self) -> None:
-        """Remove what was written, unless it is in its place, or the next run goes on with it."""
+        """Remove the files that were written, unless they are published or the next run continues with them."""
         if not self.is_committed:
             for file in (
                 self.main,

@@ -14,7 +14,7 @@ from onnxamp._model.protos import record
 from onnxamp._model.weights import MAPPED, read_array, times_power
 
 SENTINEL: Final = 1e30
-"""Magnitudes from here on stand for infinity, as in attention masks; a conversion saturates them."""
+"""Magnitudes from here on mean infinity, as in attention masks; a conversion saturates them."""
 
 _BLOCK: Final = 1 << 20
 """Elements that are looked at together."""
@@ -27,7 +27,7 @@ class ConstantStats:
     largest: float
     """Largest finite magnitude."""
     uniform: float | None
-    """The value where all elements are equal."""
+    """The value of all elements, if they are equal."""
     largest_number: float
     """The element of the largest magnitude below :data:`SENTINEL`."""
     has_infinite: bool = False
@@ -38,7 +38,7 @@ class ConstantStats:
         return self.largest_number if abs(self.largest_number) >= low.overflow else None
 
     def has_sentinel(self, low: Format) -> bool:
-        """Return whether an element stands for infinity, and the low-precision type cannot hold it."""
+        """Return whether an element means infinity and does not fit the low-precision type."""
         return self.largest >= max(SENTINEL, low.overflow)
 
     def scaled(self, exponent: int) -> "ConstantStats | None":
@@ -60,7 +60,7 @@ class ConstantStats:
 
 
 def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
-    """Statistics of a float tensor, without a copy where it is a multiple of what a file holds.
+    """Return statistics of a float tensor, without a copy if it is a multiple of the data in a file.
 
     Raises:
         As :func:`read_array`.

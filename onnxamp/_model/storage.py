@@ -42,7 +42,7 @@ MESSAGE_LIMIT: Final = 2**31
 _READ_WHOLE: Final = 16 << 20
 """Bytes; smaller model files are read with all their weights."""
 _LEFT_BEHIND: Final = 64 << 10
-"""Bytes from which on a weight of a larger file is left where it lies."""
+"""Bytes from which on a weight of a larger file stays in the file."""
 
 
 def folder_of(path: Path) -> Path:
@@ -53,14 +53,15 @@ def folder_of(path: Path) -> Path:
 
 
 def load_model(path: Path) -> ModelProto:
-    """:func:`read_model` without what was repaired."""
+    """As :func:`read_model`, without the list of repairs."""
     return read_model(path).proto
 
 
 class ModelFile(NamedTuple):
     """A model file that was read.
 
-    ``repairs`` says in sentences what was repaired (:mod:`onnxamp._model.repair`), ``stamp`` which contents were read.
+    ``repairs`` are sentences about repairs (:mod:`onnxamp._model.repair`); ``stamp`` identifies the contents that were
+    read.
     """
 
     proto: ModelProto
@@ -120,7 +121,7 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     """Parse, repair and check the bytes of a model file; messages call it ``label``.
 
     Returns:
-        The model, and what was repaired in sentences.
+        The model, and sentences about its repairs.
 
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
@@ -151,7 +152,7 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _in_text(data: bytes, fault: str) -> ModelProto:
-    """Return the model that a file holds in text.
+    """Return the model in a text file.
 
     Raises:
         ModelError: it holds none, which ``fault`` says.
@@ -163,7 +164,7 @@ def _in_text(data: bytes, fault: str) -> ModelProto:
 
 
 def _settle(tensor: TensorProto) -> None:
-    """Let our location win over what the tensor says of itself; read the data if their size is wrong or unknown."""
+    """Let our location override the tensor's own; read the data if their size is wrong or unknown."""
     tensor.data_location = TensorProto.EXTERNAL
     place = data_location(tensor, None)
     if place is not None and place.length != stored_bytes(tensor):
@@ -174,7 +175,7 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
     """Return the bytes of a model file with locations in place of large weights; the whole file if its encoding is
     unusual.
 
-    Behind a URL, where no file is open, the bytes of these weights are not fetched.
+    At a URL, where no file is open, the bytes of these weights are not fetched.
     """
     with _seen(path, file, stamp.size) as data:
         try:
@@ -198,7 +199,7 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
 
 @contextmanager
 def _seen(path: Path, file: BinaryIO | None, size: int) -> Iterator[mmap | Ranges]:
-    """The bytes of a file, read where they are looked at."""
+    """The bytes of a file, read on demand."""
     if file is None:
         yield Ranges(size, partial(read_range, path))
         return
@@ -217,8 +218,8 @@ def find_data_files(
     """Look up the data files that a model refers to, by their names in the model.
 
     Raises:
-        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given. Where that
-            is ``ignored``, those that cannot be found are left out.
+        ExternalDataError: one is missing, too short, or outside the model's folder, or no folder is given. If that is
+            ``ignored``, files that cannot be found are left out.
     """
     known: dict[str, DataFile] = {}
     for tensor in tensors_of(model):
@@ -282,7 +283,7 @@ def write_file(path: Path, data: bytes) -> None:
     """Write a file whole or not at all; through a symbolic link, its target is replaced.
 
     Raises:
-        OutputError: it cannot be written; what was there before is untouched.
+        OutputError: it cannot be written; the previous file is untouched.
     """
     try:
         if is_remote(path):

@@ -28,7 +28,7 @@ _LEAST_POWER, _MOST_POWER = -126, 127
 def times_power(
     array: NDArray[np.float32], exponent: int, out: NDArray[np.float32] | None = None
 ) -> NDArray[Any]:
-    """Numbers multiplied by ``2**-exponent``, exactly where they stay in float32's range."""
+    """Return numbers multiplied by ``2**-exponent``, exact within the range of float32."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if (
             _LEAST_POWER <= -exponent <= _MOST_POWER
@@ -38,7 +38,7 @@ def times_power(
 
 
 def embed(tensor: TensorProto, base_dir: str | PathLike[str] | None) -> None:
-    """Read external data into the tensor itself, in place; a tensor that holds its data stays as it is.
+    """Read external data into the tensor, in place; a tensor that already holds its data does not change.
 
     Raises:
         ExternalDataError: see :func:`data_location`.
@@ -67,12 +67,12 @@ def _computed(
 
 
 def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
-    """Elements of a tensor whose type fills whole bytes, without a copy where they are stored raw.
+    """Return the elements of a tensor whose type fills whole bytes, without a copy if they are stored raw.
 
     Large external data are memory-mapped: reading a few elements of a large weight costs little memory.
 
     Raises:
-        ModelError: the tensor holds fewer or more elements than its dimensions say.
+        ModelError: the number of elements does not match the tensor's dimensions.
         ExternalDataError: see :func:`data_location`.
     """
     place = data_location(tensor, base_dir)
@@ -123,7 +123,7 @@ _LARGEST: Final = 300
 
 
 def stored_exponents(model: ModelProto) -> dict[str, int]:
-    """Value -> its exponent, for values that are stored as ``value * 2**-exponent``. What is malformed is none."""
+    """Value -> its exponent, for values that are stored as ``value * 2**-exponent``. A malformed tensor is none."""
     text = next(
         (entry.value for entry in model.metadata_props if entry.key == EXPONENTS), "{}"
     )

@@ -1,9 +1,9 @@
 """Is a model well formed? Every model is checked when it comes in, before anything else looks at it.
 
 onnx and ONNX Runtime are C++ that trusts its input in places: a node without a required attribute, or a tensor with
-fewer bytes than its shape needs, can crash the process. ONNX Runtime would load nothing that is refused here. What it
-does load passes, even if onnx's own checker complains: unknown ops, negative sizes for "dynamic". What takes more than
-looking away, :mod:`onnxamp._model.repair` repaired before.
+fewer bytes than its shape needs, can crash the process. ONNX Runtime would not load any model that is refused here.
+Models that it loads pass, even if onnx's own checker complains: unknown ops, negative sizes for "dynamic". Faults that
+need a repair were repaired by :mod:`onnxamp._model.repair` before.
 """
 
 from collections import Counter
@@ -43,17 +43,17 @@ from onnxamp._ops.signature import Signature, SignatureBook
 MAX_INLINED: Final = 500_000
 """Nodes that a model may have once its functions are inlined: ten times those of large models."""
 _SHOWN: Final = 10**15
-"""Number of nodes from which on a message says no digits."""
+"""Number of nodes from which on messages give no digits."""
 
 _Name: TypeAlias = tuple[str, str]
 """Domain and name of an op or a function."""
 
 
 def check_functions(model: ModelProto) -> None:
-    """Refuse functions that call themselves, directly or not, and calls that do not end in sensible time if inlined.
+    """Refuse functions that call themselves, directly or not, and calls that cannot be inlined in reasonable time.
 
-    Some versions of onnx never stop inlining the former, and a few functions that call each other twice are more nodes
-    than any memory holds. Complexity: linear in the nodes of the graph and of the functions.
+    Some versions of onnx never stop inlining the former, and a few functions that call each other twice become more
+    nodes than fit in memory. Complexity: linear in the nodes of the graph and of the functions.
 
     Raises:
         ModelError: there are such functions.
@@ -104,20 +104,20 @@ def _op_counts(nodes: Sequence[NodeProto]) -> "Counter[_Name]":
 
 
 def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
-    """Return how many nodes remain where calls of functions become their bodies."""
+    """Return the number of nodes after calls of functions are replaced by their bodies."""
     return sum(count * sizes.get(name, 1) for name, count in counts.items())
 
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 _MOST_BYTES: Final = 2**63
-"""Bytes that no array can address, not even an empty one whose other sizes would take them."""
+"""Bytes that no array can address, not even an empty one with other sizes that large."""
 
 
 def check_tensor(tensor: TensorProto, where: str = "") -> None:
     """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
 
     Raises:
-        ModelError: they do not match; the message calls an unnamed tensor ``where``.
+        ModelError: they do not match; messages call an unnamed tensor ``where``.
     """
     name = utf8(tensor.name, "the name of a weight")
     what = f"The weight {name!r}" if name or not where else where
@@ -164,7 +164,7 @@ def _numbers(tensor: TensorProto) -> int:
 
 
 def check_sparse(sparse: SparseTensorProto) -> None:
-    """Refuse a sparse tensor whose parts do not fit together, or lie outside the model file."""
+    """Refuse a sparse tensor whose parts do not fit together or are outside the model file."""
     what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
     for tensor in (sparse.values, sparse.indices):
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -250,7 +250,7 @@ _VALUES: Final = frozenset(_FIELDS.values())
 
 
 def check_wellformed(model: ModelProto) -> bool:
-    """Refuse a model that contradicts the form of ONNX models.
+    """Refuse a malformed model.
 
     No external data are read, and sizes that the model claims are never allocated. Complexity: linear in nodes,
     attributes and names.
@@ -291,7 +291,7 @@ def check_wellformed(model: ModelProto) -> bool:
 
 
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
-    """Return whether :func:`check_wellformed` of the model would pass a body of its graph."""
+    """Return whether :func:`check_wellformed` of the model would accept a body of its graph."""
     try:
         _Checker(
             SignatureBook(opset_imports(model)), _functions(model), model.ir_version

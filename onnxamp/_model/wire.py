@@ -1,7 +1,7 @@
-"""Serialised models: where the data of large tensors lie, and the same bytes with other data in their place.
+"""Serialized models: the places of the data of large tensors, and the same bytes with other data there.
 
-A parsed model holds its weights in memory, and protobuf frees none of them before the whole model. So large weights are
-cut out of a file's bytes before these are parsed, and spliced in after the rest was serialised. This module knows just
+A parsed model holds its weights in memory, and protobuf frees them only with the whole model. So large weights are cut
+out of a file's bytes before these are parsed, and spliced in after the rest was serialized. This module knows just
 enough of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/): a field is a tag, a length and a
 payload, and only messages that can hold tensors are descended into.
 """
@@ -24,12 +24,12 @@ from onnx import (
 )
 
 _BLOCK: Final = 1 << 20
-"""Bytes that are fetched at a time."""
+"""Bytes that are fetched at once."""
 _BLOCKS: Final = 8
 
 
 class Ranges:
-    """Bytes elsewhere, of which only the parts that are looked at are fetched, in blocks; the last ones are kept."""
+    """Remote bytes, fetched on demand in blocks; the last blocks are cached."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         """Let ``fetch`` be called with a start and a size."""
@@ -98,8 +98,8 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     """Return the raw data of tensors, in the order of the file.
 
     Args:
-        data: a serialised ModelProto.
-        wanted: whether to look into the bytes from a start to an end; anything else is skipped.
+        data: a serialized ModelProto.
+        wanted: whether to search the bytes from a start to an end; everything else is skipped.
 
     Raises:
         ValueError: the bytes are not a ModelProto, or one in an unusual encoding.
@@ -167,7 +167,7 @@ def _fields(
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return the number at a position, and where it ends."""
+    """Return the number at a position, and the position after it."""
     byte = data[position] if position < len(data) else 0
     if byte < 0x80:
         return byte, position + 1
@@ -198,7 +198,7 @@ def replaced(
 
     Args:
         data: what :func:`find_data` searched.
-        spans: what to replace, in the order of the file.
+        spans: the bytes to replace, in the order of the file.
         fields: for each span, the bytes to put in its place and the size of the hole to leave behind them.
 
     Returns:

@@ -115,8 +115,8 @@ def rows_of(
         product: which of its products.
         shape: of the weight as the node reads it.
         value: the input, or the output of a step, as ``product`` says.
-        most: rows of which some are chosen at random if there are more.
-        seed: of that choice.
+        most: the largest number of rows; beyond it, rows are chosen at random.
+        seed: seed of that choice.
 
     Returns:
         By group or direction, rows of K numbers; None if there is none.
@@ -314,7 +314,7 @@ def _picked(
 
 
 def _halves(count: int, *, is_late: bool) -> tuple[int, int]:
-    """Padding split into that before and that behind; an odd one goes behind if ``is_late``."""
+    """Split padding into the part before and the part after; an odd element goes after if ``is_late``."""
     less = count // 2
     return (less, count - less) if is_late else (count - less, less)
 
@@ -355,7 +355,7 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     """Weights that become low precision and could be rounded with compensation, and the names of those that cannot be,
     though a product reads them.
 
-    Those are read by other nodes, too, or as other matrices, or in a body, or the rows are constants as well.
+    These are also read by other nodes, or as other matrices, or in a body, or the rows are constants as well.
     Complexity: linear in the uses of weights.
     """
     graph = analysis.graph

@@ -1,4 +1,4 @@
-"""The backward pass of a piece of a model, which also computes what rounding each value costs."""
+"""The backward pass of a piece of a model, which also computes the cost of rounding each value."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ _ROWS: Final = 16
 """Rows from which on one move is enough."""
 
 _SCATTER: Final = 12.9898
-"""The factor of an element's position that makes the sign of its sine look random."""
+"""A factor for positions, with which the signs of their sines look random."""
 
 
 class WrittenPiece:
@@ -84,7 +84,7 @@ class WrittenPiece:
         self.model = ModelProto()
 
     def finish(self, seeded: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Write everything; returns the inputs that take gradients from later pieces, by value."""
+        """Write everything, and return the inputs for gradients from later pieces, by value."""
         fed = dict[str, str]()
 
         def seeds() -> Mapping[int, Tensor]:
@@ -116,7 +116,7 @@ class WrittenPiece:
         return fed
 
     def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
-        """Write the cost of rounding a value, also after what the target's accumulator makes of it."""
+        """Write the cost of rounding a value, with and without the error of the target's accumulator."""
         error = self._error(exact, exact)
         self._note((self.turns.get(name, name), ""), gradient, error)
         if name in self.shared:
@@ -134,7 +134,7 @@ class WrittenPiece:
                 )
 
     def _share(self, name: str, value: int, error: Tensor) -> None:
-        """Write what it costs to round a value for each of the nodes that read it."""
+        """Write the cost of rounding a value for each of its readers."""
         for node, _ in dict.fromkeys(self.graph.uses[value]):
             reader = next(filter(None, self.graph.nodes[node].proto.output), "")
             addends = self.backward.shares.get((value, node), ())
@@ -163,7 +163,7 @@ class WrittenPiece:
         return tensor.name
 
     def _spread(self, call: Call) -> Grads:
-        """Return the rule of nodes that have none: what moving each input does, spread over that input."""
+        """Return the rule for nodes without one: the effect of moving each input, spread over that input."""
         self.spread[call.node.label] = None
         return [
             None
@@ -174,11 +174,12 @@ class WrittenPiece:
 
 
 def _moved(call: Call, position: int, x: Tensor) -> Tensor:
-    """Return a gradient of an input with the energy of what moving that input a little does to the outputs.
+    """Return a gradient of an input with the energy of the effect that a small change of that input has on the
+    outputs.
 
-    What happens to different rows of an output adds up as squares, since rows depend on different elements or meet
-    independent gradients; of few rows, several moves are averaged. Sentinels, such as those of masks, stay where they
-    are, and what is undefined in an output does not count.
+    Effects on different rows of an output add up as squares, because rows depend on different elements or meet
+    independent gradients; with few rows, several moves are averaged. Sentinels, such as those of masks, do not move,
+    and undefined elements of an output do not count.
     """
     writer = call.writer
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))

@@ -43,7 +43,7 @@ class OpFilter(NamedTuple):
     skip: frozenset[str] = frozenset()
 
     def takes(self, op: str) -> bool:
-        """Return whether nodes of this op type are looked at."""
+        """Return whether nodes of this op type are checked."""
         return op not in self.skip and (not self.only or op in self.only)
 
     def check(self, seen: Collection[str]) -> None:
@@ -80,7 +80,7 @@ def check_run(
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, which are taken one by one.
+        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, which is read one by one.
             None for ``count`` random samples (with ``seed``, and sizes of named dimensions from ``dims``).
         provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
             device.
@@ -95,14 +95,14 @@ def check_run(
             Excludes ``stop``.
 
     Returns:
-        What every float value was like, in execution order. ``first_bad`` is the first fault, None if there is none;
-        ``skipped`` says why the model does not run.
+        A report with the measurements of every float value, in execution order. ``first_bad`` is the first fault, None
+        if there is none; ``skipped`` says why the model does not run.
 
     Raises:
         ArgumentTypeError: the model or the samples are of another type.
         ArgumentError: the samples do not fit the model, no node is of an op type in ``ops``, or the state belongs to
             another check.
-        ModelError: the model cannot be read. RuntimeFailure: CUDA is asked for and cannot be used.
+        ModelError: the model cannot be read. RuntimeFailure: CUDA is requested and cannot be used.
 
     Example:
         >>> import onnxamp
@@ -147,7 +147,7 @@ class Check:
     stop: bool = False
 
     def kept_samples(self) -> KeptSamples[CheckedSample] | None:
-        """Return what an interrupted check has kept; None if nothing is kept.
+        """Return what an interrupted check has stored; None if nothing is kept.
 
         Raises:
             ArgumentError: the state belongs to another check.
@@ -216,7 +216,7 @@ class Check:
     def _found(
         self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
     ) -> Generator[Found[CheckedSample]]:
-        """Yield what each sample shows: all at once, or part by part where the first fault ends it."""
+        """Yield the measurements of each sample: all at once, or part by part if the first fault ends the check."""
         with closing(
             observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
         ) as results:
@@ -268,7 +268,7 @@ _ACTIVITY: Final = "running"
 
 
 def _reported(report: RunCheck, rows: Iterable[ValueCheck]) -> RunCheck:
-    """The report with what was measured, and the first fault in words."""
+    """Return the report with all measurements, and the first fault in words."""
     first = next((_in_words(row) for row in rows if row.fault), None)
     return replace(report, values=tuple(rows), first_bad=first)
 

@@ -33,8 +33,8 @@ Array: TypeAlias = npt.NDArray[Any]
 def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDiff]:
     """Compare an output of two models.
 
-    An array is compared as it is, a map by its keys, and a sequence item by item; but a sequence of maps that share
-    their keys, as classifiers give it, is one table with a row for each map.
+    An array is compared as it is, a map by its keys, and a sequence item by item; but a sequence of maps with the same
+    keys, which classifiers return, is one table with a row for each map.
     """
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         keys = [key for key in reference if key in result]
@@ -54,7 +54,7 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
 
 
 def _shared_keys(items: Sequence[Any]) -> list[Any]:
-    """Return the keys of maps that all have the same; none where something else is among them."""
+    """Return the keys that all maps share; none if something else is among them."""
     maps = [item for item in items if isinstance(item, Mapping)]
     is_table = (
         bool(maps)
@@ -165,7 +165,7 @@ def _scalar(x: Any) -> float | str:
 
 
 _PART: Final = 1 << 20
-"""Elements of outputs that are compared at a time."""
+"""Elements of outputs that are compared at once."""
 
 
 def _counts(side: str, x: Array) -> dict[str, int]:
@@ -178,7 +178,7 @@ def _counts(side: str, x: Array) -> dict[str, int]:
 
 
 class _Part(NamedTuple):
-    """A part of two tensors: errors, magnitudes of the reference, and both where both are finite."""
+    """A part of two tensors: errors, magnitudes of the reference, and the elements of both that are finite in both."""
 
     errors: Array
     magnitude: Array
@@ -283,7 +283,7 @@ def _energy(x: Array, scale: float) -> float:
 
 
 def _root(energy: float, scale: float) -> float:
-    """Return the Euclidean norm that an :func:`_energy` stands for."""
+    """Return the Euclidean norm that belongs to an :func:`_energy`."""
     is_scale = scale == 0 or np.isinf(scale)
     return scale if is_scale else scale * float(np.sqrt(energy))
 
@@ -294,7 +294,7 @@ def _dot(x: Array, y: Array) -> float:
 
 
 def _relative(errors: Array, magnitude: Array) -> float:
-    """Largest error relative to a magnitude; where that is zero, any error is infinite."""
+    """Return the largest error relative to a magnitude; if that is zero, any error is infinite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratios = np.divide(
             errors, magnitude, where=errors != 0, out=np.zeros_like(errors)
@@ -303,7 +303,9 @@ def _relative(errors: Array, magnitude: Array) -> float:
 
 
 def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
-    """Mean share of the k largest elements of each row of *b* that belong to the k largest of *a*; ties count."""
+    """Return the mean share of the k largest elements of each row of *b* that are among the k largest of *a*; ties
+    count.
+    """
     if width < 2 * k:
         return None
     agreeing, count = 0, a.size // width * k
@@ -317,13 +319,13 @@ def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
 
 
 def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
-    """Rows of two flat tensors in float64, some at a time."""
+    """Yield rows of two flat tensors in float64, several at a time."""
     for one, other in _blocks(a, b, max(1, _PART // width) * width):
         yield one.reshape(-1, width), other.reshape(-1, width)
 
 
 def _divergence(a: Array, b: Array, width: int) -> float:
-    """Mean Kullback-Leibler divergence, in nats, of the distributions that rows of logits stand for."""
+    """Return the mean Kullback-Leibler divergence, in nats, of the distributions of rows of logits."""
     found = []
     for one, other in _rows(a, b, width):
         p, q = log_softmax(one), log_softmax(other)
@@ -340,7 +342,7 @@ def _divergence(a: Array, b: Array, width: int) -> float:
 
 
 def log_softmax(logits: Array) -> Array:
-    """Return the logarithms of the distributions that rows of logits stand for."""
+    """Return the logarithms of the distributions of rows of logits."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -438,7 +440,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
 
 
 def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    """Weighted mean of the numbers that are not None."""
+    """Return the weighted mean of the numbers that are not None."""
     known = [
         (number, weight)
         for number, weight in zip(numbers, weights, strict=True)
@@ -466,7 +468,7 @@ MEASURABLE: Final = FLOAT_TENSORS | {
 """Types of values that can be measured."""
 
 _BLOCK: Final = 1 << 15
-"""Elements that are measured at a time: their temporaries, in float64, stay in the cache."""
+"""Elements that are measured at once, so that their float64 temporaries stay in the cache."""
 
 
 def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
@@ -490,7 +492,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
     if not total.flushed:
         return total
     limit, vanished = VANISHED_ABOVE * total.reference_max, 0
-    for r, f in _blocks(one, other, _BLOCK):  # rare: the limit takes a second pass
+    for r, f in _blocks(one, other, _BLOCK):  # rare: the limit needs a second pass
         vanished += int(np.count_nonzero((f == 0) & (np.abs(r) > limit)))
     return replace(total, vanished=vanished)
 
@@ -505,7 +507,7 @@ def _flat(value: "ort.OrtValue") -> Array:
 
 
 def _blocks(one: Array, other: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Both flat tensors in float64, so many elements at a time."""
+    """Yield both flat tensors in float64, that many elements at a time."""
     for start in range(0, one.size, size):
         part = slice(start, start + size)
         r = one[part].astype(np.float64)
@@ -513,7 +515,7 @@ def _blocks(one: Array, other: Array, size: int) -> Iterator[tuple[Array, Array]
 
 
 def _block_measured(r: Array, f: Array) -> Measurement:
-    """Measure a block. Masks are for what is not finite and for sentinels, and made only if there are any."""
+    """Measure a block. Masks mark sentinels and elements that are not finite. They are made only if there are any."""
     abs_r, abs_f = np.abs(r), np.abs(f)
     zero_r, zero_f = r == 0, f == 0
     largest, found_max = float(abs_r.max()), float(abs_f.max())
@@ -555,11 +557,11 @@ _ODD: Final = (
     "found_inf",
     "broken",
 )
-"""Counts of a measurement that are zero where all is ordinary."""
+"""Counts of a measurement that are zero in ordinary cases."""
 
 
 def _odd(r: Array, f: Array, usual: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """The counts of a block."""
+    """Return the counts of a block."""
     nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
     broken = (nan_f & ~nan_r) | (infinite_f & usual)
     for mask in (nan_r, nan_f, np.isinf(r), infinite_f, broken):

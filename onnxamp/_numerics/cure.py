@@ -1,8 +1,8 @@
-"""The next action after a comparison: options that make a failure go away, tried before they are suggested.
+"""The next action after a comparison: options that fix a failure, tried before they are suggested.
 
-The original is converted again with more and more nodes kept in float32, broken ones first, then those with the largest
-local error, and each candidate is compared as the failing result was. Where values leave float16's range, exponents
-and folding are tried as well.
+The original is converted again with more and more nodes kept in float32: broken nodes first, then those with the
+largest local error. Each candidate is compared as the failing result was. If values exceed the range of float16,
+exponents and folding are tried as well.
 """
 
 import re
@@ -57,7 +57,7 @@ _ROUNDED: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A conversion; ``sampling`` are options of the command line that make it run on the same inputs."""
+    """A conversion; ``sampling`` holds the command-line options for the same inputs."""
 
     options: Options = field(default_factory=Options)
     sampling: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Recipe:
         return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
 
     def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
-        """Return the command that lowers what measurements allow; ``made_up`` is the number of random samples, if
+        """Return the command that lowers as much as measurements allow; ``made_up`` is the number of random samples, if
         any.
         """
         count = (
@@ -106,7 +106,7 @@ class Trial:
     Attributes:
         run: the samples, and how models run on them.
         seconds: the time after which no further candidate is tried.
-        activity: what the run reports that it is doing.
+        activity: a description for progress reports.
     """
 
     run: Run
@@ -128,21 +128,21 @@ def cure_conversion(
     rounder: WeightRounder | None = None,
     advice: str | None = None,
 ) -> Cure:
-    """Find nodes to keep in float32 so that a conversion holds its limits.
+    """Find nodes to keep in float32 so that a conversion meets its limits.
 
     Args:
         original: the float32 model.
         command: source and target in the suggested command.
         recipe: the conversion to start from.
         trial: how candidates are compared.
-        tried: whether the recipe as it is was what failed.
-        comparison: what compares candidates, if it is at hand.
-        advice: what else may do; None for what the target suggests.
-        rounder: rounds weights with compensation where the recipe asks for it; None to make one.
-        failed: what the recipe as it is came to, with layers, if that is known: the first trial then.
+        tried: whether this very recipe failed.
+        comparison: the comparison to use, if there is one.
+        advice: other options that may help; None for what the target suggests.
+        rounder: rounds weights with compensation if the recipe asks for it; None to make one.
+        failed: the result of this very recipe, with layers, if known; it counts as the first trial.
 
     Returns:
-        The command that was seen to hold, or how far the trials came.
+        The command that meets the limits, or how far the trials came.
     """
     model = Model.of(original)
     if comparison is None:
@@ -263,7 +263,7 @@ class OutOfTime(Exception):  # noqa: N818 - nothing went wrong
 
 
 def stopping(until: float) -> Report:
-    """Return a report that ends a run at a time.
+    """Return a progress callback that ends a run at a given time.
 
     Raises:
         OutOfTime: by the report, when it is called later.
@@ -278,7 +278,7 @@ def stopping(until: float) -> Report:
 
 
 def other_ways(target: str, dtype: str) -> str:
-    """Return what else may do where no nodes in float32 make a conversion pass on a target."""
+    """Return other advice for a conversion that does not pass on a target with any nodes in float32."""
     has_other = dtype == "float16" and takes_anywhere(
         target, "MatMul", FORMATS["bfloat16"].tensor
     )
@@ -339,7 +339,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
             return None
         if (
             trials or known is None
-        ):  # at first, what the target's arithmetic asks for may be enough
+        ):  # the nodes that the target's arithmetic breaks may be enough
             if not around.keys() - nodes.keys():
                 break
             nodes |= around
@@ -384,13 +384,13 @@ def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
 
 
 def _around_faults(checked: RunCheck) -> dict[str, None]:
-    """The low-precision nodes that go wrong, and those that read what they make."""
+    """Return the low-precision nodes that go wrong, and the readers of their outputs."""
     faults = [row for row in checked.values if row.fault and row.dtype in FORMATS]
     return dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
 
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
-"""The problem: can everything be float16, with exponents where necessary?"""
+"""Return the problem of lowering everything to float16, with exponents where necessary."""
 
 _TYPES: Final = frozenset({"float32", "float16"})
 _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
@@ -400,8 +400,8 @@ _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
 def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
     """Return the values that do not fit float16, and whether exponents help; None if all fit.
 
-    The model is raised to float32, and its ranges are measured. Where exponents help, they are tried: the model is
-    converted with them, and checked as it was.
+    The model is raised to float32, and its ranges are measured. If exponents help, they are tried: the model is
+    converted with them and checked in the same way.
 
     Args:
         model: the model.
@@ -423,7 +423,9 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         helped = any(row.exponent for row in rows)
         result = Model(convert(model, options).embedded()) if helped else None
         again = None if result is None else Check(result, run.bare).report()
-    except OnnxAmpError:  # what runs as it is need not run in float32, as opaque ops do
+    except (
+        OnnxAmpError
+    ):  # a model that runs in low precision need not run in float32; opaque ops may not
         return None
     if not rows:
         return None
@@ -462,7 +464,7 @@ _WAYS: Final = (
         Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto"),
     ),
 )
-"""Options that may make all values fit, and their conversion."""
+"""Yield options that may make all values fit, with their conversion."""
 
 
 NO_ISLANDS: Final = Cure(
@@ -485,7 +487,7 @@ def as_float16(model: Model) -> Model:
 
 
 def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
-    """Check a model as it runs where types are ignored.
+    """Check a model as it runs on a device that ignores types.
 
     Overflow becomes NaN there, so faults are called NaN.
 
@@ -507,12 +509,12 @@ def check_whole(model: Model, check: Callable[[Model], RunCheck]) -> RunCheck:
 
 
 def cure_whole(model: Model, check: Callable[[Model], RunCheck], trial: Trial) -> Cure:
-    """Find out what makes a model fit: one op in place of a decomposed one, or exponents. No float32 island does.
+    """Find what makes a model fit: folding decomposed ops, or exponents. No float32 island does.
 
     Args:
         model: the model.
         check: runs a model and measures its values.
-        trial: the inputs for ranges, and where they are measured.
+        trial: the inputs for ranges, and where they run.
     """
     for trials, (flag, options) in enumerate(_WAYS, 1):
         trial.run.report(trial.activity, trials, len(_WAYS))

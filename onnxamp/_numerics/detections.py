@@ -1,8 +1,8 @@
 """Comparing detections: rows that an op selected by their values, so that near-equal ones may change places.
 
-TopK, NonMaxSuppression and the like turn a rounding error into another order of rows, or into a row more or less at
-the end. Compared in place, every row behind it would count as wrong. So rows are matched first (an assignment of least
-cost: boxes by their overlap, scores by their difference, labels must agree), and what remains is measured.
+TopK, NonMaxSuppression and the like turn a rounding error into another order of rows, or into a row more or less at the
+end. Compared in place, every row after it would count as wrong. So rows are matched first (an assignment of least cost:
+boxes by their overlap, scores by their difference, labels must agree), and the rest is measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,8 @@ from onnxamp._optional import require
 Array: TypeAlias = npt.NDArray[Any]
 
 _MOST_ROWS: Final = 2000
-"""Rows of a list that are matched, the ones with the highest scores: an assignment takes cubic time."""
+"""Rows of a list that are matched, highest scores first. The number is limited because an assignment takes cubic time.
+"""
 
 _LISTS: Final = (2, 3)
 """Ranks of lists of boxes: [rows, 4] and [images, rows, 4]."""
@@ -43,7 +44,7 @@ _PACKED: Final[Mapping[int, tuple[slice, int, int | None]]] = {
 
 
 def selected_outputs(graph: Graph) -> frozenset[str]:
-    """Outputs of a model that depend on what an op selected or ordered by its values. Complexity: linear."""
+    """Outputs of a model that depend on values which an op selected or ordered. Complexity: linear."""
     facts = op_facts()
     pending = [node.index for node in graph.nodes if node.key in facts.selections]
     reached, outputs = set(pending), set[str]()
@@ -67,8 +68,8 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
 
 
 def listed_outputs(model: Model, metric: str) -> frozenset[str]:
-    """Return the outputs in which a metric looks for detections: "detections" in all, "auto" where an op selected
-    rows.
+    """Return the outputs in which a metric looks for detections: all for "detections"; for "auto", those with rows that
+    an op selected.
     """
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
@@ -84,7 +85,9 @@ def listed_outputs(model: Model, metric: str) -> frozenset[str]:
 
 
 def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
-    """Return whether outputs of these types may list detections: what is routed to experts by TopK, say, does not."""
+    """Return whether outputs of these types may list detections. Tokens that TopK routes to experts, for example, do
+    not.
+    """
     floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
     integers = {
         len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS
@@ -183,7 +186,7 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
 
 
 def _lists(scores: Array, rows: tuple[int, ...]) -> bool:
-    """Return whether it holds one score, or one for each class, per row."""
+    """Return whether it has one score per row, or one per row and class."""
     return scores.shape == rows or (
         scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows
     )
@@ -248,7 +251,7 @@ class Detections:
     Attributes:
         outputs: names of the outputs.
         rows: detections of the reference.
-        matched: those that the result has, too: the same label, and boxes that overlap by at least one half.
+        matched: rows that the result also has, with the same label and boxes that overlap by at least one half.
         lost, new: detections that only the reference has, and only the result.
         worst_overlap: the smallest intersection over union of two matched boxes; None without boxes.
         worst_score: the largest difference of two matched scores.
@@ -286,8 +289,8 @@ class Detections:
 class MatchedRows(NamedTuple):
     """Detections, and the arrays of both models without the rows that have no match, in one order.
 
-    ``reference`` and ``result`` hold arrays [matched rows, ...] by output: those of the detections, and what else has
-    one row for each of them (masks, keypoints).
+    ``reference`` and ``result`` hold arrays [matched rows, ...] by output: those of the detections, and other outputs
+    with one row for each (masks, keypoints).
     """
 
     detections: Detections
@@ -334,9 +337,9 @@ def match_rows(
         selected: the outputs that may hold detections.
 
     Returns:
-        One item per group of outputs that belong together: boxes [..., rows, 4] with scores [..., rows] or
-        [..., rows, classes], and labels [..., rows] if there are any; scores and labels of one shape, as TopK gives
-        them; or one output whose rows hold all of these.
+        One item per group of outputs that belong together: boxes [..., rows, 4] with scores [..., rows] or [..., rows,
+        classes], and labels [..., rows] if there are any; scores and labels of one shape, as from TopK; or one output
+        whose rows contain all of these.
     """
     arrays = {
         name: array
@@ -432,8 +435,8 @@ def _image(
 def _excess(missing: Array, mine: Array, others: Array) -> Array:
     """How far scores of rows that the other side lacks lie above the lowest that was selected there.
 
-    Rows that fill a list up to a fixed length have the score 0 and tell nothing; where the number of rows depends on a
-    threshold, that is not above any score of either side.
+    Rows that pad a list to a fixed length have the score 0 and mean nothing. If the number of rows depends on a
+    threshold, no score of either side is below it.
     """
     known = others if len(mine) == len(others) else np.concatenate([mine, others])
     lowest = known[known > 0].min(initial=np.inf)

@@ -81,9 +81,9 @@ def diff_models(
     state: StateLike = None,
     original: ModelSource | None = None,
 ) -> DiffReport:
-    """Run two models on the same samples and compare what they compute.
+    """Run two models on the same samples and compare their results.
 
-    On the CPU, where ONNX Runtime computes float16 in float32 and hides what a GPU does, low precision is emulated. On
+    On the CPU, ONNX Runtime computes float16 in float32 and hides the errors of a GPU, so low precision is emulated. On
     CUDA, each model runs in one session with all fusions as in production, but without TF32; only layers are computed
     one op at a time. On a plugin provider, the result runs in the same way, while the reference is computed on the CPU:
     float32 itself may be inexact there, and the report says by how much.
@@ -122,14 +122,14 @@ def diff_models(
             times that of the reference, plus 2e-3.
 
     Returns:
-        The comparison. ``passed`` is the verdict, ``outputs`` hold what was measured, ``first_bad`` names where the
-        error starts, ``skipped`` says why nothing could be compared.
+        The comparison. ``passed`` is the verdict, ``outputs`` are the measurements, ``first_bad`` is where the error
+        starts, and ``skipped`` says why nothing could be compared.
 
     Raises:
         ArgumentTypeError: a model, the samples or the limits are of another type.
         ArgumentError: the samples do not fit the reference, the result takes inputs that the reference lacks, or it
             lacks outputs that the reference has, or the state belongs to another comparison.
-        ModelError: a model cannot be read. RuntimeFailure: the provider is asked for and cannot be used.
+        ModelError: a model cannot be read. RuntimeFailure: the provider is requested and cannot be used.
 
     Example:
         >>> import onnxamp
@@ -178,7 +178,7 @@ def diff_models(
 class Comparison:
     """A reference and samples with which any number of results can be compared.
 
-    What the reference takes to prepare serves all of them, and so do its outputs, as far as they fit in memory.
+    The reference is prepared once for all of them, and its outputs are reused as far as they fit in memory.
 
     Attributes:
         run: the samples, and how models run on them.
@@ -194,7 +194,7 @@ class Comparison:
     limits: Limits
     selected: frozenset[str]
     _key: str = field(default_factory=token_hex)
-    """Stands for the reference where processes remember it."""
+    """The key under which processes remember the reference."""
 
     @classmethod
     def of(
@@ -241,8 +241,8 @@ class Comparison:
         )
 
     def try_reference(self) -> None:
-        """Run the reference on given inputs, to know that they fit it before anything else is done; :meth:`compare`
-        keeps what this computes, as far as it fits in memory. Made-up inputs are left alone, and all but the first of
+        """Run the reference on given inputs, to learn whether they fit before anything else runs; :meth:`compare`
+        reuses the results, as far as they fit in memory. Random inputs are skipped, and so are all but the first of
         those that workers will compare.
 
         Raises:
@@ -273,8 +273,8 @@ class Comparison:
 
         Args:
             layers: compare layers; None to do so only if outputs miss their limits.
-            activity: what the run reports that it is doing.
-            seconds: the time for layers in that case, in which as many samples as fit are compared, and at least one.
+            activity: a description for progress reports.
+            seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
         if layers:
             choose_provider(self.engine.provider)  # one that runs pieces
@@ -325,7 +325,9 @@ class Comparison:
         )
 
     def _allow_for_integers(self, report: DiffReport) -> bool:
-        """Measure once what integers cost the reference, if a result misses limits; return whether they loosen."""
+        """Measure the cost of integers for the reference once, if a result misses its limits; return whether this
+        loosens them.
+        """
         is_asked = self.limits.tolerance is not None or self.limits.coarse is not None
         if report.passed or is_asked or report.lowest == "float32":
             return False
@@ -341,10 +343,10 @@ class Comparison:
     def with_original(
         self, report: DiffReport, original: Model, result: Model
     ) -> DiffReport:
-        """Add to a comparison what the reference, which is quantized, and the result are off from its original.
+        """Add the errors of the quantized reference and of the result against the original to a comparison.
 
         Raises:
-            ArgumentError: the original takes other inputs, or lacks an output.
+            ArgumentError: the original has other inputs, or lacks an output.
         """
         if not report.was_compared:
             return report
@@ -369,7 +371,7 @@ class Comparison:
         return replace(report, original=original.label, costs=tuple(costs))
 
     def _depends_on(self, other: Session) -> Facts:
-        """Return what the measurements depend on."""
+        """Return the fingerprints of everything that measurements depend on."""
         one, accept, arithmetic = (
             self.reference,
             self.limits.accept,
@@ -402,7 +404,7 @@ class Comparison:
         """Compare as many samples as fit before a time, and at least one.
 
         Returns:
-            The report, which nothing judged yet, and what the samples showed; None where that is nothing.
+            Return the report, not yet judged, and the measurements of the samples; None where that is nothing.
         """
         model, result, samples = (
             self.reference.model,
@@ -457,7 +459,7 @@ class Comparison:
         return report, tally
 
     def _judged(self, report: DiffReport, tally: Tally | None) -> DiffReport:
-        """Judge by the limits what samples showed."""
+        """Judge the measurements by the limits."""
         if tally is None:
             return report
         report = finished(report, tally, self.limits)
@@ -487,7 +489,7 @@ class UpgradeProof:
     _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(
         default_factory=dict
     )
-    """Opset and numbers of ops of a model -> what is wrong with it."""
+    """Opset and numbers of ops of a model -> the fault."""
 
     def __call__(self, graph: Graph) -> str | None:
         """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
@@ -516,5 +518,5 @@ class UpgradeProof:
 
     @property
     def has_refused(self) -> bool:
-        """Whether an upgrade changed results."""
+        """Return whether an upgrade changed results."""
         return any(self._verdicts.values())

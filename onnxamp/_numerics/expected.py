@@ -47,10 +47,10 @@ _PRIOR: Final = 1e-6
 """Share of the squared error of everything that all nodes together cost beside their own: it ranks what costs none."""
 
 _MADE: Final = "\n"
-"""Stands for a value as its node makes it in low precision."""
+"""Marks a value as its node computes it in low precision."""
 
 _REST: Final = "\n\n"
-"""Stands for a value as it is cast for readers of which nothing else is known."""
+"""Marks a value as it is cast for readers that are not known separately."""
 
 _DECISIVE: Final = 16.0
 """The weight of the squared error of values that decide a selection, relative to outputs."""
@@ -60,11 +60,12 @@ _MOST: Final = 1e6
 
 
 QUANTILE: Final = 3.891
-"""What a normal error exceeds, in multiples of its standard deviation, in one of 10,000 cases. No sum of the squares of
-several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal probabilities for Gaussian quadratic forms, 2003)."""
+"""The bound that a normal error exceeds in one of 10,000 cases, in multiples of its standard deviation. No sum of the
+squares of several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal probabilities for Gaussian quadratic forms,
+2003)."""
 
 _SHOWN: Final = 10
-"""Nodes of which it is told what they contribute."""
+"""Number of nodes whose contribution is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,13 @@ def node_key(node: Node) -> str:
 
 
 def computes(node: Node) -> bool:
-    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbours."""
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
     moves = is_exact(node.proto) or node.key in op_facts().following
     return not moves and node.signature is not None
 
 
 def low_node(analysis: Analysis, node: Node) -> LowNode | None:
-    """Return what an analysis lowers of a node; None if that is nothing, or holds no numbers of its own."""
+    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
     ports = low_ports(analysis, node)
     if not (ports.inputs or ports.outputs):
         return None
@@ -193,7 +194,7 @@ class ExpectedErrors:
 
     @cached_property
     def decisive(self) -> Numbers:
-        """By row: the squared error of what decides about selections and branches, on the worst sample."""
+        """By row: the squared error of the values that decide selections and branches, on the worst sample."""
         none = np.zeros(len(self._places))
         worst: Numbers = np.max([none, *(table[:, -1] for table in self._tables)], 0)
         return worst
@@ -239,7 +240,7 @@ class ExpectedErrors:
     def made(self) -> Mapping[str, tuple[int, ...]]:
         """By key of a node that computes: the values that it rounds, as rows of the table.
 
-        What is inside of a loop rounds what the loop returns.
+        Nodes in a loop round the results of the loop.
         """
         return {
             unit.key: self._rows_of(self.graph.nodes[unit.node], unit)
@@ -248,7 +249,7 @@ class ExpectedErrors:
 
     @cached_property
     def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
-        """By key: the values that are cast for it where they are float32, each after the key of its own node."""
+        """By key: the values that are cast for it if they are float32, each with the key of its own node."""
         found = dict[str, tuple[tuple[str, int], ...]]()
         for unit in (*self.computing, *self.exact):
             node = self.graph.nodes[unit.node]
@@ -262,14 +263,16 @@ class ExpectedErrors:
         return found
 
     def predicted(self, low: AbstractSet[str]) -> float:
-        """Return the relative error of the worst output on the worst sample where these nodes are in low precision."""
+        """Return the relative error of the worst output on the worst sample if these nodes are in low precision."""
         rows = {row for key in low for row in self.rounded(key, low)}
         rows.update(self._given(low))
         nodes = sum(key in self.made for key in low)
         return sqrt(self._sum(rows) + nodes * self._prior)
 
     def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
-        """Return the rows of what a node rounds in low precision: its results, and what is cast for it."""
+        """Return the rows of all that a node rounds in low precision: its results, and the values that are
+        cast for it.
+        """
         cast = [row for made, row in self.read[key] if made not in low]
         return [*self.made.get(key, ()), *cast]
 
@@ -300,7 +303,7 @@ class ExpectedErrors:
         return [own[rows].sum(axis=0) for own in self._columns]
 
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
-        """Return the error to expect where these nodes are in low precision."""
+        """Return the expected error if these nodes are in low precision."""
         nodes = [unit for unit in (*self.computing, *self.exact) if unit.key in low]
         owners = {row: (name, "Cast") for row, name in self._given(low).items()}
         for one in nodes:
@@ -411,7 +414,7 @@ class ExpectedErrors:
         return {unit.node: unit for unit in self.exact}
 
     def _at(self, value: int, what: str = "") -> tuple[int, ...]:
-        """Return the row of a value; none where no sample shows it."""
+        """Return the row of a value; none if no sample measures it."""
         if value == ABSENT:
             return ()
         name = self.graph.values[value].name
@@ -419,7 +422,7 @@ class ExpectedErrors:
         return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:
-        """Return the key of the node that makes a value; "" if that is always float32."""
+        """Return the key of the node that computes a value; "" if it is always float32."""
         return self._keys.get(self.graph.values[value].producer, "")
 
     def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:
@@ -438,7 +441,7 @@ class ExpectedErrors:
         return tuple(dict.fromkeys(rows))
 
     def _cast(self, unit: LowNode) -> list[int]:
-        """Return the rows of what a node reads that makes no floats."""
+        """Return the rows of the inputs of a node without float outputs."""
         return [row for _, row in self.read[unit.key]]
 
     def _sources(self, unit: LowNode) -> list[int]:
@@ -461,11 +464,12 @@ class ExpectedErrors:
 
 
 def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
-    """Return what runs converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the CPU.
+    """Return the engine for converted models: a device with all fusions (CUDA with TF32 off), or an emulation on the
+    CPU.
 
     Args:
         provider: where they run; None for CUDA if it is available, else the CPU.
-        target: whose sums are emulated, on the way to a plugin provider, too, unless that has a profile itself.
+        target: the target whose sums are emulated, also for a plugin provider, unless that has its own profile.
 
     Raises:
         ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.

@@ -29,7 +29,7 @@ from onnxamp._runtime.fingerprints import source_print
 from onnxamp._state import fingerprint
 
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
-"""A function of the outputs of the original and of the result, by name; or where it is, as "package:function" or
+"""A function of the outputs of the original and of the result, by name; or its location, as "package:function" or
 "file.py:function"."""
 
 
@@ -38,20 +38,20 @@ COARSE: Final = (
     " L2). The default limit allows for that."
 )
 _ROUNDINGS: Final = sqrt(2)
-"""Two forms of a network that round to integers, each at other places, differ by what both are off."""
+"""Two forms of a network that round to integers at different places differ by the errors of both."""
 _COARSEST: Final = 0.1
 """Largest error that is put down to integers: beyond, they have lost the network."""
 
 
 class Accept(NamedTuple):
-    """A function that says whether a result is good enough, and its name."""
+    """A function that judges whether a result is good enough, and its name."""
 
     name: str
     function: Callable[[dict[str, Any], dict[str, Any]], bool]
 
     @classmethod
     def of(cls, given: AcceptLike) -> "Accept":
-        """Return the function that an argument means.
+        """Return the function that an argument names.
 
         Raises:
             ArgumentError: it cannot be imported. ArgumentTypeError: it is no function.
@@ -65,7 +65,7 @@ class Accept(NamedTuple):
         return cls(name_of(given), given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To other processes it goes by its name, if that says where it is."""
+        """Other processes load it by its name, if that contains its location."""
         return (
             (Accept.of, (self.name,))
             if ":" in self.name
@@ -116,7 +116,7 @@ def called(
     """Return the result of a user's function. A function given by name raises only errors with a message.
 
     Raises:
-        ArgumentError: it raises something. Whatever a function that was passed raises goes through.
+        ArgumentError: it raises something. Exceptions of a function that was passed propagate.
     """
     try:
         return function(dict(reference), dict(result))
@@ -156,7 +156,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Return the module in a file, which may import its neighbours."""
+    """Return the module in a file, which may import its neighbors."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -185,7 +185,7 @@ class Limits:
     ``of[metric][output]`` is the limit of one output, ``of[metric][""]`` the limit of all others.
 
     An output without a limit has to meet the default tolerance of the lower precision of both models (1e-5 for float32,
-    1e-2 for float16, 5e-2 for bfloat16): with its relative L2 error or, if it holds no floats and that is smaller, with
+    1e-2 for float16, 5e-2 for bfloat16): with its relative L2 error or, if it holds no floats and this is smaller, with
     the share of elements that differ, because labels flip and pixels are off by one. Lists of detections have to meet
     it with their own error. The error of float32 models may be twice that of float32 itself on the device, up to 1e-2.
 
@@ -207,9 +207,9 @@ class Limits:
     accept: Accept | None = None
     """Judges all outputs of a sample, in place of default limits."""
     margin: float = 0.0
-    """Share of the default tolerance that is left to other draws, where errors are draws."""
+    """Share of the default tolerance that is reserved for other samples, if errors are random."""
     otherwise: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Limits like ``of`` that suffice where an output misses the default one."""
+    """Limits in the form of ``of``, which are accepted if an output misses the default."""
     coarse: float | None = None
     """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
 
@@ -232,7 +232,7 @@ class Limits:
             outputs: the errors of the outputs.
             lowest: the lower precision of the two models.
             noise: the error of float32 itself on the device, if known.
-            drawn: whether errors are draws.
+            drawn: whether errors are random.
 
         Raises:
             ArgumentError: there is a limit for an output that does not exist.
@@ -302,7 +302,7 @@ class Limits:
 
 
 def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
-    """Hold an output to limits by metric."""
+    """Compare an output with limits by metric."""
     judgements = []
     for metric, limit in limits.items():
         found = float(getattr(diff, metric))
@@ -361,7 +361,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
 
 
 def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
-    """Limits, and one of the relative L2 error, in the forms that :func:`make_limits` takes.
+    """Limits, and a limit for the relative L2 error, in the forms that :func:`make_limits` accepts.
 
     Raises:
         ArgumentTypeError, ArgumentError: as :func:`make_limits`, or there is such a limit already.
@@ -374,7 +374,7 @@ def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
 
 
 def _check_bounds(metric: str, output: str, limit: float) -> None:
-    """Check that a limit is a value that the metric can have: others hold never, or always.
+    """Check that a limit is a possible value of the metric; others are never or always met.
 
     Raises:
         ArgumentError: it is not.
@@ -466,7 +466,7 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
 
 
 def size_only(diff: TensorDiff) -> bool:
-    """Return whether only sizes differ: outputs whose size depends on data may gain or lose an element at a
+    """Return whether only sizes differ. Outputs with data-dependent sizes may gain or lose an element at a
     threshold.
     """
     sizes_differ = diff.reference_shape != diff.result_shape
@@ -494,6 +494,6 @@ def _warnings(
 
 
 def _told_apart(found: float, limit: float) -> str:
-    """Return a number with two digits, or as many as it takes to see that it is not the limit."""
+    """Return a number with two digits, or with as many as distinguish it from the limit."""
     texts = (f"{found:.{digits}g}" for digits in range(2, 18))
     return next((text for text in texts if float(text) != limit), str(found))

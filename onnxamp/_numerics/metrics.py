@@ -13,7 +13,7 @@ Index: TypeAlias = tuple[int, ...]
 
 
 RELATIVE_FLOOR: Final = 1e-3
-"""Share of the reference's largest magnitude below which an element's error counts relative to this share."""
+"""Share of the reference's largest magnitude that bounds the divisor of an element's relative error from below."""
 
 VANISHED_ABOVE: Final = 0.05
 """Share of the reference's largest magnitude above which a zero in the result is no rounding error."""
@@ -149,8 +149,8 @@ class Bad:
 class TensorDiff:
     """Differences between a reference *a* and a result *b* of the same shape, computed in float64.
 
-    Elements that are NaN on both sides, or the same infinity, are equal. Where one side alone is not finite, the error
-    is infinite. Let *e* = abs(*a* - *b*), and ‖.‖ the Euclidean norm over all elements:
+    Elements that are NaN on both sides, or the same infinity, are equal. If only one side is not finite, the error is
+    infinite. Let *e* = abs(*a* - *b*), and ‖.‖ the Euclidean norm over all elements:
 
     ======================  ================================================================================
     ``mean_abs``            mean e
@@ -238,8 +238,7 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """The quality of two decoders' predictions of texts: exp(-mean ln p), over tokens with one before them in the same
-    sample.
+    """The quality of two decoders' predictions of texts: exp(-mean ln p) over all tokens but the first of each sample.
 
     Attributes:
         tokens: number of tokens that were predicted.
@@ -253,7 +252,7 @@ class Perplexity:
 
     @classmethod
     def of(cls, tokens: int, reference: float, result: float) -> "Perplexity":
-        """Return the perplexities of sums of -ln p, over so many tokens."""
+        """Return the perplexities for sums of -ln p over that many tokens."""
         of_sums = (_exp(total / tokens) for total in (reference, result))
         return cls(tokens, *of_sums)
 

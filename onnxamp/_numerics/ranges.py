@@ -1,4 +1,4 @@
-"""Ranges of a model's values on samples, and what follows from them: exponents, and nodes that stay float32."""
+"""Ranges of a model's values on samples, and the exponents and float32 nodes that follow from them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,14 +50,15 @@ _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 
 
 _CENTRED: Final = 4.0
-"""Squared mean over variance up to which a normalisation may subtract the mean in float16: a digit is lost or two."""
+"""Squared mean over variance up to which a normalization may subtract the mean in float16: it loses one or two digits.
+"""
 
 _LEAST_SPREAD: Final = 1e-12
-"""Variance over squared mean that counts as this much at least, so that ratios stay below those of sentinels."""
+"""Lower bound for variance over squared mean, so that ratios stay below those of sentinels."""
 
 
 class Watch(NamedTuple):
-    """A node, the value that it makes, and what was added: it on magnitudes, or a norm's squared mean over variance.
+    """A node, its value, and the added value: the node on magnitudes, or the squared mean over variance of a norm.
 
     Names are those of :func:`value_names`.
     """
@@ -107,7 +108,9 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
 
 
 def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
-    """Compute the squared mean over the variance of what a node normalises; the name of the result."""
+    """Compute the squared mean over the variance of the input that a node normalizes, and return the name of the
+    result.
+    """
     axis = 2 if node.key == "InstanceNormalization" else attribute(node.proto, "axis")
     source = node.proto.input[0]
 
@@ -139,7 +142,7 @@ def centred_norms(
     watched: Sequence[Watch],
     largest: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Outputs of normalisations whose mean is small relative to the deviation, so that it can be subtracted in
+    """Return outputs of normalizations with a mean so small relative to the deviation that it can be subtracted in
     float16.
     """
     norms = (
@@ -171,13 +174,13 @@ def partial_sums(
     largest: Mapping[str, float],
     shapes: Sequence[Shape | None],
 ) -> dict[str, Partial]:
-    """Value -> what the sums on the way to it reach.
+    """Return value -> the largest sum on the way to it.
 
     Args:
         graph: the model.
-        profile: how the target sums up.
-        watched: what :func:`with_magnitudes` added.
-        largest: largest magnitude by name, those included.
+        profile: how the target accumulates.
+        watched: the values that :func:`with_magnitudes` added.
+        largest: largest magnitude by name, including these.
         shapes: shapes by value on the samples.
     """
     found, names = dict[str, Partial](), value_names(graph)
@@ -207,7 +210,7 @@ def partial_sums(
 
 
 ROUNDS: Final = frozenset({"Loop", "Scan"})
-"""Ops that run their body in rounds, and stack what it returns."""
+"""Ops that run their body in a loop, and stack its results."""
 
 _LEAST_OPSET: Final = 9
 """The opset that introduced Where, and Scan in its current form."""
@@ -227,7 +230,7 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
     vectors: dict[int, tuple[str, list[int]]] = {}
     for scope in range(
         len(graph.scopes) - 1, -1, -1
-    ):  # a scope stands behind the one around it
+    ):  # a scope comes after the one around it
         for node in (graph.nodes[index] for index in graph.scopes[scope].nodes):
             found = writer.pass_out(node) if _is_open(graph, node) else None
             if found is not None:
@@ -287,7 +290,7 @@ class _Writer:
         return name
 
     def measure(self, scope: int, inner: Sequence[tuple[str, list[int]]]) -> None:
-        """Compute the magnitudes of a body's floats, beside those of the bodies in it."""
+        """Compute the magnitudes of a body's floats, including those of the bodies in it."""
         graph, parts, values = self.graph, list[str](), list[int]()
         for value in graph.values:
             if (
@@ -373,7 +376,7 @@ def _vector(name: str, size: int) -> ValueInfoProto:
 def of_bodies(
     largest: Mapping[str, float], watched: Mapping[str, int], names: Mapping[int, str]
 ) -> dict[str, float]:
-    """Ranges by full name: those that :func:`with_body_ranges` watched, beside the others."""
+    """Return ranges by full name, including those that :func:`with_body_ranges` watched."""
     own = set(names.values())
     found = {name: reach for name, reach in largest.items() if name in own}
     return found | {
@@ -384,7 +387,7 @@ def of_bodies(
 
 
 def with_ranges(model: Model, options: Options, run: Run) -> Options:
-    """Options with the exponents that they ask for, and names of nodes in place of ``data_max``, found on samples.
+    """Return options with the requested exponents, and with names of nodes in place of ``data_max``, found on samples.
 
     So decisions follow from the graph and the options alone, and plans repeat them without samples.
 
@@ -418,7 +421,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
 def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ranges]:
     """Return the float32 model that exponents apply to, folded as the options say, and the ranges of its values.
 
-    Where the target keeps sums in float16, those on the way to values are measured, too.
+    If the target accumulates in float16, the sums on the way to values are also measured.
 
     Arguments and errors as :func:`with_ranges`.
     """

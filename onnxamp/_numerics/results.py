@@ -28,8 +28,7 @@ class LayerDiff:
     accumulated: Measurement | None
     note: str | None = None
     exponent: int = 0
-    """e, where the result stores the value as a multiple by 2^-e of what the reference does; errors are in the
-    reference's units."""
+    """e, if the result stores the value times 2^-e; errors are in the units of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,11 @@ class Parting:
     """Sequences of tokens that differ, over all samples.
 
     Attributes:
-        output: the output that holds them, [..., positions]; "" for tokens that were generated greedily, after each
-            prompt and for as long as both models choose the same.
+        output: the output that holds them, [..., positions]; "" for tokens that were generated greedily after each
+            prompt until the models choose different ones.
         sequences: number of sequences; ``parted`` of them differ.
-        same: how many of the tokens that were generated are the same.
-        sample, sequence, position: where the first that differs begins to differ.
+        same: the number of generated tokens that agree.
+        sample, sequence, position: where the first differing sequence starts to differ.
         reference, result: the tokens there.
         gap: by how much the reference's logit of its own token exceeds that of the result's token there; None if it
             is not known. A small gap is a tie that any rounding may turn.
@@ -94,14 +93,14 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """Options that make a failure go away, and what their trial showed.
+    """Options that fix a failure, and the result of their trial.
 
-    ``command`` is a complete command line; for a checked model, whose original is not at hand, it is options for the
-    conversion of that original (``--keep-fp32 '...'``). ``nodes`` are kept in float32; ``outcome`` is the trial in
-    words. ``confirmed`` is False if ``trials`` candidates were tried and none was enough: then ``command`` is empty,
-    and ``nodes`` are the most that were tried. With ``applied``, the result is that conversion, at the ``level`` that
-    it fell back to, if any, or the float32 model if nothing was confirmed; ``failure`` and ``first_bad`` tell what is
-    wrong with the one that was asked for, and ``casts`` are the numbers of Casts of that one and of the result.
+    ``command`` is a complete command line. For a checked model, whose original is unknown, it contains options for
+    converting that original (``--keep-fp32 '...'``). ``nodes`` are kept in float32; ``outcome`` is the trial in words.
+    ``confirmed`` is False if ``trials`` candidates were tried and none was enough: then ``command`` is empty, and
+    ``nodes`` are the most that were tried. With ``applied``, the result is that conversion, at the ``level`` that it
+    fell back to, if any, or the float32 model if nothing was confirmed; ``failure`` and ``first_bad`` describe the
+    fault of the requested conversion, and ``casts`` are the numbers of Casts of that one and of the result.
     """
 
     command: str
@@ -140,7 +139,7 @@ class Cost:
 
     @property
     def passed(self) -> bool:
-        """Whether low precision adds little to what quantization costs."""
+        """Whether low precision adds little to the error of quantization."""
         return self.result <= self.limit
 
 
@@ -148,10 +147,10 @@ class Cost:
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
 
-    ``ran_on`` names the engine ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs``
-    says where the samples come from; ``skipped`` tells why nothing could be compared; ``failure`` is one sentence if
-    an output is broken; ``warnings`` name outputs that are only inexact; ``detections`` describe outputs that are
-    lists of detections.
+    ``ran_on`` names the engine ("CUDA (device)", "WebGPU on device", "CPU, emulated float16", "CPU"); ``inputs`` says
+    where the samples come from; ``skipped`` says why nothing could be compared; ``failure`` is one sentence if an
+    output is broken; ``warnings`` name outputs that are only inexact; ``detections`` describe outputs that are lists of
+    detections.
 
     Example:
         >>> import onnxamp
@@ -190,7 +189,8 @@ class DiffReport(Shown):
     first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
     measured."""
     drawn: bool = False
-    """Whether float16 is summed up in float16, and inputs are random, so that the errors of few numbers say little."""
+    """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.
+    """
     loaded: str = ""
     """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
     graph was resolved; "" if nothing did.
@@ -224,7 +224,7 @@ class ValueCheck:
 
     ``measured`` compares the rounded result (found) with the exact one (reference): broken counts overflow, flushed
     counts underflow. ``fault`` is "NaN", "Inf", "vanished", "all zero", "saturated" or "flushed" if the node goes wrong
-    although its inputs are fine, else None; ``inherited`` tells that it only passes on an earlier fault.
+    although its inputs are fine, else None; ``inherited`` means that it only passes on an earlier fault.
     """
 
     position: int
@@ -243,8 +243,8 @@ class ValueCheck:
 class OutOfRange:
     """A value that does not fit float16.
 
-    ``largest`` is its largest magnitude in float32. ``value * 2**-exponent`` fits, if the exponent is not 0; else
-    ``why`` tells what forbids one. ``op`` is "" for an input.
+    ``largest`` is its largest magnitude in float32. ``value * 2**-exponent`` fits, if the exponent is not 0; otherwise,
+    ``why`` says what rules one out. ``op`` is "" for an input.
     """
 
     value: str
@@ -291,4 +291,4 @@ class RunCheck(Shown):
     skipped: str | None = None
     cure: Cure | None = None
     fit: RangeFit | None = None
-    """Values that do not fit float16; None where all do, or no one asked."""
+    """Values that do not fit float16; None if all do, or if this was not requested."""

@@ -1,15 +1,15 @@
 """Low-precision weights rounded with compensation on samples of a model's inputs (``--rounding compensated``).
 
-The float32 model runs on the samples piece by piece. What its products read is kept as rows, in passes that fit a
-budget, until the weights are rounded that they are multiplied by.
+The float32 model runs on the samples piece by piece. The inputs of its products are stored as rows, in passes that fit
+a budget, until the corresponding weights are rounded.
 
 A weight ``W`` of K rows that rows ``X`` of samples are multiplied by is rounded so that ``|X (W - Q)|`` is small, row
 after row: what rounding one row of ``W`` adds to the product is taken from the rows that are not rounded yet (optimal
 brain surgeon; Frantar et al. 2022, arXiv 2210.17323). Here the grid is that of a float type, so nothing is scaled, and
-zeros stay zeros.
+zeros stay zero.
 
-Rows that were not seen are other than the samples. So ``X^T X`` is damped by a multiple of the identity, which keeps
-``Q`` near ``W`` itself, and rows that are held out judge: they choose the multiple, and whether ``Q`` is better at all.
+Unseen rows differ from the samples. So ``X^T X`` is damped by a multiple of the identity, which keeps ``Q`` near ``W``.
+Held-out rows choose the multiple, and decide whether ``Q`` is better at all.
 """
 
 import logging
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("onnxamp")
 _WIDEST: Final = 16384
-"""Rows of a weight beyond which it is rounded to nearest: the matrices take the square of that, several times."""
+"""Rows of a weight beyond which it is rounded to nearest, because the matrices take several times the square of it."""
 _ROWS: Final = 3
 """Rows that are kept for each row of a weight ..."""
 _LEAST_ROWS: Final = 2048
@@ -73,12 +73,14 @@ Found: TypeAlias = tuple[Chosen | None, tuple[float, float, float]]
 
 
 def rounder_of(options: Options, run: Run) -> "WeightRounder | None":
-    """Return what rounds the weights of a conversion as its options ask for; None to round all to nearest."""
+    """Return the weight rounder that the options of a conversion ask for; None to round all to nearest."""
     return WeightRounder(run) if options.may_compensate else None
 
 
 def rounding_seconds(weights: Iterable[ProductWeight]) -> float:
-    """About how long rounding weights with compensation takes on two cores, measured on BERT-base and ResNet-50."""
+    """Estimate how long rounding weights with compensation takes on two cores, from measurements on BERT-base and
+    ResNet-50.
+    """
     work = 0.0
     for weight in weights:
         size, depth = prod(weight.tensor.dims), weight.arrangement.depth
@@ -90,11 +92,11 @@ def rounding_seconds(weights: Iterable[ProductWeight]) -> float:
 
 @dataclass(slots=True)
 class WeightRounder:
-    """Rounds the weights of conversions of one model, on the same samples; what was found serves the next conversion.
+    """Rounds the weights of conversions of one model on the same samples, and reuses results in later conversions.
 
     Attributes:
         run: the samples, and where the float32 model runs on them.
-        budget: bytes of rows that are held at a time.
+        budget: bytes of rows that are held at once.
     """
 
     run: Run
@@ -125,7 +127,7 @@ class WeightRounder:
             self._found[keys[weight.value]] = _round_weight(weight, graph, rows, low)
             total -= 1
             told(len(missing) - total, len(missing))
-        for weight in missing:  # what no sample reaches
+        for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
         found = {value: self._found[key] for value, key in keys.items()}
         chosen = {value: bits for value, (bits, _) in found.items() if bits is not None}
@@ -183,7 +185,7 @@ _MEASURED: Final = "float32 model of rounded weights"
 
 
 class _SampleRows(NamedTuple):
-    """Rows by weight, of each sample and reader, and the weights that are taken in this pass over all samples."""
+    """Rows by weight, for each sample and reader, and the weights of this pass over all samples."""
 
     parts: dict[int, list[Floats]]
     taken: set[int]
@@ -264,7 +266,7 @@ class _RowsProbe(Probe[_SampleRows]):
     def _rows(
         self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int
     ) -> Floats | None:
-        """Return rows that a reader multiplies a weight by; None where they are of no use."""
+        """Return rows that a reader multiplies a weight by; None if they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
         most = -(
@@ -331,11 +333,11 @@ DAMPING: Final = (0.01, 0.1, 1.0)
 _ENOUGH: Final = 1 / 2
 """... until the error on rows held out is this much of that of rounding to nearest."""
 _HELD_OUT: Final = 4
-"""One of so many rows judges, and does not compensate."""
+"""One in this many rows is held out to judge."""
 _FEWEST: Final = 8
 """Rows below which none is held out: the strongest damping has to do."""
 _BLOCK: Final = 64
-"""Rows of a weight that are rounded before the rest takes up what they added."""
+"""Rows of a weight that are rounded before their error is added to the rest."""
 _WIDTH: Final = 1024
 """Columns that are rounded together: few enough to stay in the processor's cache."""
 
@@ -353,7 +355,7 @@ class Compensation(NamedTuple):
 
 
 def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None:
-    """Round a weight with compensation; None where all rows together, or those held out, gain nothing.
+    """Round a weight with compensation; None if all rows together, or those held out, gain nothing.
 
     Args:
         weight: G matrices of K rows and N columns.
@@ -377,7 +379,7 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
     if result is None:
         return None
     before, after = (error_norm(rows, weight, other) for other in (nearest, result))
-    if after >= before:  # where rows are few, those held out may be alone in gaining
+    if after >= before:  # with few rows, only those held out may gain
         return None
     return Compensation(
         result, before, after, error_norm(rows, weight, np.zeros_like(weight))
@@ -387,9 +389,10 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
 def _best(
     weight: Floats, nearest: Floats, rows: Floats, others: Floats, low: Format
 ) -> Floats | None:
-    """Return the weight rounded on some rows with the damping that is best on others; None where that is to nearest.
+    """Return the weight rounded on some rows with the damping that is best on others; None if that is rounding to
+    nearest.
 
-    Where there are no others, the strongest damping has to do.
+    Without held-out rows, the strongest damping is used.
     """
     gram, is_judged = _gram(rows), others.shape[1] > 0
     judges = others if is_judged else rows

@@ -1,4 +1,4 @@
-"""Comparing two models on one sample, and what that shows."""
+"""Compare two models on one sample."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,7 +51,7 @@ class SampleDiff:
     """The measurements of one sample.
 
     Attributes:
-        facts: what is known of the models; None if they could not even be prepared.
+        facts: known facts about the models; None if they could not even be prepared.
         error: why the reference does not run on it.
         failure: why the result does not.
         mismatches: differences of outputs that no limit allows.
@@ -85,7 +85,7 @@ class TwoModels(SideBySide):
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
         layers: compare intermediate values as well.
-        decoder: what the inputs of both mean, if they are decoders that read given texts.
+        decoder: the roles of the inputs of both, if they are decoders that read given texts.
         generates: tokens that both generate after a prompt.
     """
 
@@ -95,10 +95,10 @@ class TwoModels(SideBySide):
     decoder: Decoder | None = None
     generates: int = 0
     _elsewhere: Session | None = None
-    """The reference, where it did not run."""
+    """The reference that did not run."""
 
     def compare(self, item: Item) -> SampleDiff:
-        """Return what a sample shows.
+        """Return the measurements of a sample.
 
         Raises:
             ArgumentError: the sample does not fit the reference, the models do not fit each other, or the user's
@@ -174,7 +174,9 @@ class TwoModels(SideBySide):
     def _needs_noise(
         self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
     ) -> bool:
-        """Return whether the noise of the device matters: float32 is judged by it, and it may explain a large error."""
+        """Return whether the noise of the device matters, because float32 is judged by it or because it may explain a
+        large error.
+        """
         if (
             not self.result.whole
             or self.result.engine.emulates
@@ -255,8 +257,8 @@ class DiffProbe(Probe[SampleDiff]):
     """Comparing two models. A process keeps the reference for the next result.
 
     Attributes:
-        key: stands for the reference and how it is run.
-        result_key: stands for the result.
+        key: identifies the reference and how it runs.
+        result_key: identifies the result.
         is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
@@ -295,9 +297,7 @@ class DiffProbe(Probe[SampleDiff]):
         reads = self.is_text and tokens_input(one.model.proto) is not None
         decoder = Decoder.of(one.model) if reads else None
         if decoder is not None and not (decoder.caches or self.generates):
-            decoder = (
-                None  # a network that fills gaps in texts takes and gives the same
-            )
+            decoder = None  # a network that fills gaps in texts has inputs and outputs of the same length
         models = TwoModels(
             decoder=decoder,
             generates=self.generates,
@@ -311,7 +311,9 @@ class DiffProbe(Probe[SampleDiff]):
 
 
 def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> Session:
-    """Return the reference of results that run on an engine: on the same, or on the CPU beside a plugin provider."""
+    """Return the reference for results on an engine: it runs on the same engine or, for a plugin provider,
+    on the CPU.
+    """
     return engine.reference.open(
         model, whole=whole and engine.is_reference, budget=budget
     )
@@ -331,9 +333,9 @@ def noise_floor(
     """Return the error that the device alone causes: of a float32 model's outputs on the CPU and on another device.
 
     Args:
-        elsewhere: the model, on the one of them that did not make the outputs.
-        outputs: what the other one made of the same feeds.
-        on_device: whether a device made the outputs, and not the CPU.
+        elsewhere: the model, on the engine that did not compute the outputs.
+        outputs: outputs of the other engine for the same feeds.
+        on_device: whether a device computed the outputs, rather than the CPU.
 
     Returns:
         The largest relative L2 error of all float outputs; None if the model does not run.
@@ -370,7 +372,7 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
 
 
 def nan_inputs(feeds: Feeds) -> Iterator[str]:
-    """Sentences about inputs that hold NaN, which spreads through the model."""
+    """Yield sentences about inputs with NaN, which spreads through the model."""
     for name, feed in feeds.items():
         if (
             isinstance(feed, np.ndarray)
@@ -413,7 +415,7 @@ def _layers(
 
 
 def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
-    """With the types that the models declare, where emulation computes in float32."""
+    """Restore the declared types of values that emulation computed in float32."""
     one, other = (
         dtype_of(flow, diff.name) if diff.name in flow.low else ""
         for flow in (reference, result)
@@ -484,7 +486,7 @@ def _find_parting(
     """Compare the tokens of one sample; None if they are no arrays [sequences, positions] of one shape.
 
     Args:
-        logits: computes what the reference chose its tokens from; called only if tokens differ.
+        logits: computes the logits of the reference; called only if tokens differ.
     """
     if not (isinstance(reference, np.ndarray) and isinstance(result, np.ndarray)):
         return None

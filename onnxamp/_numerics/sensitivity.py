@@ -2,12 +2,13 @@
 
 Rounding errors are small and nearly independent, so to first order the squared error of an output is a sum over the
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
-expectation of g_e^2 is the squared norm of what element e does to the output. A value that is off by d, which is known,
-costs the sum of g_e^2 d_e^2; its many elements average out the choice of r. Outputs of few elements take several r.
+expectation of g_e^2 is the squared norm of the effect of element e on the output. A value that is off by d, which is
+known, costs the sum of g_e^2 d_e^2; its many elements average out the choice of r. Outputs of few elements use several
+r.
 
-The passes run piece by piece. The backward pass computes each piece again from the values at its borders, so that
-memory holds these and one piece. A node without a gradient rule is moved a little along each of its inputs, and what
-that does to its outputs becomes a gradient of the same energy, spread over the input.
+The passes run piece by piece. The backward pass recomputes each piece from the values at its borders, so that only
+these and one piece are in memory. For a node without a gradient rule, each input is moved a little, and the effect on
+its outputs becomes a gradient of the same energy, spread over the input.
 """
 
 from collections import Counter
@@ -67,10 +68,12 @@ _NODES: Final = 96
 """Nodes of a piece: its backward pass has some ten times as many, and ONNX Runtime loads those slowly."""
 
 _TOGETHER: Final = 4
-"""Samples that share what is loaded for a piece."""
+"""Samples that share the sessions of a piece."""
 
 _GROUPS: Final = 8
-"""Outputs whose errors are told apart. Where there are more, some share one: their sum counts."""
+"""Groups of outputs whose errors are measured separately. If there are more outputs, some share a group, and their sum
+counts.
+"""
 
 _PROBES: Final = 4
 """Vectors of signs for an output of few elements."""
@@ -176,7 +179,7 @@ class GradientWalk:
     """Nodes that gather rows of a large matrix."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
-        """Measure numbered samples; those that take the same branches share what is loaded. Numbers seed the signs.
+        """Measure numbered samples; those that take the same branches share sessions. Numbers seed the signs.
 
         Raises:
             RuntimeFailure: the model does not run.
@@ -224,7 +227,7 @@ class GradientWalk:
             for one in passes:
                 self._step(one, part)
             runner.forget()
-            if flow.large:  # else sessions would hold memory for each piece
+            if flow.large:  # otherwise, sessions would hold memory for each piece
                 self._sessions.clear()
         for one in passes:
             yield one.found.sensitivities()
@@ -478,7 +481,7 @@ def _seeds(
 
 
 def _signs(array: Floats, random: np.random.Generator) -> Floats:
-    """Random signs over the norm of an array, zero where that is not finite."""
+    """Return random signs over the norm of an array, or zero if that is not finite."""
     finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
     norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
     signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
@@ -486,14 +489,14 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
 
 
 def _ends(flow: Flow) -> list[str]:
-    """Return the float outputs; where there are none, the floats that the others depend on."""
+    """Return the float outputs or, if there are none, the floats that the outputs depend on."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
     return floats or _floats_before(flow, made)
 
 
 def _decisive(flow: Flow) -> list[str]:
-    """Return the floats that decide what is selected, and which branches are taken."""
+    """Return the floats that decide selections and branches."""
     found = dict.fromkeys(
         name
         for node in flow.nodes
@@ -559,9 +562,7 @@ class _Found:
 
 
 def _known(cost: float, *, is_plain: bool) -> float:
-    """Return a cost; what is not a number is beyond all bounds, unless it may come of a sentinel that met no
-    gradient.
-    """
+    """Return a cost. NaN exceeds all bounds, unless it may come from a sentinel that met no gradient."""
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost

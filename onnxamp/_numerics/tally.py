@@ -11,7 +11,7 @@ from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import SampleDiff
 
 _HOPELESS: Final = 1e-2
-"""Noise floor from which on errors tell nothing about low precision."""
+"""Noise floor above which errors mean nothing for low precision."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Tally:
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
-    """Return the report with what all samples showed, judged by the limits."""
+    """Return the report with the measurements of all samples, judged by the limits."""
     outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
     alarms = [
         *tally.alarms,

@@ -64,10 +64,10 @@ def generated(
     """Generate tokens greedily with a reference and a result, for as long as both choose the same.
 
     Args:
-        decoder: what their inputs mean.
+        decoder: the roles of their inputs.
         models: both.
         prompt: one sequence of tokens, with empty caches.
-        outputs: what both gave after it.
+        outputs: the outputs of both after it.
         most: the largest number of tokens.
         sample: the number of the prompt.
 

@@ -70,7 +70,7 @@ class Profile:
         dots: by op, how its products accumulate where it takes four at a time, as their factors lie side by side.
         roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
         formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.exponents`.
-        cancelling: normalisations that subtract the mean in float16.
+        cancelling: normalizations that subtract the mean in float16.
         folded_first: kinds of folds to make before any number is rounded.
     """
 

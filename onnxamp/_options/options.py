@@ -162,7 +162,7 @@ class Options:
                 raise ArgumentTypeError(
                     f"Unknown option {name!r}: {meant(name, names)}"
                 )
-        return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalises them
+        return cls(level, **(keywords or {}))  # type: ignore[arg-type] # __post_init__ checks and normalizes them
 
     @cached_property
     def low(self) -> Format:
@@ -220,7 +220,7 @@ class Options:
 
     @property
     def folds(self) -> bool:
-        """Whether all patterns are folded. Normalisations contain squares, which no exponent makes fit."""
+        """Whether all patterns are folded. Normalizations contain squares, which no exponent makes fit."""
         return bool(self.fold or self.rescale)
 
     @property

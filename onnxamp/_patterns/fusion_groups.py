@@ -20,7 +20,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
 
     The conditions are those of its conv_bn_fusion.cc and matmul_bn_fusion.cc: inference mode, constant parameters
     and weights, and a producer that nothing else reads. Where the target has no low-precision kernel for the
-    normalisation there is no pair: folding happens at load time, but the model must also load with optimisations off.
+    normalization there is no pair: folding happens at load time, but the model must also load with optimizations off.
     Where scales may be low, weights may be dequantized ones: TensorRT fuses those products with what is behind them.
     """
     if not options.folds_batch_norm:
@@ -74,12 +74,12 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
 
 
 def skip_sums(graph: Graph) -> dict[int, int]:
-    """Add -> the normalisation of its sum (or the core of a decomposed one): ONNX Runtime makes one op of both.
+    """Add -> the normalization of its sum (or the core of a decomposed one): ONNX Runtime makes one op of both.
 
     The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
     """
     heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
-    for match in patterns_of(graph, "normalisation"):
+    for match in patterns_of(graph, "normalization"):
         heads |= {
             index: match.core
             for index in match.nodes
@@ -105,7 +105,7 @@ def _may_be_equal(one: Shape, other: Shape) -> bool:
 
 
 def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, str]:
-    """Inputs of decomposed normalisations in front of which a Cast must not stand alone -> label of the first reader.
+    """Inputs of decomposed normalizations in front of which a Cast must not stand alone -> label of the first reader.
 
     ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
     or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
@@ -115,7 +115,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
     mixed = low.name != "bfloat16" and _mixes(target, low)
     if graph.book.opsets[""] < 17 and mixed:
         return absorbed
-    for norm in patterns_of(graph, "normalisation"):
+    for norm in patterns_of(graph, "normalization"):
         for first in (graph.nodes[index] for index in sorted(norm.nodes)):
             value = _centred_alone(graph, first)
             if value == ABSENT and not mixed:
@@ -130,7 +130,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
 
 
 def _mixes(target: str, low: Format) -> bool:
-    """Return whether the target normalises low precision with a float32 scale; ONNX Runtime inserts Casts on the
+    """Return whether the target normalizes low precision with a float32 scale; ONNX Runtime inserts Casts on the
     CPU.
     """
     if not target_of(target).limits_types or device_of(target) == CPU:

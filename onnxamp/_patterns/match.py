@@ -167,12 +167,12 @@ _CLOSE = 1e-6
 class Match:
     """Nodes that are one decomposed op.
 
-    What :mod:`onnxamp._patterns.patterns` recognises are nodes that belong together, whatever stands among them.
+    What :mod:`onnxamp._patterns.patterns` recognizes are nodes that belong together, whatever stands among them.
     Within these, the match of a form can become one op.
     """
 
     kind: str
-    """The kind of the form, as "LayerNorm"; or of the walk, as "normalisation"."""
+    """The kind of the form, as "LayerNorm"; or of the walk, as "normalization"."""
     core: int
     """The node that messages name: the root, the exponential; the last node of a form."""
     nodes: frozenset[int]

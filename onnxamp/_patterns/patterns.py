@@ -1,4 +1,4 @@
-"""The patterns of a graph: ``graph.ask(find_patterns)`` recognises them, ``graph.ask(find_forms)`` matches exactly."""
+"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them, ``graph.ask(find_forms)`` matches exactly."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -18,7 +18,7 @@ from onnxamp._patterns.match import (
 )
 
 _REACH = 32
-"""Nodes that one walk may visit; decomposed normalisations have at most about 20."""
+"""Nodes that one walk may visit; decomposed normalizations have at most about 20."""
 
 
 def _normalisation(graph: Graph, root: Node) -> set[int]:
@@ -159,7 +159,7 @@ def _back_to_reduction(
 
 
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
-    """Return nodes from the root to the normalised result, with gain and bias behind it."""
+    """Return nodes from the root to the normalized result, with gain and bias behind it."""
     nodes: set[int] = set()
     stack, normalised = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
@@ -304,7 +304,7 @@ def _other(graph: Graph, node: Node, value: int) -> int:
 
 
 WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
-    "normalisation": _normalisation,
+    "normalization": _normalisation,
     "softmax": _softmax,
     "magnitude": _magnitude,
     "gelu": _gelu,
@@ -314,7 +314,7 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
-    """Return the decomposed ops that the walks recognise, in the order of their cores. Complexity: linear."""
+    """Return the decomposed ops that the walks recognize, in the order of their cores. Complexity: linear."""
     cores, found = op_facts().core_of, list[Match]()
     for node in graph.nodes_of(cores):
         for kind in cores[node.key]:

@@ -1,1 +1,1 @@
-"""Tuning of several models that work together: a function of the user runs them, and one budget holds for all."""
+"""Tuning of several models that work together: a function of the user runs them, and they share one budget."""

@@ -33,7 +33,7 @@ from onnxamp._target.roofline import Device
 from onnxamp._tuning.arguments import is_slower
 
 SAMPLES: Final = 4
-"""Calls of each model that are kept at least, if there are so many; twice as many at most."""
+"""Fewest calls of each model to keep, if there are that many; at most twice as many are kept."""
 
 _KINDS: Final = 8
 """Combinations of input shapes of which times are estimated."""
@@ -70,7 +70,7 @@ class Calls:
         self.count += 1
 
     def kinds(self) -> list[tuple[Shapes, float]]:
-        """Shapes, and how many calls have about these; not many, whatever is called."""
+        """Return representative shapes, with the number of calls that have similar ones."""
         found = sorted(self.shapes.items())
         step = -(-len(found) // _KINDS) or 1
         groups = [found[start : start + step] for start in range(0, len(found), step)]
@@ -89,7 +89,7 @@ def _copied(feed: Feed) -> Any:
 
 @dataclass(slots=True)
 class PipelineModel:
-    """A model of a pipeline, for its function. It takes what ``onnxruntime.InferenceSession`` takes."""
+    """A model of a pipeline, for its function. It accepts the same arguments as ``onnxruntime.InferenceSession``."""
 
     name: str
     proto: ModelProto
@@ -157,8 +157,8 @@ _MASKS: Final = 1e30
 class Choice(NamedTuple):
     """A model in some precision.
 
-    ``time`` is in microseconds per run of the pipeline, estimated; ``weights`` are bytes. ``tolerance`` is that of a
-    choice of level "auto", on the model's own outputs, and ``own_error`` its error there.
+    ``time`` is in microseconds per run of the pipeline, estimated; ``weights`` are bytes. ``tolerance`` is the
+    tolerance of a choice of level "auto" for the model's own outputs, and ``own_error`` its error there.
     """
 
     plan: Plan
@@ -213,7 +213,7 @@ class Clock(NamedTuple):
         error: float | None = None,
         plan: Plan | None = None,
     ) -> Choice:
-        """Return an analysed conversion, with its plan and what it costs."""
+        """Return an analyzed conversion, with its plan and its cost."""
         times, weights = 0.0, 0
         for estimate, count in self._estimates(analysis.graph, analysis.options.low):
             times += count * time_of(analysis, estimate)
@@ -254,9 +254,9 @@ def choices_of(
     *,
     allow_slower: bool,
 ) -> tuple[Choice, list[Choice]]:
-    """Return a model in float32, and what it can be otherwise, fastest first; level "auto" is not among these.
+    """Return a model in float32 and its other choices, fastest first, without level "auto".
 
-    What is slower than float32 is left out unless it is allowed.
+    Choices that are slower than float32 are left out unless they are allowed.
     """
     model = member.model
     float32 = clock.choice(analyse_safely(model, Options(Level.O0))[1])
@@ -285,7 +285,7 @@ def rank(choice: Choice) -> tuple[float, int, bool, int]:
 def _asked(
     member: Member, model: Model, samples: Samples, provider: Provider
 ) -> Iterator[Options]:
-    """Yield the options to try: each level in each type, and with exponents where values leave the type's range."""
+    """Yield the options to try: each level in each type, and with exponents if values exceed the type's range."""
     levels = [level for level in _ORDER if level in member.levels]
     for dtype in member.dtypes:
         yield from (member.asked(level, dtype) for level in levels)

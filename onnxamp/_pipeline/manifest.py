@@ -43,7 +43,7 @@ LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
 _DECIDED: Final = frozenset(
     {"level", "dtype", "rescale", "rescaling", "rounding", "rule"}
 )
-"""Options that the search sets, or that no file can hold."""
+"""Options that the search sets, or that a file cannot contain."""
 
 Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
 """Runs the models, and returns a number or a dict of outputs."""
@@ -103,10 +103,10 @@ def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
 
     Args:
         source: a manifest's path, or models by name.
-        given: what overrides the manifest: its keys besides the models. None says nothing.
+        given: keys that override those of the manifest, except the models. None says nothing.
 
     Raises:
-        ArgumentError: the manifest cannot be read, or says something impossible. ArgumentTypeError: it is neither.
+        ArgumentError: the manifest cannot be read, or is invalid. ArgumentTypeError: it is neither.
         ModelError: a model cannot be read.
     """
     settings = {name: value for name, value in given.items() if value is not None}
@@ -174,7 +174,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "levels": ((list,), "a list"),
     "options": ((dict,), "a table"),
 }
-"""Keys of a manifest besides its models and the function."""
+"""Keys of a manifest other than its models and the function."""
 
 
 def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
@@ -187,7 +187,7 @@ def _check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
 def _function(
     given: str | Function | None, manifest: Path | None
 ) -> tuple[Function, str]:
-    """The function that runs the models, and its name; a file is looked for beside the manifest that names it."""
+    """Return the function that runs the models, and its name. Files are relative to the manifest."""
     if given is None:
         raise ArgumentError(
             "A pipeline needs a function that runs its models: pass function."
@@ -221,7 +221,7 @@ def _member(
         raise ArgumentError(
             f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries."
         )
-    Options.of("O2", options)  # names what is wrong in them
+    Options.of("O2", options)  # names the faults in them
     tried = {"dtypes": get_args(DtypeName), "levels": LEVELS, **settings, **own}
     source = own.get("path")
     if folder is not None:
@@ -253,7 +253,7 @@ def _list(where: str, what: str, found: Any) -> Iterable[str]:
 
 
 def _file(name: str, source: Any, folder: Path | None) -> str:
-    """Return the name of a result: where the model is, below the manifest's folder; else its name in the pipeline."""
+    """Return the name of a result: the path of the model below the manifest's folder, or its name in the pipeline."""
     if folder is not None:
         relative = as_path(source).absolute()
         if relative.is_relative_to(folder) and ".." not in relative.parts:

@@ -1,4 +1,4 @@
-"""Runs of a pipeline: in float32, which records what each model is fed, and with any of its models converted."""
+"""Runs of a pipeline: in float32, which records the inputs of each model, and with any of its models converted."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ class Trial:
     """A run of the pipeline with some models converted.
 
     ``model`` is the one that was tried, and ``choice`` its level and type; ``others`` are models that were low already;
-    ``error`` is by how much the pipeline was worse than in float32, infinite if it broke, and ``failure`` says how.
-    ``time`` is that of the model per run of the pipeline, in estimated microseconds.
+    ``error`` is how much worse the pipeline was than in float32, infinite if it broke, and ``failure`` says how.
+    ``time`` is the estimated time of the model per run of the pipeline, in microseconds.
     """
 
     model: str
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TunedMember:
-    """A model of a pipeline, and what was decided about it.
+    """A model of a pipeline, and its choice.
 
     ``choice`` is "float32", or the level and the low type; ``exponents`` are values that are stored with one. ``alone``
     is the error of the pipeline with this model alone as decided, None if it was never so; ``error`` that with all
@@ -74,7 +74,7 @@ class TunedMember:
 
     @property
     def is_float32(self) -> bool:
-        """Whether nothing of it is low."""
+        """Whether all of it is float32."""
         return self.choice == "float32"
 
     @property
@@ -237,7 +237,9 @@ def key_of(chosen: Mapping[str, Choice]) -> str:
 
 
 def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
-    """Return all that measurements depend on: the models, the function and its file, the metric, what computes."""
+    """Return the fingerprints of everything that measurements depend on: the models, the function and its file, the
+    metric, versions.
+    """
     members = pipeline.members
     return {
         "a model": fingerprint(
@@ -260,7 +262,7 @@ Runs = Callable[[Mapping[str, Feed]], Outputs]
 """Runs a model on a sample."""
 
 _LONGEST: Final = 300
-"""Letters of a failure that reports say."""
+"""Most characters of a failure in reports."""
 
 
 @dataclass(slots=True)
@@ -281,13 +283,13 @@ class PipelineRuns:
     calls: dict[str, Calls] = field(default_factory=dict)
     _float32: dict[str, Runs] = field(default_factory=dict)
     _converted: dict[str, tuple[str, Model, Runs]] = field(default_factory=dict)
-    """Model -> its last choice, converted, and what runs it."""
+    """Model -> its last choice, converted, and its session."""
 
     def start(self) -> None:
-        """Run the pipeline in float32, and record what its models are fed.
+        """Run the pipeline in float32, and record the inputs of its models.
 
         Raises:
-            RuntimeFailure: the function fails, or what it returns cannot be compared.
+            RuntimeFailure: the function fails, or its result cannot be compared.
             ArgumentError: it returns neither a number nor outputs, or never runs a model.
         """
         self.calls = {member.name: Calls() for member in self.pipeline.members}
@@ -331,7 +333,7 @@ class PipelineRuns:
         )
 
     def judged(self, models: Mapping[str, PipelineModel]) -> Measured:
-        """Run the function on models, and compare what it returns with float32."""
+        """Run the function on models, and compare its result with that of float32."""
         try:
             result = self._called(models, "with converted models")
         except RuntimeFailure as error:
@@ -357,7 +359,7 @@ class PipelineRuns:
         )
 
     def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
-        """Return the error of a converted model's own outputs on what the pipeline feeds to it."""
+        """Return the error of a converted model's own outputs on its recorded inputs."""
         self._runs(name, choice)
         member = self.pipeline[name]
         made = self._converted[name][1]
@@ -422,7 +424,7 @@ class PipelineRuns:
             result = self.pipeline.run(models)
         except (
             Exception
-        ) as error:  # it is not ours, and low precision may lead it anywhere
+        ) as error:  # it is the user's, and low precision may make it raise anything
             text = f"{type(error).__name__}: {error}".rstrip(".")
             raise RuntimeFailure(
                 f"The function {name!r} failed {where}: {text}."

@@ -1,13 +1,14 @@
-"""The search: one model after another, by what it does to the pipeline per time that it saves.
+"""The search: one model after another, by its effect on the pipeline per time that it saves.
 
-1. Each model alone, with all others in float32: its fastest choice with which the pipeline holds. Where a faster one
-   does not, level auto looks for something between the two, at a tolerance of the model's own outputs that is scaled
-   from what the pipeline made of that choice.
-2. Models are put in order: the least error per microsecond saved first, and what saves no time behind.
-3. In this order each model gets the fastest choice with which the pipeline holds together with all that is decided.
+1. Each model alone, with all others in float32: its fastest choice with which the pipeline meets the tolerance. If a
+  faster one does not, level auto searches between the two, with a tolerance for the model's own outputs that is scaled
+  from the error of the pipeline with that choice.
+2. Models are sorted: the least error per microsecond saved first, and models that save no time last.
+3. In this order, each model gets the fastest choice with which the pipeline meets the tolerance, given all earlier
+  decisions.
 
-So the tolerance is one budget for all: whoever comes first may use all of it. The last run of step 3 that held is a run
-with all models as they are decided.
+So the tolerance is one budget for all models: the first may use all of it. The last run of step 3 that passed is a run
+with the final choices of all models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ _STEP: Final = 0.5
 """Largest ratio of successive tolerances of level auto."""
 
 _FIRST: Final = 1e-3
-"""The first of them where nothing is known: no choice gave a finite error."""
+"""The first of them if nothing is known because no choice gave a finite error."""
 
 
 class Job(Protocol):
@@ -50,7 +51,7 @@ class Job(Protocol):
         """Run the pipeline with these models converted."""
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
-        """Level auto for a model, with type and exponents as a choice has them, at a tolerance of its own outputs.
+        """Level auto for a model, with the type and exponents of a choice, at a tolerance for its own outputs.
 
         None if it lowers nothing.
         """
@@ -68,14 +69,14 @@ class PipelineSearch:
     refined: frozenset[str]
     """Models for which level auto may be tried."""
     asked: Search
-    """The tolerance of all models together, what may be run, and whether slower choices are allowed."""
+    """The tolerance of all models together, the limits of the search, and whether slower choices are allowed."""
     job: Job
     report: Report
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     """Error of the pipeline when a model was decided, with all that were decided before; in that order."""
     alone: dict[str, tuple[Choice, float]] = field(default_factory=dict)
-    """The fastest choice of a model with which the pipeline holds if all others are float32, and the error."""
+    """The fastest choice of a model with which the pipeline passes if all others are float32, and the error."""
     trials: list[Trial] = field(default_factory=list)
     stopped: bool = False
     started: float = field(default_factory=monotonic)
@@ -94,13 +95,13 @@ class PipelineSearch:
             is_first = all(choice.is_float32 for choice in self.decided.values())
             if (
                 self.stopped if found is None else not is_first
-            ):  # else nothing new can be found
+            ):  # otherwise, nothing new can be found
                 found = self.fit(name, self.decided)
             self.decided[name], error = found or (self.float32[name], error)
             self.errors[name] = error
 
     def rank(self, name: str) -> tuple[int, float]:
-        """Orders models: the least error per time saved first, then what saves bytes alone, then the rest."""
+        """Sort key of models: the least error per time saved first, then those that only save bytes, then the rest."""
         if name not in self.alone:
             return 2, 0.0
         choice, error = self.alone[name]
@@ -112,7 +113,9 @@ class PipelineSearch:
     def fit(
         self, name: str, decided: Mapping[str, Choice]
     ) -> tuple[Choice, float] | None:
-        """Return the fastest choice of a model with which the pipeline holds, with others as decided; and the error."""
+        """Return the fastest choice of a model with which the pipeline passes, given the other decisions, and the
+        error.
+        """
         missed: list[tuple[Choice, float]] = []
         held: tuple[Choice, float] | None = None
         for choice in self._able(name, decided):
@@ -168,7 +171,7 @@ class PipelineSearch:
         missed: Sequence[tuple[Choice, float]],
         held: tuple[Choice, float] | None,
     ) -> tuple[Choice, float] | None:
-        """Return the best of what held and what level auto finds between that and what missed."""
+        """Return the better of the choice that passed and what level auto finds between it and the one that missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
         own, last = (
             (self.job.own_error(name, nearest) if isfinite(error) else None),

@@ -227,7 +227,7 @@ def run_tuning(
 
 @dataclass(slots=True)
 class _Job:
-    """One tuning: what runs the pipeline, and what is known of it."""
+    """One tuning: the runner of the pipeline, and its measurements."""
 
     runs: PipelineRuns
     asked: Search
@@ -270,8 +270,8 @@ class _Job:
         noise = job.measure({}).error
         if noise > asked.tolerance:
             raise RuntimeFailure(
-                f"The function {pipeline.called!r} does not return the same twice: two runs in float32 differ by"
-                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed what is random in it."
+                f"The function {pipeline.called!r} returns different results each time: two runs in float32 differ by"
+                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed everything random in it."
             )
         job.noise = noise
         return job
@@ -365,9 +365,9 @@ class _Job:
         """The error of a run with the files that were written; else why there was none.
 
         Raises:
-            RuntimeFailure: they do not run where they are meant to, or miss the tolerance.
+            RuntimeFailure: they do not run on the provider, or miss the tolerance.
         """
-        self.options.report("running what was written", 0, 0)
+        self.options.report("running the written files", 0, 0)
         found, name = self.runs.written(paths), self.runs.engine.provider
         if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"

@@ -1,7 +1,7 @@
-"""Writing the models of a pipeline: all are written beside their targets and judged there, then all take their places.
+"""Write the models of a pipeline: all are written beside their targets and judged there, then all are renamed.
 
-A result that is refused leaves everything as it was. What is put in place, model by model, are renamed files, so each
-is whole at every moment.
+A result that is refused leaves everything as it was. Files are renamed model by model, so each is complete at every
+moment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Approve = Callable[[Mapping[str, Path]], None]
 
 
 def check_targets(members: Sequence[Member], folder: Path) -> None:
-    """Before anything runs, check that no result takes the place of a model.
+    """Check, before anything runs, that no result replaces a model.
 
     Raises:
         ArgumentError: one would.
@@ -64,8 +64,8 @@ def write_pipeline(
         scratch: a folder for models that came from no file.
 
     Raises:
-        RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written.
-        Others as :func:`onnxamp._convert.convert.convert_to_file`, and what ``approve`` raises.
+        RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written. Others as
+            :func:`onnxamp._convert.convert.convert_to_file`, and exceptions of ``approve``.
     """
     made: dict[str, Conversion] = {}
 
@@ -114,7 +114,7 @@ def _in_file(model: Model, path: Path) -> Model:
 def _check_loads(
     member: Member, choice: Choice, path: Path, provider: Provider
 ) -> None:
-    """Let ONNX Runtime load a file, in a process of its own."""
+    """Load a file with ONNX Runtime, in a separate process."""
     options = choice.plan.options
     is_meant = (
         provider == device_of(options.target) and engine_on(provider).is_reference

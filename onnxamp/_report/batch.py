@@ -36,7 +36,7 @@ def status_of(row: Outcome) -> Status:
 
 
 def batch_report(report: FolderReport) -> Report:
-    """One row per model, and then failures, and what was not validated."""
+    """One row per model, followed by failures and models that were not validated."""
     failed = [row for row in report.rows if row.has_failed]
     healed = [row for row in report.rows if row.healed]
     columns = (

@@ -34,7 +34,7 @@ _OPS: Final = 12
 
 
 def bench_report(report: BenchReport) -> Report:
-    """Models timed side by side, the first of which is what the others are compared with."""
+    """Models timed side by side, the others compared with the first."""
     names = tuple(model.model for model in report.models)
     is_alone = len(names) == 1
     where = "" if report.profiled is None else f" at batch {report.profiled}"
@@ -84,7 +84,7 @@ def _verdict(report: BenchReport) -> Verdict:
     if not others:
         return Verdict(Status.PASSED, "The model was timed.")
     standings: dict[str, list[str]] = {}
-    for model in others:  # of several batch sizes the least favourable counts
+    for model in others:  # of several batch sizes, the least favorable counts
         ratios = [
             one.speedup for one in report.timings if one.model == model and one.speedup
         ]
@@ -187,7 +187,7 @@ def _ops(models: Sequence[Bench]) -> Table:
 
 
 def _total(model: Bench) -> str:
-    """Time of all ops together, or their number where the engine tells no times."""
+    """Return the time of all ops together, or their number if the engine reports no times."""
     told = [row.seconds for row in model.ops if row.seconds is not None]
     return (
         f"{sum(told) * 1e3:.3f}" if told else f"×{sum(row.nodes for row in model.ops)}"
@@ -195,7 +195,7 @@ def _total(model: Bench) -> str:
 
 
 def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
-    """Return a key that sorts ops by time, and by number where there is none."""
+    """Return a key that sorts ops by time, or by number if there is no time."""
     return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
 
 
@@ -211,7 +211,7 @@ def _ran(row: OpTime | None) -> str:
 
 
 def generation_report(report: GenerationReport) -> Report:
-    """Decoders that generated text, the first of which is what the others are compared with."""
+    """Decoders that generated text, the others compared with the first."""
     columns = (
         "model",
         "engine",

@@ -126,7 +126,7 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
 
 
 def finding_text(finding: Finding) -> str:
-    """Return a finding and what to do about it, as sentences."""
+    """Return a finding and its remedy, as sentences."""
     text = finding.text if finding.text.endswith((".", ":")) else f"{finding.text}."
     return f"{text} {finding.action}".strip()
 
@@ -186,7 +186,7 @@ def _quantized(audit: Audit) -> Iterator[Figure]:
 
 
 def _scales(audit: Audit) -> Table:
-    """Scales that low precision does not hold; those that are low come first."""
+    """Return scales that do not fit low precision; those that are low come first."""
     ranked = sorted(audit.scales, key=lambda scale: scale.stored != scale.low)
     rows = (
         Row(
@@ -233,7 +233,7 @@ def _providers(audit: Audit) -> Iterator[Figure]:
 
 
 def _placement(audit: Audit) -> Table:
-    """Return where op types run, and in which precision; those that the target does not run come first."""
+    """Return where op types run, and in which precision; op types that the target does not run come first."""
     rows = Counter(
         (node.op, node.provider, node.precision)
         for node in audit.nodes
@@ -294,7 +294,7 @@ def _out_of_range(fit: RangeFit) -> Table:
 
 
 def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
-    """Exponents as the way out, where they were seen to help."""
+    """Return the step that suggests exponents, if a trial showed that they help."""
     if run is None or run.fit is None or not run.fit.tried or run.first_bad is None:
         return ()
     if run.cure is not None and run.cure.command == "--rescale":
@@ -304,7 +304,7 @@ def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
 
 
 def _values(bad: Sequence[ValueCheck], values: Iterable[ValueCheck]) -> Table:
-    """The values that go wrong, or pass on what did, and then all others."""
+    """Return the values that go wrong or inherit a fault, followed by all others."""
     columns = [
         "value",
         "op",
@@ -336,7 +336,7 @@ def _value(row: ValueCheck) -> Row:
 
 
 def check_json(checks: Mapping[str, tuple[Audit | None, RunCheck | None]]) -> str:
-    """Return what a check found, or, for several models, what it found in each file."""
+    """Return the report of a check; for several models, one for each file."""
     facts = {
         model: {"verdict": check_status(audit, run), "static": audit, "run": run}
         for model, (audit, run) in checks.items()

@@ -33,7 +33,7 @@ from onnxamp._report.text import change, count, magnitude, number, shape
 
 
 class Compared(Protocol):
-    """A comparison of two language models, or what a folder keeps of it."""
+    """A comparison of two language models, or its summary in a folder."""
 
     @property
     def outputs(self) -> tuple[TensorDiff, ...]: ...
@@ -83,7 +83,7 @@ _LEAST_FIRST: Final = tuple(
 
 
 def diff_report(diff: DiffReport | None) -> Report:
-    """Return a comparison; None where the models were not compared at all."""
+    """Return a comparison; None if the models were not compared at all."""
     if diff is None:
         return Report("diff", Verdict(Status.UNKNOWN, "The models were not compared."))
     return Report(
@@ -125,7 +125,7 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """Return what is wrong, and where it starts."""
+    """Return the fault, and where it starts."""
     if diff.skipped:
         return (diff.skipped,)
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
@@ -156,12 +156,12 @@ def outputs_match(diff: DiffReport) -> str:
 
 
 def _is_blank(output: TensorDiff) -> bool:
-    """Return whether the reference is NaN or infinite throughout: what matches it says nothing."""
+    """Return whether the reference is NaN or infinite throughout, so that agreement means nothing."""
     return 0 < output.size == output.reference_nan + output.reference_inf
 
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
-    """Provider and inputs, where anything ran."""
+    """Return provider and inputs, if anything ran."""
     loaded = (
         f"loads in {ran.loaded}" if isinstance(ran, DiffReport) and ran.loaded else ""
     )
@@ -264,7 +264,7 @@ def _parting(found: Parting) -> str:
 
 
 def _change(found: Parting) -> str:
-    """Return the tokens where sequences part, and how close they are."""
+    """Return the tokens where sequences diverge, and how close they are."""
     gap = ""
     if found.gap is not None:
         gap = f", where the reference's logits are {number(found.gap)} apart"
@@ -274,7 +274,7 @@ def _change(found: Parting) -> str:
 def _outputs(diff: DiffReport) -> Table:
     missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
     rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
-    if len(rows) > _ROWS:  # what is wrong must be among those that are shown
+    if len(rows) > _ROWS:  # rows with faults must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
     return table(
         _OUTPUT_COLUMNS,

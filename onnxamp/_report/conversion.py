@@ -58,7 +58,7 @@ _READERS: Final = 3
 
 
 def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
-    """Return all that a conversion and its validation have to say; ``audit`` is of the result."""
+    """Return the report of a conversion and its validation; ``audit`` is of the result."""
     plan, validation = made.plan, made.validation
     told = notes([*conversion_notes(made), *comparison_notes(validation)])
     causes = [cause for cause in made.causes if cause.casts]
@@ -117,14 +117,13 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
-        subject = (
-            "1 node has"
+        subject, verb = (
+            ("1 node has", "it runs")
             if len(found.fallbacks) == 1
-            else f"{len(found.fallbacks):,} nodes have"
+            else (f"{len(found.fallbacks):,} nodes have", "they run")
         )
-        verb = "runs" if len(found.fallbacks) == 1 else "run"
         ops = tally((op for _, op in found.fallbacks), _ROWS)
-        yield f"{subject} no kernel on {target}, in float32 either, and {verb} on the CPU: {ops}."
+        yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
     if found.overridable:
         yield (
             f"{count(len(found.overridable), 'weight')} are also graph inputs, so callers can override them: each"
@@ -142,7 +141,7 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
 
 
 def warning_items(plan: Plan) -> Iterator[Item]:
-    """Return what commands say at once, so that their reports show it again with -v alone."""
+    """Return messages that commands print at once, and that reports repeat only with -v."""
     return (Item(text, Level.WARNING) for text in plan.warnings)
 
 
@@ -261,7 +260,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
 
 
 def _why_nothing(made: Conversion) -> str:
-    """Return the most frequent reason for which the nodes stay as they are."""
+    """Return the most frequent reason why nodes do not change."""
     plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."

@@ -1,4 +1,4 @@
-"""A region that was cut out of a model: what is in it, what enters and leaves it, and what to do with it."""
+"""A region that was cut out of a model: its nodes, inputs and outputs, and next steps."""
 
 import shlex
 from collections import Counter
@@ -40,7 +40,7 @@ _ROWS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class ValueFacts:
-    """An array in numbers; ``least`` and ``largest`` are over finite elements, None where there are none."""
+    """An array in numbers; ``least`` and ``largest`` are over finite elements, None if there are none."""
 
     name: str
     dtype: str

@@ -36,12 +36,12 @@ def inspection_report(
     """Return a model and its levels.
 
     Args:
-        path: where the model is.
+        path: the path of the model.
         model: the model.
         operators: (op type, precision) -> number of nodes.
         plans: level -> the plan, and the number of nodes by precision.
-        hints: level -> what comes before, and what folding or another opset would save.
-        with_decisions: show each decision without -v, too.
+        hints: level -> preparations, and savings by folding or by another opset.
+        with_decisions: show each decision even without -v.
     """
     weights, opsets = (
         size(weight_bytes(model)),
@@ -86,7 +86,7 @@ def inspection_report(
 
 
 def plan_report(plan: Plan) -> Report:
-    """A plan: what is decided, why nodes stay float32, and each decision."""
+    """A plan: a summary, why nodes stay float32, and each decision."""
     rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
     low = {row.node for row in rows if row.low}
     high = {row.node: row.reason for row in rows if not row.low}

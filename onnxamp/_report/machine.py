@@ -65,7 +65,7 @@ def _check(found: DiffReport) -> None:
 
 
 def document(kind: str, facts: Mapping[str, Any]) -> str:
-    """One JSON object: ``kind`` is the command that made it, and stands in it before the facts, with the version."""
+    """One JSON object: ``kind`` is the command that made it. It precedes the facts, with the version."""
     return json.dumps(
         {"onnxamp": kind, "format": _FORMAT, **as_data(facts)},
         indent=1,

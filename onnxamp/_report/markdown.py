@@ -43,15 +43,15 @@ _MEMBERS: Final = 5
 _ROWS: Final = 12
 """Rows of a detail of which the terminal shows none without -v."""
 _ACTIVE: Final = re.compile(r"[\\`*\[\]<>|~$&#]|(?<!\w)_|_(?!\w)")
-"""Characters that mean something to Markdown; an underscore within a word does not."""
+"""Characters with a meaning in Markdown, except for underscores within words."""
 _LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
 """Text that GitHub turns into links, unless a comment follows."""
 
 
 def as_markdown(report: Report, *, verbose: bool = False) -> str:
-    """Return a report as Markdown: the verdict, key figures, tables, and what to do.
+    """Return a report as Markdown: the verdict, key figures, tables, and next steps.
 
-    What the terminal shows only with -v is folded; ``verbose`` leaves out no row of a table.
+    Parts that the terminal shows only with -v are folded; ``verbose`` leaves out no row of a table.
     """
     blocks = [*_head(report), *_figures(report.figures)]
     for section in report.sections:
@@ -63,7 +63,7 @@ def as_markdown(report: Report, *, verbose: bool = False) -> str:
 
 
 def error_markdown(sentence: str) -> str:
-    """Return what is wrong where there is no report."""
+    """Return the error if there is no report."""
     return f"### {_MARKS[Status.FAILED]} {_text(sentence)}"
 
 
@@ -74,7 +74,7 @@ def _text(text: str) -> str:
 
 
 def _head(report: Report) -> Iterator[str]:
-    """Verdict, files, where they ran, and what is wrong."""
+    """Yield the verdict, files, where they ran, and the fault."""
     models = _text(" → ".join(report.models))
     facts = [f"**{models}**"] if models else []
     facts += map(_text, (report.task, *report.ran))
@@ -107,7 +107,7 @@ def _grid(
 
 
 def _section(section: Section, *, verbose: bool) -> Iterator[str]:
-    """Yield the parts under their heading, folded where they are details."""
+    """Yield the parts under their heading, folded if they are details."""
     is_folded = section.is_detail or not section.on_page
     title = _text(section.title)
     yield f"<details><summary>{title}</summary>" if is_folded else f"#### {title}"
@@ -161,7 +161,7 @@ def _cell(row: Row, at: int) -> str:
 
 
 def _items(items: Sequence[Item], *, verbose: bool) -> str:
-    """Statements: a table where they say what they are about, else a list."""
+    """Yield statements: a table if they have subjects, otherwise a list."""
     if not any(item.label or item.members or item.action for item in items):
         return "\n\n".join(
             f"{_SIGNS[item.level]} {_text(item.text)}".strip() for item in items

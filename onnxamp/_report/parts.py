@@ -1,6 +1,6 @@
 """Elements of reports as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
 
-Texts may hold names from models as they are; whatever shows them makes them harmless first.
+Texts may contain unescaped names from models; every view escapes them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A key figure: what it is, the number with its unit, and a remark; ``brief`` says it within a line."""
+    """A key figure: its name, the number with its unit, and a remark; ``brief`` says it within a line."""
 
     label: str
     value: str
@@ -63,9 +63,8 @@ class Table(NamedTuple):
     """Rows under titles; the columns whose positions are in ``right`` hold numbers.
 
     ``shown`` limits the rows on the terminal, where -v shows all of them. ``key`` names the rows on the page
-    (``key-0``, ``key-1``, ...). Where the terminal is narrow, the columns in ``prose`` are folded, names lose their
-    middle, and then the columns in ``drop`` are left out, in this order: from the right, all but the first, if it is
-    None.
+    (``key-0``, ``key-1``, ...). On a narrow terminal, the columns in ``prose`` are folded, names lose their middle, and
+    then the columns in ``drop`` are left out, in this order; if it is None, from the right, all but the first.
     """
 
     columns: tuple[str, ...]
@@ -78,7 +77,7 @@ class Table(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A statement, and what it is about: ``members`` are names, or "name: detail". ``action`` says what to do."""
+    """A statement, and its subject: ``members`` are names, or "name: detail". ``action`` says what to do."""
 
     text: str
     level: Level = Level.NOTE
@@ -116,8 +115,8 @@ Part: TypeAlias = Table | Item | Bars | Figure
 class Section(NamedTuple):
     """Parts under a heading.
 
-    ``is_detail``: the terminal shows it only with -v. ``on_page``: False for what the page shows in its own way, as a
-    column of the node table or a plot.
+    ``is_detail``: the terminal shows it only with -v. ``on_page``: False for parts that the page shows in another form,
+    such as a column of the node table or a plot.
     """
 
     title: str
@@ -132,10 +131,10 @@ class Section(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A next step, or an attempt: ``command`` is to be copied, ``nodes`` are the ones that it keeps in float32.
+    """A next step, or an attempt: ``command`` is meant to be copied; ``nodes`` are those that it keeps in float32.
 
-    ``is_options``: the command is only options, for converting the original. ``confirmed`` is False where no trial was
-    good enough: then there is no command.
+    ``is_options``: the command is only options, for converting the original. ``confirmed`` is False if no trial was
+    good enough; then there is no command.
     """
 
     text: str
@@ -146,9 +145,9 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Everything a command has to say.
+    """The whole report of a command.
 
-    ``task`` is what was done ("convert, O2 float16 for cuda"), ``models`` are the files, original first, and ``ran``
+    ``task`` is a description ("convert, O2 float16 for cuda"), ``models`` are the files, original first, and ``ran``
     says where and on which inputs they ran.
     """
 
@@ -182,7 +181,7 @@ def section(
     is_detail: bool = False,
     on_page: bool = True,
 ) -> Section:
-    """Return a section of parts that hold anything; without any it is left out wherever the report is shown."""
+    """Return a section of the parts that are not empty; views skip a section without parts."""
     flat = chain.from_iterable(
         (part,) if isinstance(part, Part) else part for part in parts
     )
@@ -206,7 +205,7 @@ def notes(texts: Iterable[str]) -> list[Item]:
 
 
 def listed_parts(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield parts for a list, where an action follows the last of the items that it is for."""
+    """Yield parts for a list, with each action after the last item that needs it."""
     for part, behind in pairwise(chain(parts, [None])):
         if isinstance(part, Item) and isinstance(behind, Item):
             is_repeated = (part.label, part.action) == (behind.label, behind.action)
@@ -234,7 +233,7 @@ PRECISIONS: Final = (*FORMATS, "mixed", "float32", "float64", "no floats")
 
 
 def node_figure(dtype: str, counts: Mapping[str, int]) -> tuple[Figure, ...]:
-    """Return how many of the nodes that compute with floats are in low precision; nothing where none does."""
+    """Return how many of the nodes that compute with floats are in low precision; nothing if none does."""
     low = counts.get(dtype, 0) + counts.get("mixed", 0)
     floats = sum(counts.get(kind, 0) for kind in PRECISIONS if kind != "no floats")
     kinds = ", ".join(
@@ -263,7 +262,7 @@ def weight_bar(label: str, sizes: Mapping[str, int]) -> Bar:
 
 
 def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
-    """Casts between floats, and what they move."""
+    """Return the Casts between floats, and the bytes that they move."""
     if audit is None:
         return ()
     casts = audit.casts

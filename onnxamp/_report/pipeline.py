@@ -34,7 +34,7 @@ _UP: Final = 1.06
 
 
 def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Report:
-    """Return all that tuning a pipeline has to say; ``state`` is the file that its measurements are in."""
+    """Return the report of tuning a pipeline; ``state`` is the file that its measurements are in."""
     paths = (tuned.source, tuned.output)
     told = "--state FILE saves the measurements, so that a later run can continue."
     return Report(
@@ -54,7 +54,7 @@ def pipeline_report(tuned: TunedPipeline, *, state: Path | None = None) -> Repor
 
 
 def pipeline_json(tuned: TunedPipeline) -> str:
-    """Return the same as JSON, without the decision about each node: plans hold these."""
+    """Return it as JSON, without the decision about each node, which plans contain."""
     facts = as_data(tuned)
     for model in facts["models"]:
         del model["plan"]

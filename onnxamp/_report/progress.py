@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Told: TypeAlias = Callable[..., None]
-"""Takes what is being done ("measuring: sample 1 of 4"), how much of it is done, and how much there is (0: unknown)."""
+"""Called with the activity ("measuring: sample 1 of 4"), the amount done, and the total (0: unknown)."""
 
 _Bar: TypeAlias = Callable[[str, int, int], None]
 
@@ -24,9 +24,9 @@ _LINES: Final = 10.0
 
 
 def progress_lines(write: Callable[[str], object], every: float = _LINES) -> _Bar:
-    """Writes a line on what is being done, with its share and the time since the start, every so many seconds.
+    """Writes a line with the activity, its share and the time since the start, at a given interval in seconds.
 
-    What takes less time than that says nothing.
+    Shorter jobs write nothing.
     """
     start = last = monotonic()
 
@@ -50,7 +50,7 @@ def progress_bar(label: str = "working", *, quiet: bool = False) -> Iterator[Tol
         quiet: show nothing.
 
     Yields:
-        A function for ``progress`` or ``told`` of any function of onnxamp. It takes the activity, the amount
+        A function for ``progress`` or ``told`` of any function of onnxamp. Its arguments are the activity, the amount
         done and the total (0 if unknown), or only these two numbers.
 
     Example:
@@ -129,9 +129,7 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
 @contextmanager
 def _notebook() -> Iterator[_Bar]:
     """An element of HTML that is updated in place, in every kind of notebook; rich's own bar needs ipywidgets."""
-    ipython: Any = import_module(
-        "IPython.display"
-    )  # there is one where a notebook runs
+    ipython: Any = import_module("IPython.display")  # there is one in a notebook
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0
     from html import escape  # noqa: PLC0415 - only a notebook needs it

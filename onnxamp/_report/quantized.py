@@ -21,7 +21,7 @@ _ROLES: Final[Mapping[str, str]] = {
 
 
 def quantized_sections(plan: Plan) -> Iterator[Section]:
-    """Yield what becomes of a quantized network: its nodes by type, and what stays float32 beside them."""
+    """Yield the result for a quantized network: its nodes by type, and the floats that stay float32."""
     yield section("Quantized nodes", quantized_table({"": plan}))
     yield section("Units between integers", units_table({"": plan}), on_page=False)
     if plan.level != "auto":  # tuning says it
@@ -56,7 +56,7 @@ def quantized_table(plans: Mapping[str, Plan]) -> Table:
 
 
 def units_table(plans: Mapping[str, Plan]) -> Table:
-    """Return a drawing of what is between integers, under each of some plans."""
+    """Return a drawing of the ops between integers, under each of some plans."""
     units = [(level, unit) for level, plan in plans.items() for unit in plan.units]
     units.sort(key=lambda row: -row[1].count)
     rows = ((level, f"{unit.count:,}", _drawn(unit)) for level, unit in units)

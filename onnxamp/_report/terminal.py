@@ -1,8 +1,8 @@
 """Reports on a terminal. Names come from the model: markup and control characters in them are shown, not obeyed.
 
-First stand verdict, files and key figures, and last, behind a long report, the verdict in one line, and the next steps.
-Numbers are never broken, and keep their units; names and prose are folded. Where that is not enough, columns of a table
-are left out, and named below it.
+Verdict, files and key figures come first. A long report ends with the verdict in one line, and the next steps. Numbers
+are never broken, and keep their units; names and prose are folded. If that is not enough, columns of a table are left
+out, and named below it.
 """
 
 import os
@@ -43,7 +43,7 @@ from onnxamp._report.parts import (
 from onnxamp._report.text import glued
 
 _WIDTH: Final = 140
-"""Columns of a report that goes to no terminal, where COLUMNS does not say otherwise."""
+"""Columns of a report without a terminal, unless COLUMNS says otherwise."""
 _ENDLESS: Final = 1 << 16
 """Columns of a line that is never folded."""
 _SCREEN: Final = 20
@@ -57,9 +57,11 @@ _FOLDED: Final = 20
 _WORD: Final = 12
 """The same for a word in the title of a column of numbers."""
 _GLUE: Final = "\ue000"
-"""Stands between a number and its unit while lines are folded: rich folds at a space that is not to be broken, too."""
+"""Replaces the space between a number and its unit while lines are folded, because rich also folds at
+no-break spaces.
+"""
 _JOINT: Final = "\x1f"
-"""Stands where a name may be folded: to rich it is a space, of no width."""
+"""Marks where a name may be folded: for rich, it is a space of no width."""
 _JOINTS: Final = re.compile(r"(?<=/)(?=\w)")
 _SHOWN: Final = str.maketrans({_GLUE: " ", _JOINT: None})
 _MARKS: Final = {
@@ -79,8 +81,8 @@ _SIGNS: Final = {
 def print_report(report: Report, *, verbose: bool = False, brief: bool = False) -> None:
     """Print a report on standard output; with ``brief`` its verdict, and problems if there are any.
 
-    Commands stand on lines of their own, unbroken, so that they can be copied. Where standard output is no terminal,
-    and COLUMNS is not set, names are not folded, and no column is left out.
+    Commands stand on lines of their own, unbroken, so that they can be copied. If standard output is no terminal and
+    COLUMNS is not set, names are not folded, and no column is left out.
     """
     console = make_console()
     whole = not console.is_terminal and not _columns()
@@ -88,7 +90,7 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
         console.width = _ENDLESS
     with console.capture() as capture:
         console.print(_Shown(report, verbose, whole, brief, has_steps=True), crop=False)
-    # A pipe that nobody reads is an error, which rich would not raise.
+    # Rich would not raise an error for a closed pipe.
     console.file.write(capture.get())
     console.file.flush()  # errors follow on standard error
 
@@ -96,7 +98,7 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
 def as_text(
     report: Report, *, verbose: bool = False, more: str = " (-v shows all)"
 ) -> "_Shown":
-    """Return a report without its steps, as what rich prints; ``more`` says how to see what it leaves out."""
+    """Return a report without its steps, as a renderable for rich; ``more`` says how to see the rest."""
     return _Shown(report, verbose, more=more)
 
 
@@ -170,7 +172,7 @@ class _Shown:
                 yield from self._parts(section.parts, width)
 
     def _parts(self, parts: tuple[Part, ...], width: int) -> Iterator[RenderableType]:
-        """Yield the parts, one below the other; neighbouring figures share a table."""
+        """Yield the parts, one below the other; neighboring figures share a table."""
         figures = Grid.grid(padding=(0, _GAP, 0, 0))
         for is_number in (False, False, True, False):
             figures.add_column(no_wrap=is_number, overflow="fold")
@@ -190,7 +192,7 @@ class _Shown:
                 yield from self._table(bars_table(part), width)
 
     def _item(self, item: Item) -> Iterator[RenderableType]:
-        """Yield a statement behind its sign, and what it is about."""
+        """Yield a statement after its sign, and its subject."""
         below = " " if item.level is Level.NONE else "  "
         label = f"{item.label}: " if item.label else ""
         yield _hanging(
@@ -207,7 +209,7 @@ class _Shown:
             yield _hanging(below, _text(f"→ {item.action}"))
 
     def _table(self, part: Table, width: int) -> Iterator[RenderableType]:
-        """Yield a table, its first rows without -v. What is left out for want of room is named below it."""
+        """Yield a table, its first rows without -v. Columns that do not fit are named below it."""
         rows = shown_rows(part, verbose=self.verbose)
         lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
         columns = [
@@ -269,14 +271,14 @@ class _Shown:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text as it can be shown, in which numbers keep their units, and names are folded where their parts meet."""
+    """Return printable text in which numbers stay with their units, and names fold between their parts."""
     return Text(
         _JOINTS.sub(_JOINT, glued(printable(text)).replace("\xa0", _GLUE)), style
     )
 
 
 def _least(column: list[Text], *, is_whole: bool) -> int:
-    """Return the width that a column needs: all of what is not folded, and of its title the longest word."""
+    """Return the width that a column needs for unfolded cells, and for the longest word of its title."""
     title, *cells = column
     natural = max((text.cell_len for text in cells), default=0)
     if not is_whole:
@@ -287,7 +289,7 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
 
 
 def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
-    """Yield the columns to leave out, in this order: what holds nothing, and those that the table names."""
+    """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
     yield from (at for at, (_, *cells) in enumerate(columns) if at and not any(cells))
     yield from range(len(columns) - 1, 0, -1) if part.drop is None else part.drop
 
@@ -320,9 +322,7 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def _summary(report: Report, width: int) -> Grid:
-    """Return the verdict in one line: the file that was made or judged, the sentence, and key figures as far as they
-    fit.
-    """
+    """Return the verdict in one line: the file, the sentence, and as many key figures as fit."""
     assert report.verdict is not None
     name = f"{report.models[-1]}: " if report.models else ""
     told = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
@@ -336,7 +336,7 @@ def _briefly(report: Report) -> list[str]:
 
 
 def _brief(report: Report, width: int) -> Iterator[RenderableType]:
-    """One line if all is well; what is not is said below it."""
+    """Return one line if all is well, with faults below it otherwise."""
     if report.verdict is None:
         facts = ", ".join(_briefly(report))
         name = " → ".join(report.models) or report.task

@@ -34,12 +34,12 @@ def named(text: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def said(text: str) -> str:
-    """Return a sentence, likewise: it may hold several names."""
+    """Return a sentence, likewise, which may contain several names."""
     return named(text, _LONGEST_SENTENCE)
 
 
 def number(x: float | None, digits: int = 3) -> str:
-    """Return a number for people: 0.0123, 1.23e-5, ∞, NaN; a dash where there is none."""
+    """Return a number for people: 0.0123, 1.23e-5, ∞, NaN; a dash if there is none."""
     if x is None:
         return "–"
     if isnan(x):
@@ -52,12 +52,12 @@ def number(x: float | None, digits: int = 3) -> str:
 
 
 def magnitude(x: float, zeros: int) -> str:
-    """Return a largest magnitude; a dash where it is 0 although no element is zero: then none is finite."""
+    """Return a largest magnitude; a dash if it is 0 although no element is zero, because then none is finite."""
     return number(x) if x or zeros else "–"
 
 
 def percent(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in whole percents, but never 0 or 100 where it is not."""
+    """Return ``part`` of ``whole`` in whole percents, and 0 or 100 only if exact."""
     if not whole:
         return "–"
     share = 100 * part / whole
@@ -77,7 +77,7 @@ def as_sentence(clause: str) -> str:
 
 
 def change(before: int, after: int) -> str:
-    """Return a count on both sides, once where they agree."""
+    """Return the counts of both sides, or one count if they agree."""
     return f"{after:,}" if before == after else f"{before:,} → {after:,}"
 
 

@@ -78,14 +78,14 @@ def tuning_report(
     audit: Audit | None = None,
     compared: DiffReport | None = None,
 ) -> Report:
-    """All that a tuning has to say.
+    """Return the report of a tuning.
 
     Args:
         made: the conversion.
-        tuned: what was found.
-        state: the file that its measurements are in.
+        tuned: the outcome of the search.
+        state: the file with its measurements.
         audit: of the result.
-        compared: the result against the original on texts, where nothing judged it.
+        compared: the result against the original on texts, if it was not judged.
     """
     base, mine = conversion_report(made, audit), outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
@@ -113,7 +113,7 @@ def tuning_report(
 
 
 def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
-    """All that a tuning has to say of itself, without the model that was written."""
+    """Return the sections about the tuning itself, without the model that was written."""
     return Report(
         f"tune, {tuned.plan.level} {tuned.plan.dtype} for {tuned.plan.target}",
         _verdict(tuned),
@@ -179,7 +179,7 @@ def _room(tuned: Tuned, room: float) -> str:
 
 
 def _exponents(tuned: Tuned, found: Exponents) -> str:
-    """Whether exponents are used, and what they save."""
+    """Say whether exponents are used, and what they save."""
     other = found.other
     what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
     if other is None:
@@ -190,7 +190,7 @@ def _exponents(tuned: Tuned, found: Exponents) -> str:
 
 
 def _compensation(tuned: Tuned, found: Compensation) -> str:
-    """Whether weights are rounded with compensation, and what that saves or why it was not tried."""
+    """Say whether weights are rounded with compensation, and what that saves or why it was not tried."""
     if found.other is None:
         asked = " --rounding compensated asks for it." if found.share else ""
         return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
@@ -252,14 +252,14 @@ def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
-    """Return the error of a candidate, None where only predicted; of the written one, that of the model on all
-    samples.
+    """Return the error of a candidate, None if only predicted; for the written one, that of the model on
+    all samples.
     """
     return tuned.error if position == tuned.chosen else tuned.candidates[position].error
 
 
 def is_expected(tuned: Tuned, position: int) -> bool:
-    """Return whether the error of a candidate is not that of a converted model, but what the search expects of it."""
+    """Return whether the error of a candidate is an estimate of the search rather than that of a converted model."""
     return not tuned.candidates[position].verified
 
 
@@ -282,7 +282,7 @@ def _verdict(tuned: Tuned) -> Verdict:
 
 
 def _slower(tuned: Tuned, candidate: Candidate) -> str:
-    """That a candidate is slower than float32, why, and what can be done."""
+    """Say that a candidate is slower than float32, why, and what can be done."""
     float32 = tuned.candidates[-1]
     share = 1 - candidate.weights / float32.weights if float32.weights else 0.0
     text = (
@@ -296,7 +296,7 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 
 
 def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
-    """The verdict where everything stays float32: whether that was picked, or why nothing better was found."""
+    """Return the verdict if everything stays float32: whether that was picked, or why nothing better was found."""
     timed = dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"

@@ -24,7 +24,7 @@ _LINES: Final = 30
 
 
 class _View(NamedTuple):
-    """The module and the function that make the report, and the fields that hold records, the usual one first."""
+    """The module and the function of the report, and the fields with records, the usual one first."""
 
     module: str
     function: str
@@ -56,7 +56,7 @@ def _view(result: Any) -> _View:
 
 
 def as_screen(result: Any) -> str:
-    """Return the report in plain text, as much of it as a screen takes."""
+    """Return the report in plain text, as much as fits on a screen."""
     console = Console(
         file=io.StringIO(),
         width=_WIDTH,
@@ -107,7 +107,7 @@ def as_frame(result: Any, table: str) -> "pd.DataFrame":
 
 
 def _flat(record: Any) -> dict[str, Any]:
-    """Return the fields of a record, and what it computes from them."""
+    """Return the fields of a record, and the properties computed from them."""
     names = [item.name for item in fields(record)]
     names += [
         name

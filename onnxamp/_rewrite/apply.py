@@ -24,11 +24,11 @@ def apply_edits(
 
     Args:
         view: the resolved model; it is stale afterwards if ``model`` is its own model.
-        edits: what to change.
+        edits: the changes.
         model: the view's model, or a copy of it.
         convert: converts weights to low precision.
 
-    Complexity: linear in nodes, besides ``convert``.
+    Complexity: linear in nodes, apart from ``convert``.
     """
     editor = GraphEditor(view, model)
     _change_weights(editor, edits, convert)
@@ -88,7 +88,7 @@ def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
 def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
     """Declare new types and names of inputs, intermediate values and results.
 
-    A body may declare the type of an outer value, too, as some exporters write it.
+    A body may also declare the type of an outer value, as some exporters do.
     """
     view = editor.view
     for scope, graph in zip(view.scopes, editor.graphs, strict=True):
@@ -112,7 +112,7 @@ def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
         if entry.name in stored.get(scope_index, ()) and not entry.type.WhichOneof(
             "value"
         ):
-            # onnx infers the type of what nodes make, but not of initializers
+            # onnx infers the types of node outputs, but not of initializers
             proto = type_proto(kind)
             if proto is not None:
                 entry.type.CopyFrom(proto)
@@ -164,7 +164,7 @@ def _constant_copy(
 
 
 def _dequantize_again(editor: GraphEditor, second: NewDequantize) -> NodeProto:
-    """Return a second node that dequantizes what another one does, with a scale of another type."""
+    """Return a second node that dequantizes the same value as another one, with a scale of another type."""
     proto = copied(editor.node(second.node))
     proto.input[1], proto.output[0], proto.name = (
         second.scale,
@@ -208,7 +208,7 @@ def _lower_attribute(
         and rule.giver is not None
         and node.input(rule.giver) in edits.weights
     ):
-        # Its default says the same. ONNX Runtime's CPU provider does not load some models that say it (seen in 1.31.1:
+        # Its default says the same. ONNX Runtime's CPU provider does not load some models with it (seen in 1.31.1:
         # "Type (tensor(float)) of output arg (InsertedPrecisionFreeCast_b)").
         proto.attribute.remove(given)
     else:

@@ -67,13 +67,13 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Return whether there are Casts that may go: the user may want to keep all of them."""
+    """Return whether there are Casts that may be removed; the user may want to keep all of them."""
     may_go = options.level != Level.O0 and "Cast" not in options.black
     return may_go and "Cast" in draft.graph.by_key
 
 
 def apply(draft: Draft, options: Options) -> Passed:
-    """Remove pairs of Casts, and what is idle then."""
+    """Remove pairs of Casts, and nodes that become unused."""
     kept = partial(_kept, options=options)
     freed = remove_pairs(draft.graph, options.target, kept)
     idle = _idle_casts(freed.graph, kept)
@@ -104,7 +104,7 @@ def _idle_casts(
 
     Args:
         graph: the model.
-        kept: tells which nodes to leave as they are; asked only if there are Casts to remove.
+        kept: returns the nodes to leave unchanged; called only if there are Casts to remove.
 
     Complexity: linear in nodes.
     """
@@ -197,7 +197,7 @@ class _Removal:
                 existing.setdefault(key, node.outputs[0])
 
     def orphans(self) -> None:
-        """Remove Casts that lost all their readers when chains collapsed; where these stay, those without any, too."""
+        """Remove Casts that lost all their readers when chains collapsed, and Casts that never had any."""
         casts = [self.view.nodes[index] for index in reversed(self.source)]
         read = (
             (reader, cast.outputs[0])

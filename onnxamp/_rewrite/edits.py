@@ -19,7 +19,7 @@ class NewCast:
     name: str
     shield: str = ""
     """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input then copies it to ``target``,
-    an op that no optimisation of the runtime removes."""
+    an op that no optimization of the runtime removes."""
 
 
 @record

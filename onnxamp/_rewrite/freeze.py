@@ -1,4 +1,4 @@
-"""The pass that makes plain weights of initializers that are graph inputs as well."""
+"""The pass that turns initializers that are also graph inputs into plain weights."""
 
 from math import prod
 from typing import Final
@@ -16,7 +16,7 @@ _FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
 
 
 def applies(draft: Draft, options: Options) -> bool:
-    """Return whether defaults are to be frozen: by default, only where every float initializer is a graph input.
+    """Return whether to freeze defaults: by default, only if every float initializer is a graph input.
 
     That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
     """
@@ -46,7 +46,7 @@ def _listed(model: ModelProto) -> frozenset[str]:
 
 
 def apply(draft: Draft, options: Options) -> Passed:
-    """Take the weights out of the graph's inputs."""
+    """Remove the weights from the graph's inputs."""
     model, frozen = draft.proto, _listed(draft.proto)
     result = copy_without(model, "input")
     result.graph.input.extend(

@@ -1,8 +1,8 @@
 """Removal of Casts to a wider float type and back, with nothing but data movement between them.
 
-Such a pair loses nothing, and what it moves fits the narrow type: the Casts go, and the nodes between them move the
-narrow type. This holds for whole regions of data movement, whose values come from Casts of one narrow type alone, and
-go to Casts back to it alone. Where others read a value between the Casts, too, the minimum cut decides.
+Such a pair loses nothing, and its values fit the narrow type: the Casts are removed, and the nodes between them move
+the narrow type. This applies to whole regions of data movement whose values come only from Casts of one narrow type and
+go only to Casts back to it. If others also read a value between the Casts, the minimum cut decides.
 
 A pair that begins with the narrower type, as float32 -> float16 -> float32, rounds: it stays.
 """
@@ -37,9 +37,9 @@ def remove_pairs(
     Args:
         graph: the model.
         target: where the result will run: nodes move only types for which they have a kernel there.
-        kept: tells which nodes to leave as they are; asked only if there are pairs.
+        kept: returns the nodes to leave unchanged; called only if there are pairs.
 
-    Complexity: linear in nodes; pairs within pairs take another sweep per type.
+    Complexity: linear in nodes; nested pairs need another sweep per type.
     """
     done = Passed(Draft.of(graph))
     while (found := _next_pairs(done.graph, target, kept)) is not None:
@@ -71,7 +71,7 @@ def find_pairs(
         graph: the model.
         target: as for :func:`remove_pairs`.
         kept: nodes to leave as they are.
-        chains: whether Casts may stand one after another, as float16 -> float32 -> double; a pair then ends where its
+        chains: whether Casts may follow each other, as in float16 -> float32 -> double; a pair then ends where its
             first type is reached again, and pairs in between are not found.
     """
     pairs = Pairs(graph, kept, target, chains)
@@ -87,10 +87,10 @@ class Pairs:
     """Redundant pairs of Casts.
 
     Attributes:
-        wide: Casts to a wider type, and Casts of their outputs that lose nothing either.
+        wide: Casts to a wider type, and Casts of their outputs that also lose nothing.
         moves: nodes between the Casts, whose values become narrow; Casts that change no type are among them.
         ends: Casts back to the narrow type.
-        starts: Casts to the wide type that nothing reads any more.
+        starts: Casts to the wide type that nothing reads anymore.
         narrow: value of the wide type -> the type that its numbers fit.
         origin: output of a Cast to a wider type -> the value that it makes wider.
         source: output of a Cast of a pair -> the narrow value that it holds.
@@ -132,7 +132,7 @@ class Pairs:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
 
     def widened(self, node: Node) -> int:
-        """Return the value that the Cast makes wider, possibly through other Casts; ABSENT if it makes none wider."""
+        """Return the value that the Cast widens, possibly through other Casts; ABSENT if it widens none."""
         if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
             return ABSENT
         read = node.inputs[0]
@@ -147,8 +147,8 @@ class Pairs:
         )
 
     def moved(self, node: Node) -> str | None:
-        """Return the narrow type of all that the node moves, if its kernel takes that; None if it does more than
-        that.
+        """Return the narrow type of all values that the node moves, if it has a kernel for it; None if it does more
+        than that.
         """
         signature, types = node.signature, self.graph.types
         if signature is None or not self.allows(node):
@@ -217,7 +217,7 @@ class Pairs:
             ]
 
     def is_open(self, node: Node) -> bool:
-        """Return whether something other than data movement and Casts back takes a value of the node."""
+        """Return whether something other than data movement and Casts back reads a value of the node."""
         hidden = self.graph.hidden
         if any(self.origin.get(value) in hidden for value in node.inputs):
             return True
@@ -241,10 +241,10 @@ class Pairs:
             return False
         return self.narrow.get(node.inputs[0]) == self.graph.types[node.outputs[0]]
 
-    # -- what becomes of it ------------------------------------------------------------------------------------
+    # -- rewriting ----------------------------------------------------------------------------------------------
 
     def resolve(self) -> None:
-        """Find the Casts that go, and what is read in their place."""
+        """Find the Casts to remove, and the values to read instead."""
         for index in self.graph.order:
             node = self.graph.nodes[index]
             if index in self.wide:
@@ -259,7 +259,7 @@ class Pairs:
                 self.starts.add(index)
 
     def end(self, node: Node, read: int) -> None:
-        """Let readers of a Cast back read what it casts, unless that is not narrow after all, or hidden."""
+        """Let readers of a Cast back read its input, unless that is not narrow after all, or hidden."""
         maker, result = self.graph.producer(read), node.outputs[0]
         if maker is None or (
             maker.index not in self.moves and maker.index not in self.wide

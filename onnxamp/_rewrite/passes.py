@@ -1,4 +1,5 @@
-"""The common parts of passes. A pass is a function that rewrites a draft, beside one that tells whether it has to.
+"""The common parts of passes. A pass consists of a function that rewrites a draft, and one that returns whether this is
+necessary.
 
 :data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order.
 """
@@ -52,9 +53,9 @@ class Passed:
     Attributes:
         draft: the new draft; the old one if nothing had to change.
         notes: one sentence per change.
-        requested: whether the change holds even if nothing is lowered: one that the user requested, or Casts that went.
-        refused: what was asked for and not done, and why, in sentences.
-        pairs: number of redundant pairs of Casts that went.
+        requested: whether the change stays even if nothing is lowered: one that the user requested, or removed Casts.
+        refused: sentences about requests that were not carried out, with reasons.
+        pairs: number of redundant pairs of Casts that were removed.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
     """
 
@@ -72,7 +73,7 @@ class Passed:
 
 
 class Pass(NamedTuple):
-    """A pass: whether a draft needs it with these options, and what it makes of one."""
+    """A pass: whether a draft needs it with these options, and the function that applies it."""
 
     applies: Callable[[Draft, Options], bool]
     apply: Callable[[Draft, Options], Passed]

@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
 @dataclass(slots=True)
 class OriginalCasts:
-    """The original Casts between float32 and low precision; what becomes of them is added to the edits."""
+    """Handle the original Casts between float32 and low precision, and add the changes to the edits."""
 
     graph: Graph
     ports: PortVariables
@@ -91,7 +91,7 @@ class OriginalCasts:
         return None
 
     def remove(self, value: int, *, nested: bool = False) -> None:
-        """Remove Casts of a value that exists in low precision anyway, where possible.
+        """Remove Casts of a value that exists in low precision anyway, if possible.
 
         Args:
             value: the value.
@@ -144,7 +144,7 @@ class OriginalCasts:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
         for index in (
             self.graph.order
-        ):  # producers first: a Cast of a removed Cast reads what that one read
+        ):  # producers first: a Cast of a removed Cast reads its input
             node = self.graph.nodes[index]
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
@@ -216,13 +216,15 @@ class _Maker:
     """Nodes that dequantize in both precisions -> the name of their second result."""
 
     def find_doubled(self, problem: Problem) -> None:
-        """Find what dequantizes in both precisions; the last one first, which may dequantize a scale of another."""
+        """Find nodes that dequantize in both precisions; the last one first, which may dequantize a scale
+        of another.
+        """
         for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
             if all(self.needs(self.graph.nodes[index].outputs[0])):
                 self.doubled[index] = ""
 
     def dequantize_twice(self) -> None:
-        """Add the second nodes of what dequantizes in both precisions."""
+        """Add the second nodes for nodes that dequantize in both precisions."""
         for index, target in self.doubled.items():
             node = self.graph.nodes[index]
             scales = self.names[node.inputs[1]]
@@ -311,7 +313,7 @@ class _Maker:
             return  # the output of an original Cast from low precision: see lowered_values
         need_high, need_low = self.needs(index)
         if index in self.ports.free and need_high != need_low:
-            is_low = need_low  # whatever a Constant, or a Cast of integers, is pinned to: nobody would read that
+            is_low = need_low  # whatever a Constant, or a Cast of integers, is pinned to, because nothing would read it
         if is_low:
             self.originals.remove(index)
             need_low = True
@@ -340,7 +342,7 @@ class _Maker:
         self.originals.remove(index, nested=not keeps_name_low)
 
     def second_version(self, value: Value, names: Versions, *, is_low: bool) -> None:
-        """Add the precision that the producer does not deliver, by a Cast of the value or of the integers behind it."""
+        """Add the precision that the producer does not deliver, by a Cast of the value or of its integer source."""
         assert names.high is not None
         assert names.low is not None
         own, other = (names.low, names.high) if is_low else (names.high, names.low)
@@ -381,7 +383,7 @@ class _Maker:
         if value.origin is Origin.NODE:
             self.edits.outputs[value.producer, value.port] = name
         self.edits.renamed[value.index] = (
-            name  # where it is declared, too, or the outer value would be
+            name  # where it is also declared, or the outer value would be
         )
         return name
 

@@ -34,9 +34,9 @@ class Prepared:
     Attributes:
         graph: the graph of the prepared model.
         notes: one sentence per change.
-        requested: whether there is a change that holds even if nothing is lowered: an upgrade or a folding that the
-            user requested, or Casts that went.
-        pairs: number of redundant pairs of Casts that went.
+        requested: whether there is a change that stays even if nothing is lowered: an upgrade or a folding that the
+            user requested, or removed Casts.
+        pairs: number of redundant pairs of Casts that were removed.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.
         refused: upgrades to newer opsets that were not taken, and why, in sentences.
@@ -54,12 +54,12 @@ class Prepared:
 
 
 def prepare(model: Model, options: Options) -> Prepared:
-    """Prepare a copy of a model; a model that needs no preparation is analysed as it is.
+    """Prepare a copy of a model; a model that needs no preparation is analyzed as it is.
 
     Raises:
         OpsetError: the model cannot be upgraded to the requested opset.
         ModelError: the model is invalid.
-        ArgumentError: exponents or ``data_max`` are asked for, but no ranges were measured, or those of another model.
+        ArgumentError: exponents or ``data_max`` are requested, but no ranges were measured, or those of another model.
     """
     if options.lacks_ranges:
         raise ArgumentError(
@@ -70,7 +70,7 @@ def prepare(model: Model, options: Options) -> Prepared:
 
 
 def with_casts(model: Model, options: Options) -> Prepared:
-    """:func:`prepare` without the removal of Casts, and without looking whether ranges were measured."""
+    """As :func:`prepare`, without removing Casts, and without checking that ranges were measured."""
     return _passed(model, options, _KEEPING_CASTS)
 
 

@@ -1,7 +1,6 @@
 """Exponents applied to a model: constants and epsilons are multiplied by powers of two, and the interface by a Mul.
 
-No other number changes: what the model computes in float32 is the same bit for bit, as long as nothing leaves its
-range.
+No other number changes: in float32, the model computes the same bits, as long as no value exceeds its range.
 """
 
 from collections.abc import Iterable, Sequence
@@ -112,7 +111,7 @@ class _Rescaling:
         raise AssertionError(node.op_type)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
-        """Return a constant multiplied by ``2**-exponent``; what lies in a file is multiplied when it is read."""
+        """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when they are read."""
         array, tensor = self.array(value), self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
@@ -127,7 +126,7 @@ class _Rescaling:
         return result
 
     def replace(self, value: int, exponent: int) -> None:
-        """Multiply a constant where it is."""
+        """Multiply a constant in place."""
         held = self.graph.values[value]
         tensor = self.scaled(value, exponent, "")
         if held.producer == ABSENT:
@@ -172,7 +171,7 @@ class _Rescaling:
             self.moved += 1
 
     def borders(self) -> None:
-        """Insert a Mul behind inputs and in front of outputs that have an exponent inside."""
+        """Insert a Mul after inputs and before outputs that have an exponent inside."""
         main, graph = self.graph.scopes[0], self.graph
         for value in dict.fromkeys((*main.inputs, *main.outputs)):
             exponent = self.exponents[max(self.equations.value(value), ZERO)]
@@ -201,7 +200,7 @@ class _Rescaling:
             self.muls += 1
 
     def logarithms(self) -> None:
-        """Add what a factor becomes after a logarithm."""
+        """Insert the Add that a factor becomes after a logarithm."""
         for node, variable in self.equations.logarithms.items():
             if not self.exponents[variable]:
                 continue
@@ -258,9 +257,9 @@ class _Rescaling:
 
 
 def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
-    """Name -> exponent of what nodes compute, apart from the model's outputs, behind which a Mul stands.
+    """Return name -> exponent of computed values, except for the model's outputs, which are preceded by a Mul.
 
-    A name that means values of several exponents, in branches, is left out.
+    A name for values with different exponents, in branches, is left out.
     """
     graph, found = equations.graph, dict[str, int | None]()
     outputs = set(graph.scopes[0].outputs)

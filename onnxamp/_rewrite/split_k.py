@@ -1,7 +1,7 @@
 """Split-K: a long product becomes shorter ones, side by side as a batch, whose results are added.
 
 ``x[..., M, K] @ w[K, N]`` is the sum of ``x[..., C, M, K / C] @ w[C, K / C, N]`` over C. The elements of a weight are
-in that order already: if nothing else reads it, it gets other dimensions, and stays where it is. The product keeps its
+already in this order: if nothing else reads it, it gets other dimensions and stays in place. The product keeps its
 name, and so does the result.
 """
 
@@ -24,7 +24,7 @@ from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade.writer import Site
 
 _AXES_ARE_INPUT: Final = 13
-"""First opset at which a sum takes its axes as an input."""
+"""First opset at which the axes of a sum are an input."""
 
 
 def applies(_: Draft, options: Options) -> bool:
@@ -77,9 +77,7 @@ class _Splitter:
         self.turned = {value: dims for value in weights if (dims := self.stored(value))}
 
     def stored(self, value: int) -> tuple[int, ...]:
-        """Return the dimensions with which every reader of a weight wants it; none where it is no weight, or they
-        differ.
-        """
+        """Return the dimensions that all readers of a weight want; none if it is no weight, or if they differ."""
         graph, held = self.graph, self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
         if (
@@ -106,7 +104,7 @@ class _Splitter:
         return (*sizes[:-2], parts, sizes[-2] // parts, sizes[-1])
 
     def reshape(self) -> None:
-        """Give weights their new dimensions; their elements stay where they are."""
+        """Give weights their new dimensions; their elements stay in place."""
         for value, dims in self.turned.items():
             held = self.graph.values[value]
             self.editor.weight(value).dims[:] = dims
@@ -204,7 +202,7 @@ def _added(
     what: str,
     **attributes: Any,
 ) -> str:
-    """Add a node, and return the name of what it makes."""
+    """Add a node, and return the name of its output."""
     name = site.fresh(what)
     made.append(site.editor.make(op, inputs, [name], **attributes))
     return name

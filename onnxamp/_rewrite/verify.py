@@ -36,7 +36,7 @@ Types = tuple[str | None, ...]
 class Typing:
     """The types of a node, and all that they depend on. Large models repeat few.
 
-    ``example`` is any node of the op with these types: besides ``attribute``, its attributes have no say.
+    ``example`` is any node of the op with these types: no attribute except ``attribute`` matters.
     """
 
     signature: Signature
@@ -100,7 +100,7 @@ def inference_fault(typing: Typing) -> str:
 def _inferred(
     typing: Typing, types: dict[str, TypeProto]
 ) -> dict[str, TypeProto] | str:
-    """Output -> its type, as far as onnx infers any; what it says where it refuses the types."""
+    """Return output -> its type, as far as onnx infers any; or onnx's error if it rejects the types."""
     proto, signature = copied(typing.example), typing.signature
     proto.input[:] = [
         "" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)
@@ -139,14 +139,14 @@ def nodes_around(
 ) -> tuple[str, ...]:
     """Return the outputs of the original's nodes that stand around a fault.
 
-    These are the nodes at fault, all that make or read a value of theirs, and what makes or reads the values at fault.
-    Where that is a node that the edits added, or one that was suspected before, its neighbours stand for it.
+    These are the nodes at fault, all producers and consumers of their values, and those of the values at fault. Nodes
+    that the edits added, or that were suspected before, are replaced by their neighbors.
 
     Args:
         original: the model that was converted.
-        edits: what was changed in it.
-        result: what it became.
-        nodes, values: what is wrong there, in the result.
+        edits: its changes.
+        result: the converted model.
+        nodes, values: those at fault in the result.
         suspected: outputs of nodes that stay float32 because of earlier faults.
 
     Complexity: linear in nodes.
@@ -181,7 +181,7 @@ def nodes_around(
 
 
 def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
-    """(scope, name of an output in the result) -> the node of the original that makes it."""
+    """Return (scope, name of an output in the result) -> the node of the original that produces it."""
     return {
         (node.scope, edits.outputs.get((node.index, port), name)): node.index
         for node in graph.nodes
@@ -191,7 +191,7 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
 
 
 def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
-    """Yield nodes that make what a node reads or its bodies return, and that read what it makes."""
+    """Yield the producers of a node's inputs and of its bodies' results, and the consumers of its outputs."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs
     )
@@ -201,7 +201,7 @@ def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
 
 
 def _beside(graph: Graph, value: int) -> Iterator[int]:
-    """Yield nodes that make or read a value, and those whose bodies return it."""
+    """Yield the producer and consumers of a value, and nodes whose bodies return it."""
     producer = graph.producer(value)
     if producer is not None:
         yield producer.index
@@ -213,7 +213,7 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
     """Check that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
 
     Raises:
-        InternalError: it is not, or does not; the error names the nodes of the original around what is wrong.
+        InternalError: it is not, or does not; the error names the nodes of the original around the fault.
         ModelError: it is not, because the original is not either.
     """
     graph = Graph.of(result)
@@ -272,7 +272,7 @@ def _changed(
     options: Options,
     free: set[str],
 ) -> Iterator["Conflict"]:
-    """Inputs or outputs of the result that are not what those of the original were."""
+    """Yield inputs or outputs of the result that differ from those of the original."""
     if [entry.name for entry in before] != [entry.name for entry in after]:
         yield Conflict(f"the graph's {kind}s", "changed their names or order")
         return
@@ -293,8 +293,8 @@ class Conflict:
     """A type fault at one place.
 
     Attributes:
-        where: the place in words, the same in a model and in what becomes of it.
-        text: what is wrong there.
+        where: the place in words, the same in a model and in its result.
+        text: the fault.
         node: the node whose types contradict its schema, or what onnx infers.
         branches: the If whose branches differ.
         output: the value of a graph's output that contradicts its declaration.
@@ -346,7 +346,7 @@ def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _is_consistent(signature: Signature, inputs: Types) -> bool:
-    """Return whether the schema admits the types: large models repeat few."""
+    """Return whether the schema allows the types. Large models have few combinations."""
     return is_consistent(signature, bind(signature, inputs), inputs)
 
 

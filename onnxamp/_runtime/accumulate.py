@@ -1,30 +1,31 @@
-"""Emulation of targets that sum up float16 in float16, beside the float32 sums of :mod:`onnxamp._runtime.emulate`.
+"""Emulation of targets that accumulate float16 in float16, in addition to the rounding of
+:mod:`onnxamp._runtime.emulate`.
 
-One accumulator takes the terms of a product one after the other, and rounds each time. To do the same here would take a
-step per term, so its error is estimated instead, and added. With K terms t, their sum y and q = sum(t^2), a rounded
-random walk that ends in y is off by
+An accumulator adds the terms of a product one by one and rounds after each. Doing the same here would take one step per
+term, so its error is estimated and added instead. With K terms t, their sum y and q = sum(t^2), a rounded random walk
+that ends in y is off by
 
     e = r sqrt(K / 3 + K q / (6 y^2)),
 
 where r is the error of rounding y once: the residual of y serves as r, so no random numbers are needed. An error of
-only a few roundings would be lost when the sum is rounded, as it points to where that goes anyway. So the residual of
-y + 9 r stands for r there: it is as large, zero where r is zero, and hardly depends on it. q is the same op on squared
-inputs. Terms below half a step of a large sum are lost, so that a sum of positive terms stops near
+only a few roundings would be lost when the sum is rounded, because rounding moves the sum in the same direction. So the
+residual of y + 9 r replaces r there: it is as large, zero where r is zero, and hardly depends on it. q is the same op
+on squared inputs. Terms below half a step of a large sum are lost, so that a sum of positive terms stops near
 
     s = 2^p q / y, with p digits: 2^11 in float16.
 
-A bias is added behind the sum.
+A bias is added after the sum.
 
-It costs about a second run of the op if that is long. ``tests/runtime/test_accumulate.py`` holds it against an
+It costs about a second run of the op if that is long. ``tests/runtime/test_accumulate.py`` compares it with an
 accumulator that is simulated step by step.
 
-Several accumulators that take L terms each, and add up in a tree, are off by
+Several accumulators with L terms each, whose sums are added in a tree, are off by
 
     e = r sqrt(2 + L^2 / (3 K) + (L / 2 + log2(K / L)) q / y^2).
 
-Sums that a mean or a norm divides or takes the root of later are rounded before that, so that they overflow as there.
-Ops that compute a result in several steps of float16, as normalisations and activations, are off by a multiple of r.
-Where the formula is known by which an activation is computed, each of its steps is rounded (:meth:`_Writer.step`).
+The sum inside a mean or a norm is rounded before the division or the root, so that it overflows as on the target. Ops
+that compute a result in several steps of float16, as normalizations and activations, are off by a multiple of r. If the
+formula of an activation is known, each of its steps is rounded (:meth:`_Writer.step`).
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.profiles import Profile
 
 EXACT: Final = "onnxamp.exact"
-"""Key of the metadata that name the float32 result behind an accumulated value."""
+"""Metadata key for the name of the float32 result of an accumulated value."""
 
 _INSIDE: Final = 3.25
 """The contribution to the square of an error by products and sums in vectors of four, in squares of that of rounding
@@ -52,16 +53,16 @@ once: K products and K / 4 sums of 2, 3 and 4 terms, over K.
 """
 
 _SHORT: Final = 64
-"""Terms up to which q is taken to be y^2, as it is on average: the squares would cost more than they tell."""
+"""Terms up to which q is assumed to be y^2, its average: computing the squares would cost too much."""
 
 _LONG: Final = 768
 """Terms up to which those that a large sum loses matter less than its rounding, even if all are positive."""
 
 _TERMS: Final = 4096
-"""Terms of the sums whose error a profile's ``growth`` tells."""
+"""Terms of the sums for which a profile's ``growth`` states the error."""
 
 _TEETH: Final = 8
-"""The share of cases in which the error that stands for a residual grows with the residual."""
+"""The share of cases in which the error used in place of a residual grows with the residual."""
 
 _NORMAL: Final = 2.0**-14
 """The smallest normal number of float16."""
@@ -79,9 +80,9 @@ _WHERE: Final = 9
 
 
 class Accumulator(NamedTuple):
-    """Makes of float32 results what float16 accumulators do.
+    """Adds the error of float16 accumulators to float32 results.
 
-    ``shapes``, by value of the original graph, tell how many terms an element sums up.
+    ``shapes``, by value of the original graph, give the number of terms per element.
     """
 
     profile: Profile
@@ -89,9 +90,9 @@ class Accumulator(NamedTuple):
     shapes: Sequence[Shape | None]
 
     def nodes(self, node: Node, written: NodeProto, raw: str) -> list[NodeProto]:
-        """Return the nodes that make of a float32 result what the target does; the last one's output is that.
+        """Return the nodes that turn a float32 result into that of the target, which is the output of the last node.
 
-        There are none where the result is off by no more than one rounding, or the size of a sum is unknown.
+        There are none if the result is off by one rounding at most, or if the size of a sum is unknown.
 
         Args:
             node: in the original graph.
@@ -306,8 +307,8 @@ class _Writer(NamedTuple):
         return self("Where", self("IsNaN", found), otherwise, found)
 
     def square(self, name: str) -> str:
-        """Return the square of a sum; of the smallest normal number where it is less, as its residual tells nothing
-        then.
+        """Return the square of a sum, but at least that of the smallest normal number, below which a residual is
+        meaningless.
         """
         return self("Max", self("Mul", name, name), self.number(_NORMAL**2))
 

@@ -1,4 +1,4 @@
-"""Moving the branches that a run takes into the main graph, so that their values can be observed.
+"""Move the branches that a run takes into the main graph, so that their values can be observed.
 
 An If hides what its branches compute. If it is known which branch runs, its nodes can replace the If:
 
@@ -39,12 +39,11 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, Feeds, shapes_of
 
 Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
-"""Runs a model and returns the named values, each a truth value. It must not change or keep the model."""
+"""Runs a model and returns the named values, each of them a truth value. It must neither change nor keep the model."""
 
 
 def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
-    """Return a copy of the model whose main graph holds no If: each is replaced by the branch that ``run`` shows it to
-    take.
+    """Return a copy of the model without Ifs in its main graph: the branch that ``run`` takes replaces each.
 
     Args:
         model: it is not changed, and copied once.
@@ -142,9 +141,9 @@ class _Move:
         return self.editor.finish()
 
     def staying(self) -> list[Scope]:
-        """The scopes that are neither moved nor dropped, as branches that are not taken and the bodies in them are."""
+        """The scopes that stay. Taken branches are moved; others, and the bodies in them, are dropped."""
         gone: set[int] = set()
-        for scope in self.view.scopes[1:]:  # a scope stands behind the one around it
+        for scope in self.view.scopes[1:]:  # a scope comes after the one around it
             replaced = self.branches.get(scope.owner, scope.index) != scope.index
             if replaced or scope.parent in gone:
                 gone.add(scope.index)
@@ -169,7 +168,7 @@ class _Move:
                     used.add(self.names[value])
 
     def pass_results(self, node: Node, branch: Scope, hidden: set[str]) -> None:
-        """Give results of a branch the names of the If's outputs, or note that this takes an Identity.
+        """Give results of a branch the names of the If's outputs, or note that an Identity is needed.
 
         ``hidden`` are names that bodies define: readers there might not see a value of such a name.
         """
@@ -254,7 +253,8 @@ def settled_flow(
     like: Flow | None = None,
     arithmetic: Profile | None = None,
 ) -> Flow:
-    """Prepare a model for a sample. One that meets other conditions, or leaves other inputs empty, takes another flow.
+    """Prepare a model for a sample. A sample that meets other conditions, or leaves other inputs empty, needs another
+    flow.
 
     Args:
         model: it is not changed.
@@ -286,7 +286,7 @@ def settled_flow(
 
 
 def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
-    """Whether the inputs themselves say that a sample meets these conditions, and leaves the same inputs empty."""
+    """Return whether a sample meets these conditions, as far as its inputs show, and leaves the same inputs empty."""
     known = dict(choices)
     if any(feed is None and name not in known for name, feed in feeds.items()):
         return False
@@ -296,7 +296,7 @@ def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
 
 
 def _truth(feed: Feed) -> bool | None:
-    """What an input says as a condition; None for what is none. One that is left empty stands as True."""
+    """Return the value of an input as a condition; None if it is no condition, and True if it is left empty."""
     if feed is None:
         return True
     is_one = isinstance(feed, np.ndarray) and feed.dtype == bool and feed.size == 1
@@ -312,7 +312,7 @@ def settle(
     provider: Provider = "cpu",
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
-    """Return the model as one sample runs it, functions inlined and branches taken; and the conditions that led to it.
+    """Return the model as one sample runs it, with functions inlined and branches resolved, and the conditions for it.
 
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """

@@ -1,6 +1,6 @@
-"""Does TensorRT-RTX build an engine from a model? Asked in a process of its own; no GPU is needed.
+"""Ask TensorRT-RTX, in a separate process and without a GPU, whether it builds an engine from a model.
 
-Networks are strongly typed: the types in the file decide, and TensorRT refuses what they do not agree with.
+Networks are strongly typed: the types in the file decide, and TensorRT rejects types that do not agree.
 """
 
 import json
@@ -77,7 +77,8 @@ class Child:
     def ask(
         self, question: dict[str, Any], *, seconds: float | None = None
     ) -> dict[str, Any] | None:
-        """Return the answer to a question; None if the process ended, or was ended after so many seconds, without one.
+        """Return the answer to a question; None if the process ended without an answer, or was ended after that many
+        seconds.
 
         Raises:
             OSError: this system starts no processes.
@@ -128,7 +129,7 @@ def _await(process: "subprocess.Popen[str] | Forked") -> None:
 
 
 _SHAPE_LIKE: Final = 64
-"""Elements up to which an integer input may be a shape, whose numbers TensorRT wants to know."""
+"""Elements up to which an integer input may be a shape, whose numbers TensorRT needs."""
 
 
 class Refusal(NamedTuple):
@@ -162,7 +163,7 @@ class EngineBuilder(Child):
         """Build an engine.
 
         Args:
-            model: the model; its nodes' names come back in refusals.
+            model: the model; refusals contain the names of its nodes.
             feeds: inputs whose shapes the engine is for, where the model leaves them open.
             seconds: how long it may take.
 
@@ -238,7 +239,7 @@ def build_engine(model: Model, feeds: Mapping[str, Any] | None = None) -> Built:
 
 
 def _named(found: Refusal, labels: Mapping[str, str]) -> Refusal:
-    """Return a refusal with its node's label, and without made-up names in its text."""
+    """Return a refusal with its node's label, and without invented names in its text."""
     names = [
         name for name in (found.node, *_UNIQUE.findall(found.text)) if name in labels
     ]
@@ -266,7 +267,7 @@ _ERROR: Final = re.compile(r"Error Code \d+: [\w ]+ \((.*?)(?: In \w+ at \S+)?\)
 
 @Once
 def the_builder() -> EngineBuilder:
-    """Return the builder of this process: what one import costs serves all models."""
+    """Return the builder of this process, which imports TensorRT once for all models."""
     builder = EngineBuilder()
     at_end(builder.end)
     return builder
@@ -279,7 +280,7 @@ _LARGE: Final = 16 << 20
 class Loaded(NamedTuple):
     """The result of loading: ``by`` names the runtime ("" if there is none), and ``fault`` is a clause
 
-    about the failure ("" if there is none). ``does`` is what was asked of it: to "load" a model, or to "build" one.
+    about the failure ("" if there is none). ``does`` is its task: to "load" a model or to "build" one.
     """
 
     by: str = ""
@@ -304,8 +305,8 @@ class Loader(Child):
         """Load a file.
 
         Args:
-            path: the file, whose external data are known to be where they may be.
-            provider: where all nodes must find kernels; None to resolve the graph alone.
+            path: the file, whose external data were checked before.
+            provider: the provider that must have kernels for all nodes; None to resolve the graph alone.
         """
         providers = None if provider is None else provider_options(provider)
         where = str(path.absolute())
@@ -356,7 +357,7 @@ def _without_weights(model: Model) -> ModelProto:
 
 @Once
 def the_loader() -> Loader:
-    """Return the loader of this process: what one import costs serves all models."""
+    """Return the loader of this process, which imports ONNX Runtime once for all models."""
     loader = Loader()
     at_end(loader.end)
     return loader

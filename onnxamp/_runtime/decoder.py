@@ -1,4 +1,4 @@
-"""Decoders with caches: which inputs take tokens, and how the next step follows from the one before."""
+"""Decoders with caches: the inputs that take tokens, and how each step follows from the one before."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -116,7 +116,7 @@ class Decoder(NamedTuple):
         )
 
     def is_prompt(self, feeds: Feeds) -> bool:
-        """Return whether a decoder reads these tokens with empty caches, and can go on from there."""
+        """Return whether a decoder accepts these tokens with empty caches, so that it can continue from there."""
         length = np.asarray(feeds[self.tokens]).shape[-1]
         masks = [
             np.asarray(feeds[name]).shape[-1] for name in self.masks if name in feeds
@@ -132,7 +132,7 @@ class Decoder(NamedTuple):
 
         Args:
             before: the inputs of that run.
-            outputs: what it gave, of which the caches are taken.
+            outputs: its outputs, which include the caches.
             token: the token that is read next.
         """
         feeds = self.advanced(before, token)
@@ -168,7 +168,7 @@ def _length(shape: Any, name: str) -> str:
 
 
 def _present_of(name: str, outputs: set[str]) -> str | None:
-    """Return the output that holds a cache after a run; None for what is no cache."""
+    """Return the output that holds a cache after a run; None if the input is no cache."""
     candidates = (
         after + name.removeprefix(before)
         for before, after in _CACHES

@@ -6,7 +6,7 @@ BUDGET: Final = 128 << 20
 """Bytes of values and weights that a run holds at a time."""
 
 LEAST, MOST = 4, 16
-"""Random samples where float16 is summed up in float16, at least and at most: the error that one shows is a draw."""
+"""Fewest and most random samples if float16 is accumulated in float16: the error on a single one is random."""
 
 CURE_SECONDS: Final = 60.0
 """Time in which onnxamp searches for a conversion that passes."""

@@ -1,7 +1,6 @@
-"""Made-up samples that a verdict can rest on.
+"""Random samples that a verdict can rely on.
 
-They have sizes with which the model runs, and where errors are draws, there are as many as show what the error of an
-output is.
+The model runs with their sizes, and if errors are random, there are enough samples to estimate the error of an output.
 """
 
 import os
@@ -30,7 +29,7 @@ from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.values import check_inputs
 
 _UNKNOWN: Final = 4 << 30
-"""Bytes that are taken to be free where the system does not tell."""
+"""Bytes that are assumed to be free if the system does not say."""
 _GROUPS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -42,7 +41,7 @@ _GROUPS: Final = (
 
 
 def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
-    """Bytes that values of the main graph take where most of them live: each from its node to its last reader.
+    """Return the peak bytes of the values of the main graph, each of which lives from its node to its last reader.
 
     Args:
         graph: the model.
@@ -81,7 +80,7 @@ def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
 
 
 def free_bytes() -> int:
-    """Bytes of memory that this process may still take, as far as the system tells."""
+    """Return the bytes of memory that this process may still allocate, as far as the system says."""
     found = [_available()]
     with suppress(ImportError, OSError, ValueError):
         import resource  # noqa: PLC0415 - Windows has none
@@ -97,7 +96,7 @@ def free_bytes() -> int:
 
 
 def _available() -> int:
-    """Bytes that no process uses, or that the system gives back."""
+    """Return the bytes that no process uses, or that the system can reclaim."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError, StopIteration):
             lines = Path("/proc/meminfo").read_text().splitlines()
@@ -112,23 +111,23 @@ def _available() -> int:
 
 
 NUMBERS: Final = 64
-"""Numbers that show what the error of an output is. The root mean square of fewer, n, is less than about the cube root
-of n / 64 of that in one case of twenty, as chi-square says for n from 3 on.
+"""Numbers that are enough to estimate the error of an output. With n < 64 numbers, one estimate in twenty is below
+about the cube root of n / 64 of the error (chi-square, n >= 3).
 """
 
 _PATIENCE: Final = 20.0
 """Seconds in which other sizes are tried."""
 
 _MOST_BYTES: Final = 2 << 30
-"""Bytes that a model's values may take together where sizes are only tried."""
+"""Bytes that the values of a model may take while sizes are only tried."""
 
 
 def suited(draw: Draw, reference: Session) -> Draw:
     """Return the draw, or that of the first sizes to try with which the model runs if it does not run with the usual
     ones.
 
-    It runs only if there are such sizes, and keeps its outputs. Where it does not even load, where inputs cannot be
-    random, and where no sizes are found within 20 seconds, the draw stays what it is.
+    It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
+    inputs cannot be random, or if no sizes are found within 20 seconds.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.
@@ -143,17 +142,16 @@ def suited(draw: Draw, reference: Session) -> Draw:
         run(draw)
     except RuntimeFailure as error:
         return other_sizes(draw, run) if error.loaded else draw
-    except (ArgumentError, MemoryError):  # whoever reads the sample tells
+    except (ArgumentError, MemoryError):  # reading the sample reports this
         pass
     return draw
 
 
 def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
-    """Return the draw of the first sizes to try with which ``run`` fails neither; itself, and what was tried, without
-    any.
+    """Return a draw with the first sizes with which ``run`` does not fail. Without such sizes, return this draw and
+    what was tried.
 
-    Sizes with which the model's values take too much memory are left out, and those that contradict one of its ops do
-    not run.
+    Sizes with which the values take too much memory are skipped; sizes that contradict an op do not run.
     """
     until, tried = monotonic() + _PATIENCE, []
     for other in draw.others():
@@ -179,9 +177,9 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
     normally distributed. The first sample tells.
 
     Args:
-        reference: what results are compared with; it keeps its outputs of the first sample.
-        draw: what makes up samples.
-        engines: what results run on, or are meant for.
+        reference: the model to compare with; it keeps its outputs of the first sample.
+        draw: the source of random samples.
+        engines: the engines and targets of results.
     """
     turns = draw.maker().turns
     if not sums_low(*engines):

@@ -1,4 +1,4 @@
-"""Float32 emulation of low-precision models: what a device that accumulates in float32 computes, on any device.
+"""Float32 emulation of low-precision models: compute on any device what a device with float32 accumulators would.
 
 ONNX Runtime's CPU provider runs float16 nodes in float32 without rounding between them, and has hardly any bfloat16
 kernels. So the emulated model is float32 throughout, and a pair of Casts, ``Cast(to=low) -> Cast(to=float)``, rounds
@@ -18,9 +18,9 @@ low sequence or optional        the same of float32, without a pair: its element
 call of a model-local function  its body, inlined
 ==============================  ============================================================================
 
-It cannot show the order of accumulation, and fusions that skip a rounding. For targets that accumulate in low
-precision, :mod:`onnxamp._runtime.accumulate` adds to it.
-Model inputs that are model outputs as well, and inputs of sequence type, pass through as they are fed.
+It reproduces neither the order of accumulation nor fusions that skip a rounding. For targets that accumulate in low
+precision, :mod:`onnxamp._runtime.accumulate` adds to it. Model inputs that are model outputs as well, and inputs of
+sequence type, pass through as they are fed.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -97,7 +97,7 @@ def upcast_tensor(source: TensorProto, base_dir: BaseDir) -> TensorProto:
 
     Raises:
         ExternalDataError: the data of an external tensor are needed and cannot be read.
-        ModelError: a low tensor holds fewer or more numbers than its shape says.
+        ModelError: the number of elements in a low-precision tensor does not match its shape.
     """
     is_low = source.data_type in LOW_ELEMS
     if source.data_location == TensorProto.EXTERNAL and (
@@ -159,7 +159,7 @@ def emulate(model: ModelProto, *, base_dir: BaseDir = None) -> ModelProto:
 
 
 def without_rounding(model: ModelProto) -> ModelProto:
-    """:func:`emulate` without its rounding, but for weights: the float32 model behind a low-precision one.
+    """Return the float32 model that a low-precision model stands for. As :func:`emulate`, but only weights are rounded.
 
     Casts to low precision become Casts to float32. Functions are inlined.
 
@@ -184,8 +184,8 @@ def emulate_graph(
     Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts behind or in
     front of them; but not sequences and optionals, of which there is no Cast.
 
-    With ``arithmetic``, float16 sums are off as they are on that target (:mod:`onnxamp._runtime.accumulate`);
-    ``shapes``, by value, tell how long they are. ``hollow`` are initializers of the main graph without data.
+    With ``arithmetic``, float16 sums have the errors of that target (:mod:`onnxamp._runtime.accumulate`); ``shapes``,
+    by value, give their lengths. ``hollow`` are initializers of the main graph without data.
     """
     low = {low.tensor: low.elem for low in FORMATS.values()}
     elems = [
@@ -304,7 +304,7 @@ class _Emulation:
             self.node(nodes[index])
 
     def inputs(self, scope: Scope) -> Iterator[NodeProto]:
-        """Round inputs as they are fed, and raise values that keep their types though no node makes them.
+        """Round inputs as they are fed, and raise values that keep their types although no node computes them.
 
         Inputs that are model outputs keep their public names and numbers.
         """
@@ -325,7 +325,7 @@ class _Emulation:
                 )
 
     def raised_name(self, value: int) -> str:
-        """Return a name for a kept value in float32, which all read in its place."""
+        """Return the name under which all readers get a kept value in float32."""
         name = f"{self.editor.view.values[value].name}_fp32"
         return self.renamed.setdefault(value, self.editor.names.fresh(name))
 
@@ -377,7 +377,7 @@ class _Emulation:
     def rounded(
         self, node: Node, proto: NodeProto, raw: str, name: str, elem: int
     ) -> list[NodeProto]:
-        """Return what rounds a node's float32 result, after what the target's accumulator makes of it."""
+        """Return the nodes that add the error of the target's accumulator to a float32 result, and round it."""
         summed: list[NodeProto] = []
         if self.accumulator is not None and elem == FLOAT16.elem:
             summed = self.accumulator.nodes(node, proto, raw)
@@ -385,9 +385,9 @@ class _Emulation:
         return [*summed, *rounding(self.editor.names, source, name, elem)]
 
     def attributes(self, node: Node, proto: NodeProto, *, keep_low: bool) -> None:
-        """Replace low-precision types in attributes by float32, but for what a Cast makes."""
+        """Replace low-precision types in attributes by float32, except those of Casts."""
         rule = op_facts().dtype_attribute.get(node.key)
-        # low precision inside the kernel becomes float32, too: no CPU kernel supports it
+        # low precision inside the kernel also becomes float32: no CPU kernel supports it
         dtype_names = {
             op_facts().computes_in.get(node.key),
             rule.attribute if rule else None,

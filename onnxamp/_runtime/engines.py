@@ -1,6 +1,6 @@
 """Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision, and a browser.
 
-A model on an engine is a :class:`Session`. It runs whole, in one optimised session, as in production; or piece by
+A model on an engine is a :class:`Session`. It runs whole, in one optimized session, as in production; or piece by
 piece, so that all of its values can be observed.
 """
 
@@ -33,7 +33,7 @@ from onnxamp._runtime.session import (
 from onnxamp._runtime.values import Feeds, as_typed, check_inputs
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the work that is done and all there is to do."""
+"""Called with the work done so far and the total."""
 
 _STEPS: Final = 1000
 """Steps of a part of the work."""
@@ -53,9 +53,9 @@ class Engine(ABC):
         provider: the provider of ONNX Runtime, or the browser.
         emulates: compute low precision in float32 with explicit rounding.
         arithmetic: the target whose float16 sums emulations show; None for float32 sums.
-        is_reference: whether float32 models that results are compared with run here as well.
-        runs_pieces: whether a few nodes of a model can run, to observe their values, and nodes tell their times.
-        gpus: how many GPUs of a cluster a worker takes.
+        is_reference: whether the float32 reference also runs here.
+        runs_pieces: whether single nodes can run, so that their values and times can be observed.
+        gpus: GPUs of a cluster that a worker takes.
     """
 
     provider: Provider
@@ -124,7 +124,7 @@ class Engine(ABC):
         return make_session(model, self.provider)
 
     def run(self, loaded: Any, feeds: Feeds) -> dict[str, Any]:
-        """Return the outputs of a loaded model by name; feeds that it does not take are ignored.
+        """Return the outputs of a loaded model by name. Feeds that it has no input for are ignored.
 
         Raises:
             RuntimeFailure: the model does not run.
@@ -139,13 +139,13 @@ class Engine(ABC):
         return run(loaded, taken)
 
     def left_to_cpu(self, loaded: Any) -> Counter[str]:
-        """Count by op the nodes of a loaded model that the engine leaves to the CPU, where it names them."""
+        """Count the nodes of a loaded model that the engine leaves to the CPU, by op, if the engine names them."""
         nodes = () if self.is_reference else assigned_nodes(loaded)
         return Counter(op for provider, op, _ in nodes if provider == "CPU")
 
 
 class CpuEngine(Engine):
-    """ONNX Runtime on the CPU, which computes float16 in float32 and so hides what it does, unless it is emulated."""
+    """ONNX Runtime on the CPU, which computes float16 in float32 and so hides its errors, unless it is emulated."""
 
     __slots__ = ()
 
@@ -203,7 +203,7 @@ class BrowserEngine(Engine):
 
     @property
     def piece_provider(self) -> Provider:
-        """As :attr:`Engine.piece_provider`: what a browser runs is analysed on the CPU."""
+        """As :attr:`Engine.piece_provider`: models for a browser are analyzed on the CPU."""
         return "cpu"
 
     def load(self, model: ModelFile) -> Any:
@@ -258,11 +258,11 @@ class OutputCache:
 
 
 _ENTRY: Final = 128
-"""Bytes that an entry of a dict takes, about, with its key and its number."""
+"""Approximate bytes of an entry of a dict, with its key and its number."""
 
 
 def _bytes_of(output: Any) -> int:
-    """Return the memory that an output takes, about."""
+    """Return the approximate memory of an output."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
     return (
@@ -274,14 +274,14 @@ def _bytes_of(output: Any) -> int:
 
 @dataclass(slots=True)
 class Session:
-    """A model on an engine. What one sample takes to prepare (analysis, emulation, sessions) serves the next.
+    """A model on an engine. What is prepared for one sample (analysis, emulation, sessions) is reused for the next.
 
     Attributes:
-        whole: run it in one optimised session instead of pieces, except for samples with empty optionals, which
+        whole: run it in one optimized session instead of pieces, except for samples with empty optionals, which
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
-        origin: what the model was converted from: sizes of values that both have are taken from there.
-        outputs: what it computed of numbered samples, to compare others with.
+        origin: the model that it was converted from, which gives the sizes of values that both have.
+        outputs: its outputs for numbered samples, to compare others with.
     """
 
     model: Model
@@ -322,7 +322,7 @@ class Session:
         return self._runner
 
     def prepare_sample(self, sample: Feeds) -> Runner:
-        """Prepare the model for a sample that was not checked; raises ArgumentError, too, if it does not fit."""
+        """Prepare the model for an unchecked sample. Also raises ArgumentError if the sample does not fit."""
         return self.prepare(check_inputs(self.model.proto, sample))
 
     def runs_whole(self, feeds: Feeds) -> bool:

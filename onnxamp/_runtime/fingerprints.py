@@ -1,4 +1,4 @@
-"""Fingerprints of what measurements depend on: models, samples, functions of the user, and what computes."""
+"""Fingerprints of everything that measurements depend on: models, samples, functions of the user, and versions."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ def runtime_version() -> str:
 
 
 def versions() -> str:
-    """Return the versions of what measures."""
+    """Return the versions of the software that measures."""
     return f"onnxamp {version('onnxamp')}, ONNX Runtime {runtime_version()}"
 
 

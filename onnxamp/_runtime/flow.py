@@ -1,5 +1,5 @@
 """A model's main graph, ready to run a few nodes at a time (:mod:`onnxamp._runtime.pieces`), so that only values that
-somebody still needs are held.
+are still needed stay in memory.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 WEIGHTS_IN_GRAPH: Final = 8 * 2**20
-"""Bytes of weights up to which they stay in the graph, where kernels see that they are constant. There they take their
-size several times: in copies of the graph, and in the session.
+"""Bytes up to which all weights stay in the graph, where kernels see that they are constant. They then take several
+times their size: in copies of the graph, and in the session.
 """
 
 LARGE: Final = 64 * 2**10
@@ -130,7 +130,7 @@ def take_weights(
             graph.node.append(node)
     for tensor in tensors_of(
         result
-    ):  # of nodes, bodies and functions, too: ONNX Runtime sees no path outside
+    ):  # also of nodes, bodies and functions: ONNX Runtime sees no path outside
         embed(tensor, folder)
     return Shell(result, taken, folder)
 
@@ -168,10 +168,10 @@ class Flow(NamedTuple):
     sizes: Mapping[str, int]
     """Value -> bytes, best effort."""
     ranks: Mapping[str, int]
-    """Value -> number of dimensions, if inference is sure: what ONNX Runtime would know of the whole model."""
+    """Value -> number of dimensions if inference is certain, as ONNX Runtime would infer it from the whole model."""
     emulated: bool
     large: bool
-    """Whether its weights are fed to the pieces instead of being part of them."""
+    """Whether weights are fed to the pieces instead of being part of them."""
     inputs: tuple[str, ...]
     """Inputs without a default."""
     defaults: frozenset[str]
@@ -334,7 +334,9 @@ def _extents(
 def _like(
     graph: Graph, order: Sequence[int], like: Flow
 ) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Sizes and ranks as another flow has them, through Casts, too; None if a node makes what is unknown there."""
+    """Return sizes and ranks from another flow, also through Casts; None if a node computes a value that is unknown
+    there.
+    """
     sizes = {
         name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes
     }
@@ -369,8 +371,8 @@ def _like(
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
     """Ranks of main-graph values, apart from outputs, whose declarations may be wrong.
 
-    Inputs of ops that take sizes are left out: where ONNX Runtime knows the rank of Resize's input, it mistakes
-    ``sizes`` that it does not know for empty ones.
+    Inputs of ops that take sizes are left out: if ONNX Runtime knows the rank of Resize's input, it mistakes unknown
+    ``sizes`` for empty ones.
     """
     sized = op_facts().size_inputs
     beside = {
@@ -439,7 +441,7 @@ def dtype_of(flow: Flow, name: str) -> str:
 
 
 def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
-    """Return the feeds that a model takes, in its float types: low-precision inputs take rounded numbers.
+    """Return the feeds of a model in its float types. Numbers for low-precision inputs are rounded.
 
     Raises:
         ArgumentError: it has an input that is not fed.
@@ -460,8 +462,7 @@ def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
 def expose(
     model: ModelProto, provider: Provider, names: Container[str]
 ) -> "tuple[ort.InferenceSession, tuple[str, ...]]":
-    """Return a session that computes what :func:`make_session` of the model does, with values of its main graph as
-    outputs.
+    """Return a session like that of :func:`make_session`, with values of the main graph as additional outputs.
 
     Args:
         model: a model whose weights are inputs, or small; it is not changed.
@@ -469,7 +470,7 @@ def expose(
         names: the values to show.
 
     Returns:
-        The session, and the names of the values that it shows beside the outputs of the model: those that fusions left.
+        The session, and the names of the additional outputs: those values that remain after fusions.
 
     Raises:
         RuntimeFailure: ONNX Runtime cannot load the model.

@@ -1,4 +1,4 @@
-"""The float network behind a quantized one, which tells what rounding to integers costs."""
+"""The float network that a quantized one stands for, which shows the effect of rounding to integers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +13,11 @@ from onnxamp._ops.facts import op_facts
 
 
 def without_grids(model: Model) -> Model | None:
-    """Return the model whose computed values are not rounded to a grid of integers; weights are, as they are stored so.
+    """Return the model without rounding computed values to integers. Weights are still rounded, because they are stored
+    as integers.
 
     Returns:
-        A model that reads what was quantized as it was before; None if nothing was.
+        A model that reads the values from before they were quantized; None if nothing was quantized.
     """
     graph = model.ask(graph_of)
     if not any(_pairs(graph)) and not any(_products(graph)):

@@ -1,8 +1,8 @@
-"""The one loop over samples: comparisons, checks, ranges, tuning and rounding are probes that it leads.
+"""The one loop over samples: comparisons, checks, ranges, tuning and rounding are probes that it runs.
 
-A :class:`Probe` knows how to open its models and what to find out about a sample. :func:`observe` does all else: it
-measures in this process or hands samples to workers, survives a worker that dies, keeps results in a state and takes
-them from there, and reports progress.
+A :class:`Probe` knows how to open its models and what to measure on a sample. :func:`observe` does everything else: it
+measures in this process or hands samples to workers, survives a worker that dies, stores results in a state and reuses
+them, and reports progress.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +53,7 @@ def input_failure(
 
 
 def _advice(draw: Draw, model: Model) -> str:
-    """Sizes with which the model does run, as options; else what else may help."""
+    """Return sizes with which the model runs, as options, or other advice."""
     found = draw
     if not draw.tried:
         session = engine_on("cpu").open(model, whole=True)
@@ -77,14 +77,14 @@ T = TypeVar("T")
 
 
 class SentSample(NamedTuple):
-    """A sample: its number, and what reads it, here or in another process."""
+    """A sample: its number, and a function that reads it, here or in another process."""
 
     number: int
     read: Callable[[], Sample]
 
 
 class Item(NamedTuple):
-    """A sample that is measured now: its number, its arrays, and who hears how much of it is done."""
+    """A sample to measure now: its number, its arrays, and its progress callback."""
 
     number: int
     sample: Sample
@@ -92,20 +92,20 @@ class Item(NamedTuple):
 
 
 Told: TypeAlias = Callable[[int, int], Progress]
-"""Gives the progress callback of a few samples, by the number of the first and how many they are."""
+"""Returns the progress callback for a few samples, given the number of the first and their count."""
 
 Measure: TypeAlias = Callable[
     [Iterator[SentSample], Told], Iterator[T | RuntimeFailure]
 ]
-"""Yields what each of some samples shows, or why the model does not run on it; it may take several together."""
+"""Yields the measurement of each sample, or why the model does not run on it. It may measure several together."""
 
 
 class Opened(NamedTuple, Generic[T]):
     """A probe whose models are open.
 
     Attributes:
-        prepare: prepares the models for the first sample, if another one is measured before it. What is wrong with that
-            sample does not matter here, as its own measurement will tell.
+        prepare: prepares the models for the first sample, if another one is measured before it. Errors in that sample
+            do not matter here, because its own measurement reports them.
         measure: measures samples.
     """
 
@@ -114,7 +114,9 @@ class Opened(NamedTuple, Generic[T]):
 
 
 def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
-    """Return what measures samples one after the other; ``measure`` raises RuntimeFailure if the model does not run."""
+    """Return a function that measures samples one after the other. ``measure`` raises RuntimeFailure if the model does
+    not run.
+    """
 
     def measured(
         items: Iterator[SentSample], told: Told
@@ -133,7 +135,7 @@ def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
 def in_groups(
     size: int, model: Model, measure: Callable[[Mapping[int, Sample]], Iterable[T]]
 ) -> Measure[T]:
-    """Return what measures a few samples at a time.
+    """Return a function that measures a few samples at a time.
 
     Args:
         size: how many samples are held at a time, at most.
@@ -164,7 +166,7 @@ class Probe(ABC, Generic[T]):
     """A measurement of each sample. It goes to worker processes, so it has to be picklable.
 
     Attributes:
-        has_steps: whether measuring a sample reports its own progress; if not, the loop tells when a sample is done.
+        has_steps: whether measuring a sample reports its own progress; if not, the loop reports finished samples.
     """
 
     has_steps: ClassVar[bool] = True
@@ -174,17 +176,17 @@ class Probe(ABC, Generic[T]):
         """Open the models.
 
         Args:
-            memory: what earlier probes have left, of a worker or of the caller; see :func:`remembered`.
+            memory: values that earlier probes left in the worker or the caller; see :func:`remembered`.
         """
 
     def activity(self, activity: str, first: int, count: int, total: int) -> str:
-        """Return what is being done with some samples in this process, for people."""
+        """Return a description of what is being done with some samples in this process."""
         del first, count, total
         return activity
 
 
 def remembered(memory: Memory, name: str, key: str, make: Callable[[], T]) -> T:
-    """Return what was made for a key, and forget what was made under the same name for another one."""
+    """Return the value that was made for a key, and forget the value of the same name for another key."""
     if name not in memory or memory[name][0] != key:
         memory[name] = key, make()
     result: T = memory[name][1]
@@ -193,14 +195,15 @@ def remembered(memory: Memory, name: str, key: str, make: Callable[[], T]) -> T:
 
 @dataclass(slots=True)
 class KeptSamples(Generic[T]):
-    """Records of samples in a part of a state file. Each belongs to what the sample holds: one that changed is missing.
+    """Records of samples in a part of a state file. A record belongs to the contents of its sample: if they change, it
+    is missing.
 
     Attributes:
-        part: where they are kept.
+        part: where they are stored.
         samples: the samples.
-        kind: the type of the records.
-        what: what the records are of, where a part has several.
-        takes: whether to keep a record; what is of another type never is.
+        kind: the type of the records; others are not stored.
+        what: the subject of the records, if a part has several.
+        takes: whether to store a record.
     """
 
     part: Part
@@ -251,17 +254,17 @@ def observe(
     memory: Memory | None = None,
     once: bool = False,
 ) -> Generator[Found[T]]:
-    """Yield what each sample of a run shows, in order.
+    """Yield the measurement of each sample of a run, in order.
 
     Models are prepared for the first sample, whichever is measured first, so results do not depend on the workers.
 
     Args:
-        run: the samples, who measures them, and who hears how far it is.
-        probe: what to find out.
-        activity: what is being done, for people; "" to report nothing.
+        run: the samples, the workers and the progress callback.
+        probe: what to measure.
+        activity: a description for progress reports; "" for no reports.
         kept: results of an earlier run, which are not measured again; new ones are added at once, whatever their order.
-        memory: what the probe finds in this process; workers have their own.
-        once: no sample is needed again, so that those of an iterator can be forgotten.
+        memory: the probe's memory in this process; workers have their own.
+        once: no sample is needed again, so that samples of an iterator can be forgotten.
 
     Raises:
         OutputError: the state file cannot be written.
@@ -300,11 +303,11 @@ def observe_all(
     failed: str = "",
     model: Model | None = None,
 ) -> Generator[T]:
-    """Yield what each sample shows, where all have to be measured; other arguments as :func:`observe`.
+    """Yield the measurement of each sample, or raise if one fails. Other arguments as :func:`observe`.
 
     Args:
-        crashed: what to say of a sample that ends its worker, with "{crash}", "{sample}" (its number) and "{total}".
-        failed: how to begin what is said of one on which the model does not run.
+        crashed: message for a sample that ends its worker, with "{crash}", "{sample}" (its number) and "{total}".
+        failed: beginning of the message for a sample on which the model does not run.
         model: the model, for advice on its inputs; None to raise that error as it is.
 
     Raises:
@@ -330,7 +333,7 @@ def observe_all(
 
 @dataclass(slots=True)
 class _Round(Generic[T]):
-    """One round of the loop: which samples are measured now, and what becomes of the results."""
+    """One round of the loop: the samples to measure now, and the handling of results."""
 
     run: Run
     probe: Probe[T]
@@ -349,7 +352,7 @@ class _Round(Generic[T]):
         return self.known[number]
 
     def measured_here(self, memory: Memory) -> Generator[T | RuntimeFailure]:
-        """Yield what this process measures of the samples that are not known."""
+        """Measure the samples without results in this process, and yield their results."""
         opened = self.probe.open(memory)
         missing = self._missing()
         first = next(missing)
@@ -367,7 +370,7 @@ class _Round(Generic[T]):
             yield result
 
     def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:
-        """Yield the same, measured by workers."""
+        """Measure them on workers, and yield their results."""
         work = _Work(self.probe, next(sent_samples(self.run.samples)))
 
         def done(position: int, result: Any) -> None:
@@ -425,7 +428,7 @@ class _Work(Generic[T]):
     surroundings: Surroundings = field(default_factory=Surroundings.here)
 
     def __call__(self, memory: Memory) -> Callable[[SentSample], Any]:
-        """Open the models, and return what the worker does with each sample."""
+        """Open the models, and return the function that measures a sample."""
         self.surroundings.enter()
         opened = self.probe.open(memory)
         with suppress(OnnxAmpError):
@@ -443,10 +446,10 @@ def sent_samples(
     numbers: Iterable[int] | None = None,
     workers: Workers | None = None,
 ) -> Iterator[SentSample]:
-    """Yield samples by number, all by default; those in files are read where they are sent to.
+    """Yield samples by number, all by default; samples in files are read by the worker.
 
-    So are those of a Ray Dataset, if the workers are of its cluster, and those of an iterator that are in temporary
-    files, if they are of this machine.
+    So are those of a Ray Dataset, if the workers belong to its cluster, and those of an iterator in temporary files, if
+    the workers run on this machine.
     """
     travels = IN_FILES | {
         read_row if workers is not None and workers.is_cluster else read_spooled

@@ -1,8 +1,8 @@
 """Pieces of a graph as models of their own, and how they are run.
 
-A piece consists of some nodes in order. Its inputs are what they read from elsewhere, large weights included, so that
-sessions hold no weights; its outputs are the values that are wanted. Pieces are not optimised: values are those of the
-graph as written.
+A piece consists of some nodes in order. Its inputs are the values that they read from elsewhere, including large
+weights, so that sessions hold no weights. Its outputs are the requested values. Pieces are not optimized: values are
+those of the graph as written.
 """
 
 from collections import Counter
@@ -232,7 +232,7 @@ class Side:
     def parts(
         self, nodes: Iterable[int], budget: int = BUDGET
     ) -> Iterator[tuple[int, ...]]:
-        """Run nodes part by part, lazily, and yield those of each part behind it.
+        """Run nodes part by part, lazily, and yield the nodes of each part after it has run.
 
         Raises:
             RuntimeFailure: ONNX Runtime cannot run a part.
@@ -366,7 +366,7 @@ def run_alone(
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
 ) -> Side:
-    """Run a model as far as some of its values need; the result holds them.
+    """Run only the nodes that the requested values need, and return a result with these values.
 
     Args:
         feeds: a sample, in any float types.
@@ -410,7 +410,7 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def fitting(
     flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int
 ) -> int:
-    """Return how many samples can be run together, part by part, so that what they hold between parts fits the budget.
+    """Return how many samples can run together, part by part, with their values between parts within the budget.
 
     It is 1 for a model without large weights, which would gain nothing. Complexity: linear in what nodes read.
     """

@@ -5,8 +5,8 @@ those of the CUDA driver API (docs.nvidia.com/cuda/cuda-driver-api), each of whi
 Vulkan.
 
 A package with a plugin provider has the function ``get_library_path``, and ``get_ep_names`` or ``get_ep_name``. Its
-library is registered once per process, and a session of one node tells whether it works. ``engine.toml`` in the folder
-of a target makes the target's name a short one.
+library is registered once per process, and a session of one node shows whether it works. With an ``engine.toml`` in its
+folder, the name of a target is short for the package.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @cache
 def _driver() -> ctypes.CDLL | None:
-    """Return the driver's library, initialised; None where there is none."""
+    """Return the driver's library, initialized; None where there is none."""
     try:
         driver = ctypes.CDLL(
             "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -55,7 +55,7 @@ def device_present() -> bool:
 
 
 def device_name() -> str:
-    """Name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver does not tell."""
+    """Return the name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver has none."""
     driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
     if (
         driver is None
@@ -85,7 +85,7 @@ _CAPABILITY: Final = (75, 76)
 
 
 def device_memory_used() -> int | None:
-    """Bytes of the first device's memory in use by all processes; None if the driver does not tell.
+    """Bytes of the first device's memory in use by all processes; None if the driver does not say.
 
     Creates the device's primary context, which ONNX Runtime uses as well, and keeps it.
     """
@@ -110,7 +110,9 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
         ctypes.create_string_buffer(size),
     )
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
-        raise RuntimeFailure("The CUDA driver gives no access to the device's memory.")
+        raise RuntimeFailure(
+            "The CUDA driver does not give access to the device's memory."
+        )
     failed = (
         driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size))
         if size
@@ -231,10 +233,10 @@ class PluginDevice(NamedTuple):
     Attributes:
         title: its name in reports.
         provider: its name in ONNX Runtime ("WebGpuExecutionProvider").
-        device: what it computes on ("llvmpipe (LLVM 15.0.6, 256 bits), software"; "AMD EPYC, float32 kernels").
-        devices, options: what sessions are given.
+        device: the device ("llvmpipe (LLVM 15.0.6, 256 bits), software"; "AMD EPYC, float32 kernels").
+        devices, options: arguments of sessions.
         session: kept open, so that the device need not be opened again.
-        hint: what decides in which precision it computes ("dynamic": the types of the model); "" where they always do.
+        hint: the precision hint ("dynamic": the types of the model decide); "" if they always do.
     """
 
     title: str
@@ -251,7 +253,7 @@ class PluginDevice(NamedTuple):
         return f"{self.title}{f' (hint {self.hint})' if self.hint else ''} on {self.device}"
 
     def settings(self, threads: int = 0) -> dict[str, str]:
-        """Return the options of a session with so many threads; 0 for the engine's choice."""
+        """Return the options of a session with that many threads; 0 for the engine's choice."""
         return _filled(self.options, self.hint, threads)
 
 
@@ -281,7 +283,7 @@ def plugin_called(name: str) -> Plugin | None:
 
 
 def split_hint(name: str) -> tuple[str, str]:
-    """Return the name of a plugin, and the hint behind it: its default if there is none.
+    """Return the name of a plugin and the hint after it, or its default hint.
 
     Raises:
         ArgumentError: the plugin takes no such hint.
@@ -323,7 +325,7 @@ def _filled(options: Mapping[str, str], hint: str, threads: int) -> dict[str, st
 
 
 def wants_ranks(name: str) -> bool:
-    """Return whether the engine of this name, if it is a plugin's, runs only models whose inputs have ranks."""
+    """Return whether this engine is a plugin that only runs models whose inputs have ranks."""
     plugin = plugin_called(name.partition(":")[0])
     return plugin is not None and plugin.ranked
 
@@ -335,7 +337,7 @@ def _engine(package: str) -> PluginDevice | str:
 
     plugin = plugin_called(package) or Plugin(package)
     if not hasattr(ort, "register_execution_provider_library"):
-        return f"onnxruntime {ort.__version__} takes no plugin providers; upgrade it"
+        return f"onnxruntime {ort.__version__} does not support plugin providers; upgrade it"
     try:
         module = import_module(package.replace("-", "_"))
         names = (
@@ -436,7 +438,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
 
 @contextmanager
 def _printed() -> Iterator[Callable[[], str]]:
-    """Catch what libraries print to standard error, where drivers say what they lack; the result reads it."""
+    """Catch what libraries print to standard error, where drivers report what is missing; the result reads it."""
     sys.stderr.flush()
     with TemporaryFile() as file:
         kept = None

@@ -2,15 +2,15 @@
 
 The profile is a list of events. Those of category "Node", "<node>_kernel_time", hold the host's time per node; of
 category "Session", "model_run" spans one run. Builds with CUPTI add events of category "Kernel", with the device's
-time, behind the node that launched them. Builds without it, such as those on PyPI, show only how long launching took on
+time, after the node that launched them. Builds without it, such as those on PyPI, show only how long launching took on
 CUDA, unless launches block (``CUDA_LAUNCH_BLOCKING=1``): a model runs in a process of its own there, where they do.
 
 A plugin provider that compiles the graph runs it as one node. It may list its own kernels, as OpenVINO does: events of
-category "Kernel", "OV::<name>", that name the event of that node. They stand in its place, each under the name that the
-engine gives it: that of one of the nodes that were fused, or one of its own.
+category "Kernel", "OV::<name>", that name the event of that node. They replace it, each under the name that the engine
+gives it: that of one of the fused nodes, or a new one.
 
-A plugin provider that hands its kernels to a device and does not wait, as that of WebGPU, shows no more of a node than
-what the host did. Such times are not told.
+A plugin provider that hands its kernels to a device without waiting, such as WebGPU's, only shows the time of the host.
+Such times are not reported.
 """
 
 import json
@@ -179,7 +179,7 @@ def node_times(
 
     A node in a body counts each time it runs, and again as part of the node with the body. Nodes without a name have
     the name that ONNX Runtime gives them; fused nodes that of the result, or the one that the engine gives them. Empty
-    where the engine does not tell what its kernels take.
+    if the engine does not report the times of its kernels.
 
     Args:
         model, provider, optimize: as for :func:`~onnxamp._runtime.session.make_session`.
@@ -215,7 +215,7 @@ def node_times(
 
 
 def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds by node of a profile: the median of all runs but the first, the warm-up; empty if it does not tell.
+    """Return seconds by node of a profile: the median of all runs but the first, the warm-up; empty if it has none.
 
     Complexity: linear in events, but for a search among runs.
     """
@@ -255,7 +255,7 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether an engine shows what the host did for its nodes, and not what its kernels took."""
+    """Return whether an engine reports the time of the host for its nodes rather than that of its kernels."""
     nodes = (
         event
         for event in events

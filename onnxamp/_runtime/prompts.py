@@ -45,8 +45,8 @@ _WORDS: Final = 4
 class Prompts(SampleSource):
     """Texts for a decoder with caches; accepted wherever samples are.
 
-    Each text makes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
-    and the caches that the prompt left. Inputs besides tokens, masks, positions and caches are random.
+    Each text becomes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
+    and the caches after the prompt. Inputs besides tokens, masks, positions and caches are random.
 
     Args:
         texts: the texts, or the path of a text file with one in each line; empty lines are skipped.
@@ -131,7 +131,7 @@ def built_in_prompts(model: Model) -> Prompts | None:
 
 
 class PromptWriter:
-    """Writes samples of a decoder: prompts, and steps with what the model left after them."""
+    """Writes samples of a decoder: prompts, and steps with the caches after them."""
 
     def __init__(
         self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
@@ -141,7 +141,7 @@ class PromptWriter:
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
         if maker.untold - self.decoder.lengths:
-            # What a session keeps of random inputs is not of the prompts, which have the same numbers.
+            # A session caches results by number, and prompts have the numbers of the random inputs.
             aside = replace(reference, outputs=OutputCache())
             maker = suited(draw, aside).maker()
         self._maker: InputMaker = maker
@@ -157,7 +157,7 @@ class PromptWriter:
             yield self.decoder.step(prompt, outputs, likely)
 
     def prompt(self, tokens: Any) -> dict[str, Any]:
-        """Return the inputs for a prompt: what is no token, mask, position or cache is random."""
+        """Return the inputs for a prompt. All inputs except tokens, masks, positions and caches are random."""
         sample = self.made_up(len(tokens))
         name = self.decoder.tokens
         like = np.asarray(sample[name])
@@ -171,7 +171,7 @@ class PromptWriter:
         length = next((dims[name] for name in sorted(names & dims.keys())), length)
         lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}
         sample = self._maker.make(self._seed, 0, lengths)
-        # Caches that slide have rows from the beginning, which hold nothing.
+        # Sliding caches have rows from the beginning, which are empty.
         for cache in self.decoder.caches:
             sample[cache] = np.zeros_like(np.asarray(sample[cache]))
         return sample

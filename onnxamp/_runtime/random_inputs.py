@@ -25,7 +25,7 @@ sequences                              a list of two elements
 optionals                              a value
 =====================================  =====================================================================
 
-Indices, masks and sizes are recognised through data movement, Casts and bodies, whatever the input's type.
+Indices, masks and sizes are recognized through data movement, Casts and bodies, whatever the input's type.
 
 Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a (1, 8)
 matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.
@@ -59,7 +59,7 @@ from onnxamp._runtime.sizes import BATCH, OTHER, Sizes, dim_name, is_open
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30
-"""An input that takes more is not generated: its shape must be a mistake."""
+"""Larger inputs are not generated, because such a shape must be a mistake."""
 
 _UNKNOWN_SHAPE: Final[tuple[int, ...]] = (BATCH, OTHER)
 
@@ -67,7 +67,7 @@ _UNKNOWN_SHAPE: Final[tuple[int, ...]] = (BATCH, OTHER)
 def random_inputs(
     model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> dict[str, Feed]:
-    """Seeded random inputs that suit what the model does with them, as the module's tables say.
+    """Seeded random inputs that suit the model, as described by the module's tables.
 
     Args:
         model: its weights may be missing.
@@ -96,7 +96,7 @@ class InputMaker(NamedTuple):
     tried: Mapping[str, int]
     """Sizes in place of usual ones."""
     determined: Determined | None
-    """Sizes that the model's weights ask for, if that was found out."""
+    """Sizes that the model's weights require, if known."""
     sizes: Mapping[str, int]
     """Of all open dimensions by name."""
     uses: Mapping[int, Use]
@@ -136,7 +136,7 @@ class InputMaker(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """How many kinds of samples there are: 2 of a decoder, which takes prompts and steps; else 1."""
+        """Number of kinds of samples: 2 for a decoder, which takes prompts and steps; else 1."""
         return len(self.named.turns(self.dims))
 
     def _sizes_of_turn(
@@ -196,7 +196,7 @@ class InputMaker(NamedTuple):
 
     @property
     def has_open(self) -> bool:
-        """Whether there are dimensions besides batches whose size is not given."""
+        """Whether the sizes of some dimensions other than batches are not given."""
         return any(
             name not in self.dims and name not in self.named.batches
             for name in self.named.plain
@@ -204,7 +204,7 @@ class InputMaker(NamedTuple):
 
     @property
     def untold(self) -> frozenset[str]:
-        """Dimensions whose sizes neither names nor weights tell, and that may have to be tried."""
+        """Dimensions whose sizes follow from neither names nor weights, and may have to be tried."""
         named = self.named
         told = {*self.dims, *named.batches, *named.pasts, *named.news, *named.totals}
         if self.determined is not None:
@@ -231,9 +231,9 @@ class Draw:
     """The facts about the model, which the first sample determines."""
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that take the place of usual ones, with which the model does not run: determined ones, and tried ones."""
+    """Sizes used in place of the usual ones, with which the model does not run: determined ones, and tried ones."""
     tried: tuple[Mapping[str, int], ...] = ()
-    """Sizes with which it does not run either."""
+    """Sizes with which it does not run."""
 
     def make(self, number: int) -> dict[str, Feed]:
         """Return the sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
@@ -245,7 +245,9 @@ class Draw:
         return self.maker().make(int(generated[0]), number)
 
     def others(self) -> Iterator["Draw"]:
-        """Yield the same with sizes to try where the usual ones do not run: first those that the weights determine."""
+        """Yield copies with sizes to try if the usual ones do not run, starting with those that the weights
+        determine.
+        """
         maker = self.maker()
         found = maker.determined or maker.solved({})
         if maker.determined is None and found.sizes:
@@ -369,7 +371,7 @@ def _feed(
     elem = kind.tensor_type.elem_type
     if not kind.HasField("tensor_type") or elem == TensorProto.UNDEFINED:
         raise ArgumentError(
-            f"Cannot make up input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
+            f"Cannot generate input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
             " converts others without running them (--no-validate)."
         )
     shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
@@ -389,7 +391,7 @@ def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, .
 
 def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:
     return ArgumentError(
-        f"Cannot make up input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
+        f"Cannot generate input {name!r}: its shape {list(shape)} needs more memory than there is, or more than"
         f" {_MOST_BYTES >> 30} GiB. Give inputs (--inputs), or smaller sizes (--dim)."
     )
 

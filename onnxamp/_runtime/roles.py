@@ -1,4 +1,4 @@
-"""The roles of a model's inputs: what their numbers mean to it."""
+"""The roles of a model's inputs, which say what their numbers mean."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -42,9 +42,9 @@ class Use(NamedTuple):
     row: tuple[int, ...] = ()
     """The numbers of each grid or extent."""
     marker: int | None = None
-    """The token that an index is compared with, and that stands where a feature goes ..."""
+    """The token that an index is compared with, which marks the place of a feature."""
     marked: int = 0
-    """... which is so many times."""
+    """How often that token occurs."""
 
 
 _NAMES: Final = (
@@ -64,7 +64,7 @@ _NAMES: Final = (
         re.compile(r"(?<![a-z])(scales?|speeds?|temperature)(?![a-z])"),
     ),
 )
-"""Roles that a part of an input's name tells, for numbers of a type that is called so."""
+"""Roles by part of an input's name and kind of its type."""
 
 _NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
 """Attributes of Constant that hold numbers instead of a tensor."""
@@ -117,7 +117,9 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
-    """Return the role that an input's name tells. A matrix holds no lengths: they are one per element of a batch."""
+    """Return the role that an input's name implies. A matrix has no lengths, since there is one per element
+    of a batch.
+    """
     name, kind = graph.values[value].name.lower(), graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)

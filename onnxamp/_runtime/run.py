@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Hears what a job is doing, how much of it is done, and how much there is (0 if that is unknown)."""
+"""Receives what a job is doing, how much is done, and the total (0 if unknown)."""
 
 
 def silent(activity: str, done: int, total: int) -> None:
@@ -35,16 +35,16 @@ def reported_to(progress: "Progress | None") -> Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job that has begun: everything that runs a model for it takes these from here.
+    """A running job. Everything that runs a model for it uses these settings.
 
     Attributes:
         inputs: samples of the model's inputs; None for a job that runs no model.
         provider: where results run; None for CUDA if there is a device.
         workers: the processes that share the work; None for this process alone.
-        state: keeps what was measured and written, for an interrupted job to go on.
-        renews: begin anew where the state belongs to another job, instead of refusing it.
-        report: hears how far the job is.
-        budget: bytes of values and weights to hold at a time.
+        state: stores results, so that an interrupted job can resume.
+        renews: start over if the state belongs to another job, instead of refusing it.
+        report: the progress callback.
+        budget: bytes of values and weights to hold at once.
     """
 
     inputs: "Samples | None" = None
@@ -95,11 +95,11 @@ class RunOptions:
     Attributes:
         samples: inputs of the model, in any form that public functions take; None for random ones.
         count: how many random ones; None for as many as a verdict takes.
-        seed: seed of random ones.
-        dims: sizes of named dimensions of random ones.
+        seed: seed of random inputs.
+        dims: sizes of named dimensions of random inputs.
         provider: as for :class:`Run`, and so are ``report`` and ``budget``.
         place: the worker processes to use.
-        state: the file that keeps what was done.
+        state: the file that stores progress.
         renews: replace a state that belongs to another job.
     """
 
@@ -124,8 +124,8 @@ class RunOptions:
 
         Args:
             model: the model that they are for.
-            target: what results are meant for, where they are judged.
-            reference: what results are compared with, where they are; it keeps its outputs of the first sample.
+            target: the target of the results, if they are judged.
+            reference: the model to compare with, if any; it keeps its outputs of the first sample.
 
         Raises:
             ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.

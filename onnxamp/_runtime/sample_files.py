@@ -1,7 +1,6 @@
 """Reading arrays from untrusted files: ``.npz`` archives, and JSON as written by Polygraphy or by hand.
 
-Nothing is unpickled, and nothing is allocated only because a header says so: claimed sizes are checked against the
-bytes that exist.
+Nothing is unpickled, and no header can cause an allocation by itself: sizes are checked against the bytes that exist.
 """
 
 import base64
@@ -61,7 +60,7 @@ _HEADERS: Final = {
 
 _MAX_RATIO: Final = 100
 _MAX_RATIO_FROM: Final = 2**30
-"""Archives that grow by more than this factor, to more than this many bytes, are refused."""
+"""Archives that expand by more than this factor, to more than this many bytes, are refused."""
 
 
 class FileSample(dict[str, Any]):
@@ -84,7 +83,7 @@ def read_npz(path: Path) -> dict[str, Array]:
     """Return the arrays of an ``.npz`` file, by name.
 
     Raises:
-        ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or claims more than it holds.
+        ArgumentError: it is not an ``.npz`` file of plain arrays, is damaged, or is smaller than its headers say.
     """
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
@@ -139,7 +138,7 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
     """Return the array of an ``.npy`` stream of ``size`` bytes that can seek.
 
     Raises:
-        ValueError: it holds no plain array, or fewer bytes than its header claims.
+        ValueError: it holds no plain array, or fewer bytes than its header says.
     """
     version = np.lib.format.read_magic(stream)
     if version not in _HEADERS:
@@ -203,7 +202,7 @@ def _broken_json(path: Path, error: BaseException) -> ArgumentError:
 
 
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
-    """One sample of a JSON file, by name; ``number`` tells it from others, beginning with 1.
+    """One sample of a JSON file, by name; ``number`` counts them from 1.
 
     Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
 
@@ -283,7 +282,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """Return the array that nested lists hold."""
+    """Return nested lists as an array."""
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
         raise ValueError(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def is_dataset(given: Any) -> bool:
-    """Return whether this is a Dataset of Ray, which need not be installed."""
+    """Return whether this is a Ray Dataset. Ray need not be installed."""
     return type(given).__module__.partition(".")[0] == "ray" and hasattr(
         given, "to_numpy_refs"
     )
@@ -108,7 +108,7 @@ class Samples:
     draw: Draw | None = None
     """The source of random samples."""
     generates: int = 0
-    """Tokens that a decoder generates greedily after each prompt, where two are compared."""
+    """Tokens that a decoder generates greedily after each prompt when two are compared."""
 
     @property
     def made_up(self) -> bool:
@@ -182,8 +182,8 @@ class SampleSource(ABC):
     def samples_of(
         self, model: ModelSource, seed: int = 0, reference: Session | None = None
     ) -> Samples:
-        """Return the samples for a model; ``seed`` is of inputs that are not given, ``reference`` keeps what it
-        computes.
+        """Return the samples for a model; ``seed`` is for inputs that are not given; ``reference`` keeps its
+        outputs.
         """
 
 
@@ -221,7 +221,7 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
 
 
 def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
-    """Samples that are taken out of an iterable, once."""
+    """Samples from an iterable, which is read once."""
     items, kind = iter(given), type(given).__name__
     first = next(items, None)
     if first is None:
@@ -230,7 +230,7 @@ def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
     spool = Spool(
         (_sample(item, given, model) for item in source), kind, length_hint(given)
     )
-    spool.has(1)  # so that what is one sample is known to be one
+    spool.has(1)  # so that a single sample is recognized
     return Samples(f"samples of a {kind}{_without(left)}", spool)
 
 
@@ -366,7 +366,7 @@ def draw_of(
     )  # protos may lack their weights
 
     @cache
-    def maker() -> InputMaker:  # the graph is analysed when the first sample is read
+    def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
         graph = (
             Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
         )
@@ -408,7 +408,7 @@ def as_samples(
     reference: Session | None = None,
     engines: tuple[str | None, ...] = (),
 ) -> Samples:
-    """Samples from whatever a public function was given; at least one.
+    """Return the samples for any form that public functions accept; at least one.
 
     Args:
         samples: Samples, a path, a Ray Dataset, a dict of arrays, or an iterable of dicts, tuples or arrays, which must

@@ -1,6 +1,6 @@
 """The processes in which :mod:`onnxamp._runtime.building` has engines built and models loaded.
 
-They are started anew, or forked where that is safe, which saves what Python and NumPy take to start.
+They are started, or forked if that is safe, which saves the start-up time of Python and NumPy.
 """
 
 import json
@@ -19,7 +19,7 @@ from onnxamp._workers.signals import ENDING, HANGUP, is_alone, unwatched
 
 @dataclass(slots=True)
 class Forked:
-    """A copy of this process that answers questions, with what is used of :class:`subprocess.Popen`."""
+    """A copy of this process that answers questions, with the methods of :class:`subprocess.Popen` that are needed."""
 
     pid: int
     stdin: IO[str]
@@ -53,7 +53,7 @@ class Forked:
 
 
 def can_fork() -> bool:
-    """Return whether a copy of this process can load models: a command has it for itself, and has loaded none."""
+    """Return whether a copy of this process can load models: it must run a command and have loaded no model."""
     return sys.platform == "linux" and "onnxruntime" not in sys.modules and is_alone()
 
 
@@ -83,7 +83,7 @@ def fork(serve: Callable[[], None]) -> Forked:
 def _serve_forked(
     serve: Callable[[], None], questions: int, answers: int, mask: Any
 ) -> None:
-    """Answer questions, and end without what this process would do at its end."""
+    """Answer questions, and end without running this process's exit handlers."""
     with suppress(BaseException):
         unwatched()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -114,7 +114,7 @@ def _building() -> Callable[..., dict[str, Any]]:
     import tensorrt_rtx as trt  # noqa: PLC0415
 
     class Log(trt.ILogger):  # type: ignore[misc]
-        """Keeps what the builder says of errors."""
+        """Collects the errors that the builder logs."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -149,10 +149,10 @@ def _build(
 
     Args:
         trt: the module.
-        log: the logger that keeps errors.
+        log: the logger that collects errors.
         path: the model, with its types.
-        shapes: input -> the shape to build for, where the model leaves it open.
-        values: input -> its numbers, where these are shapes.
+        shapes: input -> the shape to build for, if the model leaves it open.
+        values: input -> its numbers, if they are a shape.
     """
     builder = trt.Builder(log)
     network = builder.create_network(
@@ -193,7 +193,7 @@ def _loading() -> Callable[..., dict[str, Any]]:
 
 
 def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:
-    """Return the first line of what ONNX Runtime says where it does not load a file; "" where it does."""
+    """Return the first line of ONNX Runtime's error if it cannot load a file; "" if it can."""
     import onnxruntime as ort  # noqa: PLC0415
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415
 
@@ -220,10 +220,10 @@ def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
     """
     for number in {signal.SIGINT, HANGUP} - {
         signal.SIGTERM
-    }:  # the main process decides what ends
+    }:  # the main process decides when it ends
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
+        os.dup2(2, 1)  # output of libraries is no answer
         answer = answering()
         for question in sys.stdin:
             answers.write(json.dumps(answer(**json.loads(question))) + "\n")

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime that run where they are asked to, or fail with the reason.
+"""Sessions of ONNX Runtime that run on the requested provider, or fail with the reason.
 
 ONNX Runtime silently falls back to the CPU if CUDA does not start; here that is an error. It is imported inside
 functions, so that importing onnxamp stays fast.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Provider: TypeAlias = str
 """The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
 "webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"); or "browser",
-which runs whole models alone (the optional room "browser"). What a device has no kernel for runs on the CPU."""
+which runs whole models alone (the optional room "browser"). Nodes without a kernel on the device run on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
@@ -80,11 +80,11 @@ def cuda_available() -> bool:
 def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider:
     """Return the wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
 
-    ``whole`` says that models run there as a whole, which a browser can.
+    With ``whole``, models run as a whole, as a browser requires.
 
     Raises:
         ArgumentError: there is no such provider, or it is a browser, and models run piece by piece.
-        RuntimeFailure: the wanted provider cannot be used; it says why.
+        RuntimeFailure: the provider cannot be used; the message says why.
         MissingPackageError: ONNX Runtime is not installed.
     """
     if wanted != BROWSER:
@@ -112,7 +112,7 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
 
 
 class Browser(Protocol):
-    """A browser that runs whole models; what it is called in reports, and what runs there."""
+    """A browser that runs whole models: its name in reports, and the engine in it."""
 
     @property
     def name(self) -> str: ...
@@ -125,7 +125,7 @@ class Browser(Protocol):
 
 
 def the_browser() -> Browser:
-    """Return the browser of this process. It is reached by this function alone, which loads what runs it.
+    """Return the browser of this process. Only this function loads the browser.
 
     Raises:
         RuntimeFailure: Chromium or onnxruntime-web is missing, or there is no WebGPU.
@@ -135,8 +135,8 @@ def the_browser() -> Browser:
 
 
 def is_plugin(provider: Provider) -> bool:
-    """Return whether the provider computes low precision itself, but not the reference that it is held against. So does
-    a browser, which runs ONNX Runtime's provider of WebGPU.
+    """Return whether the provider computes low precision itself, but not the reference to compare with. So does a
+    browser, which runs ONNX Runtime's provider of WebGPU.
     """
     return provider not in BUILT_IN
 
@@ -175,7 +175,7 @@ def _preload(preload: Callable[..., None]) -> str:
     """Load the libraries of pip's nvidia packages, wherever on ``sys.path`` they are.
 
     Args:
-        preload: ONNX Runtime's function, which searches only next to ONNX Runtime, and prints what it does not find.
+        preload: ONNX Runtime's function, which only searches next to ONNX Runtime and prints what is missing.
 
     Returns:
         The first library that is missing, or "".
@@ -219,9 +219,9 @@ def make_session(
         model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
             the file, go through a temporary folder.
         provider: "cuda", "cpu", or a plugin provider.
-        optimize: run all graph optimisations of ONNX Runtime, or none.
+        optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
-        threads: threads that one operator, or an engine that takes a number, may use; 0 for ONNXAMP_THREADS
+        threads: threads for one operator, or for the engine if it has such an option; 0 for ONNXAMP_THREADS
             (:mod:`onnxamp._workers.executor`) or ONNX Runtime's own choice.
         profile_to: prefix of the profile file to write; None for no profile.
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
@@ -270,7 +270,7 @@ def make_session(
         session = start_session(source, options, providers)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
-            f"ONNX Runtime loaded {name} on the CPU, although {provider} was asked for."
+            f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
         )
     return session
 
@@ -311,7 +311,7 @@ def short_provider(name: str) -> str:
 
 
 def stays_on_device(kind: str) -> bool:
-    """Return whether outputs of that type can stay in a device's memory: only tensors of numbers can."""
+    """Return whether outputs of that type can stay in device memory, as only tensors of numbers can."""
     return kind.startswith("tensor(") and kind != "tensor(string)"
 
 
@@ -435,7 +435,7 @@ def bind(
     options = None if graph is None else _options(ort, graph)
 
     def run(_held: Any = (held, buffers)) -> None:  # keeps arrays and buffers alive
-        try:  # which takes no time where nothing fails
+        try:  # which costs no time unless something fails
             session.run_with_iobinding(binding, options)
         except Exception as error:
             raise failed("run the model again", error) from error
@@ -479,7 +479,7 @@ def bind_values(
 
 
 def empty_value(like: NDArray[Any], provider: Provider) -> "ort.OrtValue":
-    """Return a buffer for arrays of the same shape and dtype where the provider's sessions leave their results."""
+    """Return a buffer for arrays of this shape and dtype, on the device where the provider leaves its results."""
     import onnxruntime as ort  # noqa: PLC0415
 
     return ort.OrtValue.ortvalue_from_shape_and_type(

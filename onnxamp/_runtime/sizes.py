@@ -17,8 +17,8 @@ first axis of an input                 1, a batch; likewise the same name at any
 other                                  8; equal names have equal sizes
 =====================================  =====================================================================
 
-A dimension without a name is called after its input and its place there: "input[1]". A name that occurs in formulas
-alone is a size, too: 1 if it speaks of a batch, else 8.
+A dimension without a name is called after its input and its place there: "input[1]". A name that occurs only in
+formulas is also a size: 1 if it names a batch, else 8.
 """
 
 import ast
@@ -36,11 +36,11 @@ OTHER: Final = 8
 """Sizes of dynamic dimensions: leading ones, and all others."""
 
 _TRIED: Final = (16, 32, 64, 1, 224, 1024)
-"""Sizes that networks ask for where 8 is too small, not divisible, or too many tokens at once; sound takes the last."""
+"""Sizes that networks need if 8 is too small, not divisible, or too many tokens at once; the last is for sound."""
 
 _IMAGE: Final = re.compile("height|width")
 _SIDES: Final = (*_TRIED, 384, 336, 256, 448, 512, 128)
-"""Dimensions of images, which have sizes of their own beside those of texts, and what is tried for both sides."""
+"""Dimensions of images, whose sizes differ from those of texts, and the sizes to try for both sides."""
 
 _PAST: Final = "past_"
 
@@ -48,7 +48,7 @@ GRID: Final = re.compile("grid_thw$")
 """Inputs that hold the numbers of frames, rows and columns of patches for each image."""
 
 _PATCHES, _FEATURES = 16, 4
-"""Rows of a matrix that images or sound become: the patches before a tower, and the features behind it."""
+"""Rows of a matrix made from images or sound: the patches before a tower, and the features after it."""
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 _Formula = ast.expr
@@ -157,16 +157,15 @@ class Sizes(NamedTuple):
 
     @property
     def news(self) -> list[str]:
-        """The names of the numbers of tokens that a decoder takes in beside what its caches hold."""
+        """Names of the number of new tokens of a decoder, not counting those in its caches."""
         lengths = {name.removeprefix(_PAST) for name in self.pasts}
         return [name for name in self.plain if name in lengths]
 
     def turns(self, given: Collection[str]) -> list[dict[str, int]]:
-        """Return the sizes that a decoder has in turn: of a prompt, whose caches are empty, and of a token that comes
-        later.
+        """Return the alternating sizes of a decoder: for a prompt with empty caches, and for a later token.
 
-        Those in ``given`` stay. A model without caches, or without a name for its new tokens, has no turns: they are
-        one without sizes of its own.
+        Those in ``given`` stay. A model without caches, or without a name for its new tokens, does not alternate: it
+        has one turn without sizes.
         """
         pasts = [name for name in self.pasts if name not in given]
         if not pasts or not self.news:
@@ -175,10 +174,11 @@ class Sizes(NamedTuple):
         return [dict.fromkeys(pasts, 0), dict.fromkeys(new, 1)]
 
     def others(self, given: Collection[str]) -> Iterator[dict[str, int]]:
-        """Sizes to try where the usual ones do not run: of all names that are no batch together, and of each alone; at
-        last of both sides of images.
+        """Yield sizes to try if the usual ones do not run: for all names except batches together, for each alone, and
+        finally for both sides of images.
 
-        Those in ``given`` stay. What has no name may be a batch, too: at last each is tried where all others are 1.
+        Those in ``given`` stay. A dimension without a name may also be a batch: finally, each is tried with all others
+        at 1.
         """
         fixed = {*given, *self.batches, *self.counted, *self.totals, *self.pasts}
         free = [name for name in self.plain if name not in fixed]
@@ -194,7 +194,7 @@ class Sizes(NamedTuple):
 
 
 def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
-    """Leading dimensions of matrices of patches, beside their grid, and of features beside tokens -> usual sizes."""
+    """Leading dimensions of matrices of patches (with their grid) and of features (with tokens) -> usual sizes."""
     leading = {
         entry.name: dim_name(entry.name, 0, shape.dim[0])
         for entry in entries
@@ -228,7 +228,7 @@ def dim_name(entry: str, axis: int, dim: TensorShapeProto.Dimension) -> str:
 
 
 def listed(sizes: Mapping[str, int]) -> str:
-    """Sizes as texts tell them."""
+    """Parse sizes written as text."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 

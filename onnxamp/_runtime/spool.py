@@ -1,4 +1,4 @@
-"""Samples that an iterator gives, kept for another pass: in memory, and beyond some megabytes in files."""
+"""Samples of an iterator, stored for another pass: in memory, and beyond some megabytes in files."""
 
 import pickle
 import shutil
@@ -26,10 +26,10 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
     their number consumes all.
 
     Args:
-        source: makes the samples, once.
+        source: yields the samples, once.
         origin: where they come from.
-        expected: how many there may be; 0 if nothing is known.
-        room: bytes that are kept in memory.
+        expected: their expected number; 0 if unknown.
+        room: bytes to keep in memory.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         self._room = room
         self._readers: list[Callable[[], Feeds]] = []
         self._first = 1
-        """The first sample that is not forgotten, besides that of number 0."""
+        """The first sample that is not forgotten, apart from sample 0."""
         self._folder: Path | None = None
 
     @property
     def is_ended(self) -> bool:
-        """Whether all samples were taken, so that their number is known."""
+        """Whether all samples were read, so that their number is known."""
         return self._source is None
 
     @property
@@ -90,7 +90,7 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         return len(self._readers)
 
     def forget(self, number: int) -> None:
-        """Let go of the samples before a number, but for the first one; they cannot be read again."""
+        """Forget the samples before a number, except the first one; they cannot be read again."""
         for at in range(self._first, min(number, len(self._readers))):
             reader, self._readers[at] = self._readers[at], _forgotten
             if isinstance(reader, partial) and reader.func is read_spooled:

@@ -62,8 +62,7 @@ def custom_ops(
             Ops that are not declared stay float32.
         library: shared libraries with their kernels, built for ONNX Runtime (``RegisterCustomOps``). All sessions in
             the block register them, including those of worker processes. Their code runs in these processes as soon as
-            they
-            are named: name only libraries that you trust.
+            they are named, so only name libraries that you trust.
 
     Raises:
         ArgumentError: a declaration is wrong, or a library cannot be loaded.
@@ -89,7 +88,7 @@ def active_libraries() -> tuple[str, ...]:
 
 
 class Surroundings(NamedTuple):
-    """The custom ops that a block of code knows and runs, for another process."""
+    """The custom ops that are registered in a block of code, for another process."""
 
     declared: Mapping[Any, Any]
     libraries: tuple[str, ...]
@@ -100,7 +99,7 @@ class Surroundings(NamedTuple):
         return cls(dict(DECLARED.get()), _LIBRARIES.get())
 
     def enter(self) -> None:
-        """Make them those of this process."""
+        """Register them in this process."""
         DECLARED.set(self.declared)
         _LIBRARIES.set(self.libraries)
 
@@ -144,7 +143,7 @@ _ALIGNMENT: Final = 4096
 """Page size: ONNX Runtime can map tensors that start at a page."""
 
 _KEEP_BELOW: Final = 1024
-"""Bytes below which tensors (shapes, axes) stay in the graph, where graph optimisers see them."""
+"""Bytes below which tensors (shapes, axes) stay in the graph, where graph optimizers see them."""
 
 _WEIGHTS: Final = "weights.bin"
 """Name of the file with the weights."""
@@ -154,10 +153,11 @@ _LIMIT: Final = 2**31 - 2**24
 
 
 def unfolded(path: Path) -> ModelProto:
-    """Return the model of a file, whose weights are found without its folder.
+    """Return the model of a file, with weights that are found without its folder.
 
     Raises:
-        ModelError: as :meth:`~onnxamp._model.model.Model.read`. ExternalDataError: weights are not where they may be.
+        ModelError: as :meth:`~onnxamp._model.model.Model.read`. ExternalDataError: weights are outside the allowed
+            folder.
     """
     opened = Model.read(path)
     _ = opened.stock  # looks them up
@@ -165,7 +165,7 @@ def unfolded(path: Path) -> ModelProto:
 
 
 def is_large(model: ModelProto) -> bool:
-    """Return whether the model cannot be one message: weights above 2 GB, or weights that are not loaded.
+    """Return whether the model cannot be one message, because its weights exceed 2 GB or are not loaded.
 
     Complexity: linear in the model's initializers; no data are touched.
     """
@@ -249,7 +249,7 @@ def session_options(
 
 
 def trial() -> ModelProto:
-    """Return a model of one node, to find out whether a provider works."""
+    """Return a model of one node, to test whether a provider works."""
     node = helper.make_node("Neg", ["x"], ["y"])
     ports = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = npt.NDArray[Any]
 Feed: TypeAlias = Array | Sequence[Any] | None
-"""A tensor, a sequence of tensors, or None for an optional input that holds nothing."""
+"""A tensor, a sequence of tensors, or None for an empty optional input."""
 Feeds: TypeAlias = Mapping[str, Feed]
 """The inputs of a run by name."""
 
@@ -42,7 +42,7 @@ _PACKED: Final = re.compile(r"\((float4\w*|u?int[24])\)")
 
 
 def is_array(item: Any) -> bool:
-    """Return whether it is an array, or a tensor of a framework."""
+    """Return whether this is an array, or a tensor of a framework."""
     return (
         isinstance(item, np.ndarray)
         or callable(getattr(item, "numpy", None))
@@ -66,7 +66,7 @@ def as_array(item: Any) -> Feed:
 
 
 def is_foreign(feed: Feed) -> bool:
-    """Return whether the array's element type comes from another package than NumPy (``ml_dtypes``)."""
+    """Return whether the array's element type is not NumPy's own but that of ``ml_dtypes``."""
     return isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 2
 
 
@@ -78,7 +78,7 @@ def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
 
 
 def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
-    """Return an OrtValue that shares the array's memory where it can.
+    """Return an OrtValue that shares the array's memory if possible.
 
     Args:
         feed: an array of any shape and type, or a list of arrays.
@@ -250,7 +250,7 @@ def _made(
 
 @contextmanager
 def _failures(kind: str) -> Iterator[None]:
-    """Say that ONNX Runtime cannot hold a value; its exceptions have no common base."""
+    """Raise an error if ONNX Runtime cannot hold a value; its exceptions have no common base."""
     try:
         yield
     except Exception as error:
@@ -287,12 +287,12 @@ _MOST_AXES: Final = 5
 
 
 def check_inputs(model: ModelProto, feeds: Feeds) -> dict[str, Feed]:
-    """Return the feeds in the types that the model takes.
+    """Return the feeds in the types of the model's inputs.
 
     Arrays of another width (float64 for float32, int32 for int64, ...) are cast if that changes no number; floats for
     low-precision inputs are rounded as by a Cast in front of the model. Inputs with a default may be left out; optional
     inputs that are left out become None. Shapes are checked as ONNX Runtime checks them: the rank, and every dimension
-    whose size the model fixes; where it declares a scalar, anything goes.
+    with a fixed size. A declared scalar accepts any shape.
 
     Raises:
         ArgumentError: an input is missing, unknown, of another kind or shape, or would change by the cast. It names
@@ -371,7 +371,7 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     """Check a shape as ONNX Runtime does.
 
     Raises:
-        ArgumentError: it does not fit what is declared; the message says what does.
+        ArgumentError: it does not fit the declared input; the message says what does.
     """
     wanted = list(map(_declared_size, declared.dim))
     if not wanted or _fits(given, wanted):
@@ -431,6 +431,6 @@ def _cast(name: str, feed: Array, wanted: "np.dtype[Any]") -> Array:
     if not np.array_equal(back, feed, equal_nan=feed.dtype.kind == "f"):
         raise ArgumentError(
             f"Input {name!r} must be {wanted}; the given {feed.dtype} array holds numbers that {wanted} cannot"
-            " hold. Round it first if that is meant."
+            " hold. Round it first if that is intended."
         )
     return result

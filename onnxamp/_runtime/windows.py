@@ -1,4 +1,4 @@
-"""Caches that slide are as long as a window. ONNX Runtime leaves their rows undefined that hold no token yet."""
+"""Caches that slide are as long as a window. ONNX Runtime leaves rows without a token undefined."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def with_defined_windows(graph: Graph) -> Graph:
 
 
 def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
-    """The node, and what puts zeros into the rows of its caches beyond the tokens that were seen."""
+    """Return the node, and nodes that set the rows of its caches after the last token to zero."""
     given, make, window = copied(node.proto), editor.make, op_facts().windows[node.key]
     zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
 

@@ -1,4 +1,4 @@
-"""The arguments of a tuning, checked before anything takes time."""
+"""The arguments of a tuning, checked before anything slow runs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -24,8 +24,8 @@ SECONDS: Final = 60.0
 
 
 def meant_device(name: str, target: str = "") -> str:
-    """Return the device to estimate times for: with "auto" the one that the target is for, else the GPU that is
-    installed, or an A100 where that is not known.
+    """Return the device to estimate times for; "auto" is the target's device, else the installed GPU, or an A100 if it
+    is unknown.
 
     Raises:
         ArgumentError: there is no device of that name.
@@ -72,7 +72,7 @@ class Search:
             )
 
     def check_state(self, state: "StateLike") -> None:
-        """Check that what a state file keeps can be recognized in another process.
+        """Check that another process can recognize the contents of a state file.
 
         Raises:
             ArgumentError: there is a state, and the metric has no name.
@@ -84,7 +84,7 @@ class Search:
 
 
 class Timed(Protocol):
-    """What takes some microseconds per run."""
+    """Something that takes microseconds per run."""
 
     @property
     def time(self) -> float:
@@ -92,5 +92,5 @@ class Timed(Protocol):
 
 
 def is_slower(choice: Timed, float32: Timed) -> bool:
-    """Return whether a choice is slower than float32: it is then made only if that is allowed."""
+    """Return whether a choice is slower than float32, so that it must be allowed."""
     return choice.time > float32.time

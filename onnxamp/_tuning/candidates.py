@@ -20,11 +20,11 @@ Choice: TypeAlias = frozenset[str]
 """The keys of the nodes that are low."""
 
 Part: TypeAlias = tuple[float, float, Choice]
-"""A part of a choice, behind its error and what it saves."""
+"""A part of a choice, after its error and its saving."""
 
 
 def per_gain(part: Part) -> float:
-    """Return the error of a part by what it saves."""
+    """Return the error of a part per saving."""
     error, gain, _ = part
     return error / gain if gain > 0 else inf
 
@@ -92,7 +92,7 @@ class CandidateSolver:
         """Return the parts of a choice that no value connects, halved until none of several nodes has an error above
         ``most``.
 
-        ``gain`` says what it is worth that a node is low, without Casts; exact ops are worth nothing by themselves.
+        ``gain`` is the worth of lowering a node, without Casts; exact ops are worth nothing by themselves.
         """
         gains = {unit.key: gain(unit) for unit in self.space.tunable}
         found, rest = list[Part](), self.connected(keys)[::-1]
@@ -149,7 +149,7 @@ class CandidateSolver:
         )
 
     def feasible(self, low: Choice) -> Choice:
-        """The nodes that are lowered if these are asked for: some depend on others."""
+        """Return the nodes that are lowered if these are requested, because some depend on others."""
         return self._cost(low)[2]
 
     def _cost(self, low: Choice) -> tuple[list[int], int, Choice]:
@@ -169,7 +169,7 @@ class CandidateSolver:
         return self._costs[low]
 
     def priced(self, errors: ExpectedErrors, space: SearchSpace) -> "CandidateSolver":
-        """The solver for other errors and times of the same nodes; what choices take beside is shared."""
+        """Return the solver for other errors and times of the same nodes; everything else is shared."""
         other = copy(self)
         other.errors, other.space = errors, space
         return other

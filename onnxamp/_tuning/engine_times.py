@@ -1,9 +1,9 @@
 """Times of nodes on the engine that runs the converted models.
 
-An engine that compiles a graph times its own kernels. One that has the name of a node, perhaps with a suffix behind a
-slash ("Conv_0/WithoutBiases"), counts for that node: what was fused into it costs nothing by itself. One with a name of
-its own stands for nodes that lie between its neighbours, as several became one: its time is apportioned among those
-that have none, by their estimates.
+An engine that compiles a graph times its own kernels. A kernel with the name of a node, optionally with a suffix after
+a slash ("Conv_0/WithoutBiases"), counts for that node: nodes that were fused into it cost nothing by themselves. A
+kernel with another name replaces several nodes between its neighbors: its time is divided among those that have none,
+by their estimates.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -23,7 +23,7 @@ from onnxamp._tuning.runs import profile_nodes
 from onnxamp._tuning.space import Fusion, find_fusions
 
 _CHEAPEST: Final = 0.1
-"""The least that a Cast counts, over its estimate: one that is fused costs nothing, but many are not worth it."""
+"""Lower bound for the cost of a Cast over its estimate: a fused one costs nothing, but many are not worth it."""
 
 
 def apportioned(
@@ -32,7 +32,7 @@ def apportioned(
     """Seconds of every node by its key, from those of kernels in the order in which they ran.
 
     Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
-    neighbours.
+    neighbors.
     """
     at = {
         node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)
@@ -68,7 +68,7 @@ def apportioned(
 
 
 def _of_nodes(seconds: Mapping[str, float], known: Container[str]) -> dict[str, float]:
-    """Return the times under the names of nodes, where kernels have one with a suffix."""
+    """Return the times by name of node, for kernels with a suffix."""
     found: dict[str, float] = {}
     for name, time in seconds.items():
         node = name.rpartition("/")[0]
@@ -80,9 +80,10 @@ def _of_nodes(seconds: Mapping[str, float], known: Container[str]) -> dict[str, 
 def measure_times(job: Job, device: str) -> str:
     """Replace estimated times by those of the first sample; returns a description of them.
 
-    On CUDA and on plugin providers both the float32 model and the lowered one are profiled, and the Casts of the latter
-    say what a Cast costs. A CPU computes low precision in float32: there the estimates for the device say how much of
-    the measured time low precision saves. An engine that does not tell what its kernels take leaves the estimates.
+    On CUDA and on plugin providers, both the float32 model and the lowered one are profiled, and the Casts of the
+    latter give the cost of a Cast. A CPU computes low precision in float32, so the share of the measured time that low
+    precision saves is estimated for the device. For an engine that does not report the times of its kernels, the
+    estimates stay.
 
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
@@ -100,7 +101,7 @@ def measure_times(job: Job, device: str) -> str:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
     if not high:
-        return f"estimates for {device}, as {where} does not tell what its kernels take"
+        return f"estimates for {device}, because {where} does not report kernel times"
     lowered = job.made(space.all_low)
     low = job.state.node_times(
         f"{where} low", lambda: profile_nodes(lowered, sample, provider)
@@ -131,7 +132,7 @@ _SECONDS: Final = 0.5
 def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
     """Seconds of the float32 model and of models with these choices, whole and in turns, on the first sample.
 
-    None where an input of that is empty.
+    None if one of its inputs is empty.
 
     Raises:
         RuntimeFailure: a model does not run.

@@ -60,12 +60,12 @@ class Aim(NamedTuple):
         return -one.flops - one.bytes if self.allow_slower else one.time
 
     def are_near(self, one: Candidate, other: Candidate) -> bool:
-        """Whether there is next to nothing between two candidates."""
+        """Return whether there is almost no difference between two candidates."""
         unit = 1.0 if self.allow_slower else self.nothing.time
         return abs(self.merit(one) - self.merit(other)) < _NEAR * unit
 
     def admits(self, one: Candidate) -> bool:
-        """Whether a candidate may be offered, whatever its error."""
+        """Return whether a candidate may be offered, whatever its error."""
         return bool(one.low) and (self.allow_slower or not is_slower(one, self.nothing))
 
 
@@ -89,7 +89,7 @@ class Frontier:
     def choices(self) -> list[Candidate]:
         """Return the choices in the order of their merit; each is predicted to have a smaller error than all before it.
 
-        None is better than the best that errors have no part in: that is what a tolerance without end gives.
+        None is better than the best without regard to errors, which an infinite tolerance would choose.
 
         Complexity: some hundred cuts at most.
         """

@@ -143,7 +143,7 @@ class Job:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a value exceeds the low-precision type, or may: what is inside of loops is not seen."""
+        """Whether a value exceeds the low-precision type, or may, because values in loops are not measured."""
         if self.space.all_low.graph.nodes_of(ROUNDS):
             return True
         sizes = self.expected.largest.values()
@@ -159,7 +159,7 @@ class Job:
         )
 
     def rounded(self, analysis: Analysis) -> Analysis:
-        """Return the analysis with the numbers of its weights, where the options ask for others than the nearest."""
+        """Return the analysis with its rounded weights, if the options ask for other rounding than to nearest."""
         return with_rounding(analysis, self.rounder)[0]
 
     def error(self, low: frozenset[str]) -> float:
@@ -278,7 +278,7 @@ class Job:
 
     @cached_property
     def _free(self) -> CandidateSolver:
-        """The solver of the cut where errors have no price."""
+        """The solver of the cut with errors at no cost."""
         space = self.space
         errors = ExpectedErrors(
             graph=space.all_low.graph,
@@ -308,10 +308,10 @@ class Job:
 def converted_model(
     analysis: Analysis, size: int, path: Path, *, is_emulated: bool = False
 ) -> Model:
-    """The model converted as an analysis says.
+    """Return the model, converted according to an analysis.
 
-    Where its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; those of one that is
-    emulated are converted when they are read.
+    If its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; the weights of an emulated
+    model are converted when they are read.
     """
     graph, low = analysis.graph, analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:

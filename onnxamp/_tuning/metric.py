@@ -1,10 +1,10 @@
-"""The metrics that tuning holds to its tolerance: one number per run, the smaller the better.
+"""The metrics that tuning compares with its tolerance: one number per run, the smaller the better.
 
-Predictions add errors as squares, as small independent errors add up. That holds for the relative L2 error, for the
-SNR derived from it, for errors of detections, and for the share of rows whose largest element changes, which is
-proportional to the error. The
-cosine distance d is half the squared angle: there :attr:`Metric.amplitude` is the angle, sqrt(2 d). A user's function
-is taken as it is; if it adds up differently, candidates are tried in a worse order, but the result is measured anyway.
+Predictions add errors as squares, as small independent errors add up. That holds for the relative L2 error, for the SNR
+derived from it, for errors of detections, and for the share of rows whose largest element changes, which is
+proportional to the error. The cosine distance d is half the squared angle: there :attr:`Metric.amplitude` is the angle,
+sqrt(2 d). A user's function is used unchanged. If its errors add up differently, candidates are tried in a worse order,
+but the result is measured anyway.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,16 +32,16 @@ class Metric:
     tolerance: float
     measure: Measure
     squared: bool
-    """Whether errors are squares of what adds up as squares."""
+    """Whether the metric itself adds up, rather than its square."""
     made_from: "tuple[MetricLike, float, frozenset[str], Accept | None]"
-    """The arguments of :func:`make_metric`, which makes it anew in other processes."""
+    """The arguments of :func:`make_metric`, which recreates it in other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_metric, self.made_from
 
     @property
     def is_joint(self) -> bool:
-        """Whether a function of the user judges all outputs together; of others, the worst output counts."""
+        """Whether a function of the user judges all outputs together; for other metrics, the worst output counts."""
         given = self.made_from[0]
         return not isinstance(given, str) or ":" in given
 
@@ -169,7 +169,7 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
         if isinstance(error, (bool, np.bool_)):
             raise ArgumentError(
                 f"The metric {name!r} returned {error}, but a metric returns an error, which is 0 for equal outputs:"
-                " a function that says yes or no goes into accept (--accept)."
+                " use accept (--accept) for a function that returns yes or no."
             )
         try:
             return float(error)
@@ -182,7 +182,7 @@ def _measured(name: str, function: Callable[..., Any]) -> Measure:
 
 
 def _accepted(judge: Measure, accept: Accept | None) -> Measure:
-    """Return the error of a metric, infinite where ``accept`` says no."""
+    """Return the error of a metric, infinite if ``accept`` returns False."""
     if accept is None:
         return judge
 

@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node that stays float32: a short reason, and what was measured."""
+    """A node that stays float32: a short reason, and its measurement."""
 
     node: str
     op: str
@@ -206,9 +206,7 @@ def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
 def options_print(
     changed: str, space: SearchSpace, options: Options, engine: Engine
 ) -> str:
-    """Return the fingerprint of what the options make of the model; ``changed`` is that of its graph, "" for its
-    own.
-    """
+    """Return the fingerprint of the prepared model; ``changed`` is that of its graph, "" for its own."""
     units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates

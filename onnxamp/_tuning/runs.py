@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
 
 _TOGETHER: Final = 8
-"""Samples of which outputs are held at a time."""
+"""Samples whose outputs are held at once."""
 
 _ALL: Final = 1 << 62
 """Bytes of weights that stay in the graph: all."""
@@ -52,7 +52,7 @@ _ALL: Final = 1 << 62
 def _without_empty_inputs(
     model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider
 ) -> ModelProto:
-    """Return the model with the optional inputs that a sample leaves empty, which cannot be fed, made inside."""
+    """Return the model with empty optional inputs of a sample, which cannot be fed, created inside."""
     if all(feed is not None for feed in sample.values()):
         return model
     return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[
@@ -109,7 +109,7 @@ def converted_error(
 
 
 def _token(model: Model) -> str:
-    """Return what stands for a model in the memory of workers."""
+    """Return the key of a model in the memory of workers."""
     del model
     return token_hex()
 
@@ -123,7 +123,7 @@ class ErrorProbe(Probe[float]):
     """Measuring the error of a converted model; it is infinite if the model does not run.
 
     Attributes:
-        key: stands for the original and how it is run.
+        key: identifies the original and how it runs.
     """
 
     has_steps = False

@@ -1,8 +1,8 @@
-"""The search: candidates by expected error, of which the best that holds the tolerance once it is converted is written.
+"""The search: candidates by expected error. The best one that meets the tolerance after conversion is written.
 
 The list of candidates (:mod:`onnxamp._tuning.frontier`) knows nothing of the tolerance. The best of them that is
-expected to hold is converted and measured; what that shows of expected errors goes for all others, and the search goes
-on between the best that holds and those that miss. So a wider tolerance finds nothing slower.
+expected to meet the tolerance is converted and measured. Its ratio of measured to expected error applies to all others,
+and the search continues between the best that passes and those that miss. So a wider tolerance finds nothing slower.
 """
 
 import logging
@@ -68,7 +68,7 @@ class CandidateSearch:
         return self.job.metric.amplitude(self.job.metric.tolerance)
 
     def best(self) -> Candidate | None:
-        """The best candidate that may be written and holds the tolerance; None if float32 is."""
+        """The best candidate that may be written and meets the tolerance; None if float32 is."""
         able = self.front
         end = self._searched(able, len(able))
         if end and not self.stopped:
@@ -80,7 +80,7 @@ class CandidateSearch:
         return able[end] if end < len(able) else None
 
     def _searched(self, able: Sequence[Candidate], end: int) -> int:
-        """The position of the best candidate that holds, ``end`` if none before it does."""
+        """Return the position of the best candidate that passes, ``end`` if none before it does."""
         first = 0
         while first < end:
             place = self._promising(able, first, end)
@@ -96,7 +96,7 @@ class CandidateSearch:
         return end
 
     def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
-        """Return the position of the best candidate that is expected to hold, or else may; None if none may."""
+        """Return the position of the best candidate that is expected to pass, or else may; None if none may."""
         for place in range(first, end):
             if self.expected(able[place]) <= self.limit:
                 return place
@@ -111,7 +111,7 @@ class CandidateSearch:
         return len(self.errors) >= self.asked.runs or (bool(self.errors) and spent)
 
     def expected(self, one: Candidate) -> float:
-        """Return the error of the converted model, or what may be expected of it."""
+        """Return the error of the converted model, or its expected error."""
         return self.errors.get(one.low, one.predicted * self.ratio)
 
     def measure(self, low: Choice) -> float:
@@ -156,7 +156,7 @@ class CandidateSearch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A tuning, and what it takes to write another candidate."""
+    """A tuning, with everything that is needed to write another candidate."""
 
     tuned: Tuned
     job: Job
@@ -184,7 +184,7 @@ class Outcome:
 def _written(
     job: Job, rows: Sequence[Candidate], low: Choice, noise: float | None = None
 ) -> dict[str, Any]:
-    """What an outcome says of the choice that is written, one of its candidates."""
+    """Return an outcome with the choice that is written, one of its candidates."""
     error = job.errors.get(low, noise or 0.0)
     kept = job.kept(low)
     plan = job.plan(low, kept)
@@ -206,7 +206,7 @@ def _written(
 def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
-    None is slower than float32, unless that is allowed: so a wider tolerance never takes longer.
+    None is slower than float32, unless that is allowed, so a wider tolerance never gives a slower result.
     """
     job, asked, nothing = search.job, search.asked, search.aim.nothing
     judge, best = job.metric, search.best()

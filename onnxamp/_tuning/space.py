@@ -1,4 +1,4 @@
-"""The search space: which nodes can be low precision, what that saves, and which of them the samples run."""
+"""The search space: the nodes that can be low precision, what that saves, and which of them the samples run."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def find_fusions(
     """Return the nodes that the kernel of a product computes, each with the last one before it, and their estimated
     times.
 
-    Those of decomposed normalisations are not among them: they have kernels of their own, under whatever name.
+    Those of decomposed normalizations are excluded, because they have kernels of their own, under any name.
 
     Args:
         graph: of the float32 model.
@@ -60,7 +60,7 @@ def find_fusions(
     Complexity: linear in nodes.
     """
     normalising = frozenset[int]().union(
-        *(match.nodes for match in patterns_of(graph, "normalisation", "softmax"))
+        *(match.nodes for match in patterns_of(graph, "normalization", "softmax"))
     )
     place: dict[int, int] = {}
     """Products and what is fused into them, in execution order."""
@@ -89,7 +89,9 @@ def find_fusions(
 _CASTS_PER_NODE: Final = 16
 """Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
 
-_AMBIGUOUS: Final = "another node makes a value of the same name, so that measurements cannot be told apart"
+_AMBIGUOUS: Final = (
+    "another node has an output of the same name, so measurements are ambiguous"
+)
 
 UNSEEN: Final = "no sample runs it: float32, as at level O2"
 
@@ -146,7 +148,7 @@ class SearchSpace:
     scale: float = 1.0
     """Measured times of Casts, or else of nodes, as multiples of estimated ones."""
     fusions: tuple[Fusion, ...] = ()
-    """Nodes that the engine fuses where they have one precision."""
+    """Nodes that the engine fuses if they have the same precision."""
 
     @property
     def units(self) -> tuple[TunableNode, ...]:

@@ -25,7 +25,7 @@ def part_of(options: Options) -> str:
 
 
 class TuningState:
-    """Measurements of one tuning. ``part`` is where they are kept; None if they are not.
+    """Measurements of one tuning. ``part`` is where they are stored; None if they are not.
 
     Attributes:
         errors, times: what was measured, by what it is of.
@@ -66,7 +66,7 @@ class TuningState:
         )
 
     def measured(self, samples: Samples) -> KeptSamples[Sensitivities] | None:
-        """Return what keeps the sensitivities of each sample; None if nothing is kept."""
+        """Return the store of the sensitivities of each sample; None if nothing is stored."""
         return (
             None
             if self.part is None

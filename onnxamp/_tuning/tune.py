@@ -4,9 +4,9 @@
    (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.frontier`).
-3. The best one that is expected to hold is converted and compared on all samples, on CUDA if there is a device. What
-   that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
-4. A state file keeps what was measured, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
+3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
+  that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
+4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
 """
 
 import logging
@@ -77,7 +77,7 @@ def tune(
     run: Run,
     rounder: WeightRounder | None = None,
 ) -> Tuned:
-    """Search the lowest precision that holds a tolerance; the plan of the outcome converts the model.
+    """Search for the lowest precision that meets a tolerance; the plan of the outcome converts the model.
 
     Args:
         model: the model; it is not changed.
@@ -89,7 +89,7 @@ def tune(
     Raises:
         As :func:`onnxamp.tune_model`.
     """
-    # Names were checked, and plans repeat what was measured.
+    # Names were checked, and plans repeat the measurements.
     options = replace(options, strict_options=False)
     search = replace(search, device=meant_device(search.device, options.target))
     engine = judging_engine(run.provider, options.target)
@@ -132,7 +132,7 @@ def tune(
 
 
 def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) -> float:
-    """Return what the default tolerance allows for where the model rounds values to integers; 0 where it does not."""
+    """Return the allowance of the default tolerance for a model that rounds values to integers; 0 for others."""
     is_default = metric.tolerance == TOLERANCE and metric.name in _RELATIVE
     exact = without_grids(model) if is_default else None
     if exact is None:
@@ -158,9 +158,9 @@ class _Tuning(NamedTuple):
         return with_ranges(self.model, options, run=self.run)
 
     def rounded(self, options: Options, search: Search) -> Outcome:
-        """Tune as the options say; with compensation, too, if they leave that open and the fastest candidate misses.
+        """Tune as the options say; if they leave it open and the fastest candidate misses, also with compensation.
 
-        What is rounded to nearest stays, unless compensation makes a faster candidate hold the tolerance.
+        Rounding to nearest stays, unless a faster candidate meets the tolerance with compensation.
         """
         begin, best = monotonic(), self.both(options, search)
         nearest = best.tuned
@@ -190,10 +190,10 @@ class _Tuning(NamedTuple):
         return replace(best, tuned=tuned)
 
     def both(self, options: Options, search: Search) -> Outcome:
-        """Tune as the options say; where they leave it open, with exponents too if these bring values into range.
+        """Tune as the options say; if they leave it open and exponents bring values into range, also with exponents.
 
-        With exponents comes first: if all can be low then, nothing without them can be faster. Else what holds the
-        tolerance stays, then what takes less time, and then what has the smaller error.
+        Exponents are tried first: if all nodes can then be low, nothing without them can be faster. Otherwise, meeting
+        the tolerance comes first, then less time, then a smaller error.
         """
         job = self.job(options, search)
         job.check_noise()  # before anything takes time
@@ -219,7 +219,7 @@ class _Tuning(NamedTuple):
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
     def _rescaled(self, options: Options, job: Job) -> Options | None:
-        """The options with exponents; None where that is settled, or no value that overflows takes one."""
+        """The options with exponents; None if that is settled, or if no overflowing value can have one."""
         is_open = options.rescale is None and options.low.is_narrow
         if not is_open or not job.may_overflow:
             return None
@@ -236,7 +236,7 @@ class _Tuning(NamedTuple):
         return _tuned(self.job(options, search), search)
 
     def job(self, options: Options, search: Search) -> Job:
-        """The model as the options prepare it, and what can be low in it."""
+        """The prepared model, and the nodes that can be low in it."""
         model, engine, run = self.model, self.engine, self.run
         if options.unsound:  # measured with more nodes to lower
             run = replace(run, state=None)
@@ -299,14 +299,14 @@ def _shortened(search: Search, begin: float) -> Search:
 
 
 def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
-    """What orders outcomes as the candidates of one tuning."""
+    """Return a key that orders outcomes like the candidates of one tuning."""
     chosen = tuned.candidates[tuned.chosen]
     lowered = chosen.flops + chosen.bytes if search.allow_slower else 0.0
     return not tuned.held, -lowered, chosen.time, tuned.error
 
 
 def _leaves_room(tuned: Tuned) -> bool:
-    """Return whether a smaller error at the same time could bring a candidate that is better and may be written."""
+    """Return whether a smaller error at the same time could yield a better candidate that may be written."""
     return not tuned.held or tuned.chosen > 0
 
 
@@ -321,7 +321,7 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     elif samples.made_up:
         why = "the inputs are random"
     elif len(samples) < _FEWEST:
-        why = f"that takes {_FEWEST} inputs or more"
+        why = f"that needs {_FEWEST} inputs or more"
     elif known.seconds > search.seconds:
         why = f"that takes about {known.seconds:.0f} s, more than --search-time"
     return replace(known, why=why)
@@ -353,7 +353,7 @@ def measured_plan(
     run: Run,
     rounder: WeightRounder | None,
 ) -> Plan | None:
-    """Return what level auto finds; None where it lowers nothing, or the model cannot be tuned.
+    """Return the outcome of level auto; None if it lowers nothing, or if the model cannot be tuned.
 
     It lowers as much as it may, as the other levels do, however long the result is estimated to take.
 

@@ -26,7 +26,7 @@ _READY: Final = "ready"
 """The first message of a worker."""
 
 _GUARD: Final = (
-    "Each worker imports the script that started it, so what starts workers has to stand under"
+    "Each worker imports the script that started it, so code that starts workers has to be under"
     ' `if __name__ == "__main__":` there.'
 )
 

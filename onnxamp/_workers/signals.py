@@ -288,7 +288,7 @@ def _raise_soon(number: int) -> None:
 def _cannot_raise(frame: FrameType | None) -> bool:
     """Return whether no error can be raised in a frame.
 
-    Native code that is being initialised may abort the process, and Python forgets what is raised while it hears of an
+    Native code that is being initialized may abort the process, and Python forgets what is raised while it hears of an
     error that cannot be raised.
     """
     while frame is not None:

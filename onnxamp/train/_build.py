@@ -84,7 +84,7 @@ def build_train_network(
             not fill buffers, and take "O1" at most).
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that. The loss scale remains that of the level.
-        keep_batchnorm_fp32: whether all normalisations stay in float32, including decomposed ones. By
+        keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By
             default, they do at O1 and O2; at O3, only decomposed ones do, whose squares may overflow; with
             ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
@@ -191,7 +191,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
     if boost_level == "O2" and is_plugin(chosen):
         raise ArgumentError(
             f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
-            " do not fill: take O1, or provider cuda or cpu (--provider)."
+            " do not fill: use O1, or provider cuda or cpu (--provider)."
         )
     return chosen
 

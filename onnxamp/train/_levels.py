@@ -3,7 +3,7 @@
 Levels have the meaning of ``mindspore.amp.build_train_network``:
 
 =====  ===========================================  ==============  ==========
-level  low precision                                normalisations  loss scale
+level  low precision                                normalizations  loss scale
 =====  ===========================================  ==============  ==========
 O0     nothing                                      float32         none
 O1     white-listed ops                             float32         none
@@ -60,7 +60,7 @@ _LOW_CONVOLUTIONS: Final = 22
 
 
 class Norms(StrEnum):
-    """The precision of normalisations."""
+    """The precision of normalizations."""
 
     KEPT = "kept"
     """They stay float32."""
@@ -76,7 +76,7 @@ class Precision:
 
     Attributes:
         options: of its conversion.
-        norms: what becomes of normalisations.
+        norms: what becomes of normalizations.
         lowered: whether nodes of a converted model were low, by label; None for other models and levels.
         excludes: says of nodes that stay float32 why.
     """
@@ -99,7 +99,7 @@ class Precision:
         options = self.options
         if self._lowers_norms():
             lists = options.preset
-            norms = dict.fromkeys(NORMALISATIONS, "normalisations are not kept")
+            norms = dict.fromkeys(NORMALISATIONS, "normalizations are not kept")
             black = {op: why for op, why in lists.black.items() if op not in norms}
             lists = replace(lists, white={**norms, **lists.white}, black=black)
             options = replace(options, lists=lists)
@@ -113,10 +113,10 @@ class Precision:
         )
 
     def _rule(self, model: ModelProto) -> Rule:
-        """Fixed decisions: excluded nodes, normalisations, and nodes of a converted model.
+        """Fixed decisions: excluded nodes, normalizations, and nodes of a converted model.
 
         What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
-        What the step adds to the model stays float32. So do the statistics of low-precision batch normalisations: their
+        What the step adds to the model stays float32. So do the statistics of low-precision batch normalizations: their
         squares would overflow, and the kernels of frameworks accumulate them in float32, too. Running statistics are
         state, as weights are.
         """
@@ -185,8 +185,8 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _written_out(graph: Graph) -> list[set[str]]:
-    """Normalisations in single ops: names of the nodes of each, and of the values between them."""
-    matches = patterns_of(graph, "normalisation")
+    """Normalizations in single ops: names of the nodes of each, and of the values between them."""
+    matches = patterns_of(graph, "normalization")
     groups = ([graph.nodes[index] for index in match.nodes] for match in matches)
     return [
         {name for node in nodes for name in (node.label, *node.proto.output) if name}
@@ -315,7 +315,7 @@ def decorate(
     """Give models low-precision weights for training. The counterpart of ``paddle.amp.decorate``.
 
     At O1, models are returned unchanged. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
-    float32 normalisations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
+    float32 normalizations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
     keeps float32 masters of all weights.
 
     Args:
@@ -393,7 +393,7 @@ def decorate(
 
 
 def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
-    """Return a rule that keeps normalisations and excluded layers in float32, and adds those that it meets to
+    """Return a rule that keeps normalizations and excluded layers in float32, and adds those that it meets to
     ``matched``.
     """
 

@@ -53,7 +53,7 @@ def _settings(cls: C) -> C:
     def checked(self: Any, *given: object, **settings: object) -> None:
         if given or not settings.keys().isdisjoint(("params", "parameters")):
             raise ArgumentTypeError(
-                f"{made.__name__} needs no parameters, and takes its settings by name, such as learning_rate=0.1: it"
+                f"{made.__name__} needs no parameters; pass its settings by name, such as learning_rate=0.1: it"
                 " trains all weights of the network, or those that weights=[...] matches."
             )
         init(self, **settings)

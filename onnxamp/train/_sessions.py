@@ -350,7 +350,7 @@ class StepGradients(HasLoss):
         loss: the unscaled loss: a number, or an array if the loss is not a scalar.
         scale: the factor in the gradients: the loss scale, or 1 once they are unscaled.
         gradients: a :class:`StepArrays` by weight. The update uses any changes that you make to it.
-        statistics: a :class:`StepArrays`: the new running statistics of batch normalisations.
+        statistics: a :class:`StepArrays`: the new running statistics of batch normalizations.
 
     Example:
         >>> import numpy as np

@@ -332,7 +332,7 @@ def weight_types(decorated: Decorated) -> dict[str, int]:
     return {tensor.name: tensor.data_type for tensor in decorated.model.graph.initializer}
 
 
-@row("normalisations keep float32 weights")
+@row("normalizations keep float32 weights")
 def _() -> None:
     found = weight_types(amp.decorate(conv_net(), level="O2"))
     assert found["n0.s"] == TensorProto.FLOAT

@@ -276,7 +276,7 @@ def _() -> None:
     with pytest.warns(onnxamp.OptionWarning, match="nn.LayerNorm of your white list stays float32 in 'embeddings/norm"):
         calls(white_list=["nn.LayerNorm"])
     alone = parse("(float[N] X) => (float[N] Y) { e = Erf (X) Y = Neg (e) }")
-    said = "'nn.GELU' in your lists was not recognised in the model, but its Erf may implement it"
+    said = "'nn.GELU' in your lists was not recognized in the model, but its Erf may implement it"
     with pytest.warns(onnxamp.OptionWarning, match=said):
         amp.custom_mixed_precision(alone, white_list=["nn.GELU"])
 

@@ -110,10 +110,10 @@ def test_errors_on_cpu_are_what_the_runtime_refuses(name: str) -> None:
 # --- known-bad: found, and named ----------------------------------------------------------------------------------
 
 NAIVE = {
-    "rms_norm_pow": ("warning", "Pow", "normalisation decomposed"),
-    "rms_norm_square": ("warning", "Mul", "normalisation decomposed"),
-    "layer_norm_decomposed": ("warning", "ReduceMean", "normalisation decomposed"),
-    "l2_norm": ("warning", "ReduceL2", "normalisation decomposed"),
+    "rms_norm_pow": ("warning", "Pow", "normalization decomposed"),
+    "rms_norm_square": ("warning", "Mul", "normalization decomposed"),
+    "layer_norm_decomposed": ("warning", "ReduceMean", "normalization decomposed"),
+    "l2_norm": ("warning", "ReduceL2", "normalization decomposed"),
     "softmax_by_hand": ("warning", "Exp", "softmax decomposed"),
     "log_sum_exp": ("warning", "Exp", "softmax decomposed"),
     "epsilon_clip": ("warning", "Clip", "its epsilon is 0"),
@@ -645,16 +645,16 @@ def test_the_report_names_what_to_do() -> None:
     assert text.count("! hazard: ") == 2
     assert "float16" in text
     assert "nodes on CUDA" in text
-    assert "Pow: a normalisation decomposed" in text
+    assert "Pow: a normalization decomposed" in text
     assert "--keep-fp32 NAME" in text
 
 
 def test_the_report_groups() -> None:
-    """The five normalisations of a model are one entry with the first names; -v names all."""
+    """The five normalizations of a model are one entry with the first names; -v names all."""
     model = onnx.load(ROOT / "models" / "decoder.onnx")
     audit = audit_model(onnxamp.convert_model(model, "O3", hazards=False))
     text, full = printed(audit), printed(audit, verbose=True)
-    assert "Pow ×5: a normalisation" in text
+    assert "Pow ×5: a normalization" in text
     assert "and 2 more" in text
     assert "head/norm/square" not in text
     assert "head/norm/square" in full

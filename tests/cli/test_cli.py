@@ -217,7 +217,7 @@ def test_names_that_match_nothing_in_python() -> None:
 
 
 def test_plans_with_keys_that_match_nothing() -> None:
-    """Entries of nodes that the model lacks, options and keys that are misspelt."""
+    """Entries of nodes that the model lacks, options and keys that are misspelled."""
     named()
     assert run("convert", "model.onnx", "-q", "--save-plan", "plan.json").exit_code == 0
     data = json.loads(Path("plan.json").read_text(encoding="utf-8"))

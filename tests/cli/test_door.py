@@ -359,7 +359,7 @@ def test_steps_in_fixed_buffers_take_no_plugin() -> None:
     weight = helper.make_tensor("w", TensorProto.FLOAT, [2, 2], [1.0, 2.0, 3.0, 4.0])
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with pytest.raises(onnxamp.ArgumentError, match="take O1, or provider cuda or cpu"):
+    with pytest.raises(onnxamp.ArgumentError, match="use O1, or provider cuda or cpu"):
         onnxamp.train.build_train_network(
             model, onnxamp.train.SGD(), "mse", boost_level="O2", provider="openvino"
         )  # fmt: skip

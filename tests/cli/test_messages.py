@@ -204,7 +204,7 @@ class TestRuns:
 
     def test_what_is_timed_must_take_the_inputs_of_the_first(self) -> None:
         told = message("bench", CLASSIFIER, UNET, "--seconds", 0.01)
-        assert f"{UNET} does not take the inputs of the first model: Input 'image' must have the shape" in told
+        assert f"{UNET} does not accept the inputs of the first model: Input 'image' must have the shape" in told
 
     def test_the_model_that_does_not_run_is_named(self) -> None:
         """By the name that the user gave, and once."""

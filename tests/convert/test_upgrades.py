@@ -104,7 +104,7 @@ def test_what_stops_an_upgrade_is_told() -> None:
 NORMALISED = """(float[2,8] x) => (float[2,8] y) {
     a = MatMul (x, w) n = ReduceL2 <axes = [1], keepdims = 1> (a) c = Clip <min = 0.000001, max = 1000.0> (n)
     b = Div (a, c) y = MatMul (b, v) }"""
-"""An L2 normalisation in ordinary ops; Clip has a float16 kernel since opset 12."""
+"""An L2 normalization in ordinary ops; Clip has a float16 kernel since opset 12."""
 
 
 @pytest.mark.parametrize(

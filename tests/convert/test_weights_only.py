@@ -92,4 +92,4 @@ def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     told = run("convert", source, "-o", tmp_path / "small.onnx", "--weights-only").output
     assert "Stored weights in float16" in told
     assert "speed-up" not in told
-    assert "low precision does not hold its numbers" in told
+    assert "its numbers do not fit low precision" in told

@@ -87,7 +87,7 @@ AGAINST = {
     "hazard": (
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
         ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op"
-        " whose intermediate values exceed the range of low precision: part of the normalisation around"
+        " whose intermediate values exceed the range of low precision: part of the normalization around"
         " 'embeddings/norm/deviation'. force_low (--force-low) lowers it anyway."),
     ),
     "kernel": (

@@ -200,7 +200,7 @@ def test_shards_from_the_command_line(model: Path, size: str, count: int) -> Non
 
 def test_a_size_that_is_none(model: Path) -> None:
     for nothing in ("0", "0GB"):
-        assert f"'{nothing}' is no size at all" in run("convert", model, "--shard-size", nothing).output
+        assert f"'{nothing}' is not a size" in run("convert", model, "--shard-size", nothing).output
     result = run("convert", model, "--shard-size", "large")
     assert result.exit_code == 2
     assert "write it like 500MB or 2GB" in result.output

@@ -19,7 +19,7 @@ from onnxamp._runtime.samples import as_samples
 
 STREAM = """(float[2,8] X) => (float[2,8] Y) {
     h = MatMul (X, w) r = Relu (h) n = RMSNormalization (r, gain) Y = MatMul (n, v) }"""
-"""``h`` and ``r`` overflow, and a normalisation takes the exponent away."""
+"""``h`` and ``r`` overflow, and a normalization takes the exponent away."""
 SOFTPLUS = "(float[2,8] X) => (float[2,8] Y) { h = MatMul (X, w) t = Softplus (h) s = Sqrt (t) Y = Tanh (s) }"
 """No exponent passes through ``t``."""
 

@@ -199,7 +199,7 @@ def test_maps_cannot_be_fed_and_the_way_out_is_named(command: str) -> None:
     path = saved(model)
     result = run(command, path, *([path] if command == "diff" else []))
     assert result.exit_code == 2
-    assert "Cannot make up input 'm'" in " ".join(result.output.split())
+    assert "Cannot generate input 'm'" in " ".join(result.output.split())
     assert run("convert", path, "-o", "low.onnx", "--no-validate").exit_code == 0
     assert {entry.name for entry in onnx.load("low.onnx").graph.input} == {"m"}
 

@@ -50,7 +50,7 @@ NUMPY = {
 FLOATS = ("float16", "bfloat16", "float", "double")
 INTEGERS = [name for name in NUMPY if name not in FLOATS]
 WITHOUT_SCHEMA = {"com.microsoft::Rsqrt"}
-"""Ops of models for runtimes with kernels of their own: known as parts of a normalisation alone."""
+"""Ops of models for runtimes with kernels of their own: known as parts of a normalization alone."""
 KNOWN_RUNTIME = (1, 31)
 """The ONNX Runtime whose ops the tables know; with an older one some have no schema."""
 

@@ -297,7 +297,7 @@ def test_a_function_that_differs_from_itself() -> None:
     def noisy(models: Mapping[str, Any]) -> dict[str, Any]:
         return {"y": chain(models)["y"] + noise.standard_normal((4, 64))}
 
-    with pytest.raises(RuntimeFailure, match=r"does not return the same twice: .*Seed what is random"):
+    with pytest.raises(RuntimeFailure, match=r"returns different results each time: .*Seed everything random"):
         tuned({"m": product()}, 1e-2, noisy)
 
 

@@ -60,7 +60,7 @@ def test_shapes_are_those_of_the_real_networks(gpu: ModuleType, tmp_path: Path) 
             model = shape.model(tmp_path)
             weights[shape.name] = sum(int(onnx.numpy_helper.to_array(t).size) for t in model.graph.initializer)
             assert all(e.type.tensor_type.shape.dim[0].dim_param == "batch" for e in model.graph.input)
-    assert weights["resnet50"] == 25_610_152  # 25,557,032 that are trained, and the statistics of 53 normalisations
+    assert weights["resnet50"] == 25_610_152  # 25,557,032 that are trained, and the statistics of 53 normalizations
     assert 30e6 < weights["unet"] < 40e6
 
 

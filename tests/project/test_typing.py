@@ -1,4 +1,4 @@
-"""What type checkers see of the public functions: misspelt arguments are errors, and results have exact types."""
+"""What type checkers see of the public functions: misspelled arguments are errors, and results have exact types."""
 
 import re
 import sys

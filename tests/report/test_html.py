@@ -137,7 +137,7 @@ def test_terminal_and_page_advise_the_same() -> None:
     for sentence in said:
         assert sentence in words
         assert sentence in console.file.getvalue()
-    assert "2 nodes have no kernel on cuda, in float32 either, and run on the CPU: Det ×2." in said
+    assert "2 nodes have no kernel on cuda in any precision, so they run on the CPU: Det ×2." in said
 
 
 def test_of_many_outputs_the_wrong_ones_are_shown() -> None:

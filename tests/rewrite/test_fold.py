@@ -480,7 +480,7 @@ def test_folds_that_would_cost_a_kernel_are_told() -> None:
         r = Sqrt (a) n = Div (m, r) Y = Mul (n, g)
     }"""
     model = add_weights(parse(text), {"g": (8,)})
-    why = "1 RMSNorm stays decomposed: that takes opset 23, where MaxPool would lose kernels on cuda."
+    why = "1 RMSNorm stays decomposed: that needs opset 23, where MaxPool would lose kernels on cuda."
     assert prepared(model, fold=True).unfolded == (why,)
     assert "RMSNormalization" in ops(folded(model, target="any"))
 
@@ -510,7 +510,7 @@ def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) 
     target = tmp_path / "same.onnx"
     made = onnxamp.convert_file(source, target, "O1", fold=True, opset="keep", black_list=["Mul"], validate=False)
     assert target.read_bytes() == source.read_bytes()
-    why = "1 RMSNorm stays decomposed: that takes opset 23, and --opset keep is asked for."
+    why = "1 RMSNorm stays decomposed: that needs opset 23, and --opset keep is asked for."
     assert made.notes.count(why) == 1
 
 
@@ -519,7 +519,7 @@ PARTED = """(float[1,2,4,4] x) => (float[1,2,4,4] y) {
 
 
 def parted(variance: float = 1.0) -> ModelProto:
-    """A normalisation between two convolutions; with a variance that is negative, it computes no number."""
+    """A normalization between two convolutions; with a variance that is negative, it computes no number."""
     return add_weights(parse(PARTED, opset=22), {"w": (2, 2, 1, 1), "s": np.full(2, variance, np.float32)})
 
 
@@ -582,7 +582,7 @@ def test_normalisations_that_part_from_their_convolutions_are_told_of(
 ) -> None:
     onnx.save(parted(), tmp_path / "model.onnx")
     notes = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", **options, validate=False).notes
-    text = "1 BatchNormalization behind bfloat16: ONNX Runtime fuses none there, as they stay float32; --fold puts them"
+    text = "1 BatchNormalization after bfloat16: ONNX Runtime does not fuse them, because they stay float32; --fold"
     assert [note.startswith(text) for note in notes if "--fold" in note] == [True] * told
     assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)
 

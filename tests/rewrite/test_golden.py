@@ -1,6 +1,6 @@
-"""Golden cases: a small model, and what it becomes, one behaviour each.
+"""Golden cases: a small model, and what it becomes, one behavior each.
 
-A file of ``golden/`` holds a comment that names the behaviour, one line of options (JSON), the model in ONNX's text
+A file of ``golden/`` holds a comment that names the behavior, one line of options (JSON), the model in ONNX's text
 syntax, a line ``----``, and the converted model in the notation of :func:`notation`, with the type of every value.
 ``ONNXAMP_REGENERATE=1`` rewrites the second half; read the difference before it is committed.
 """
@@ -114,7 +114,7 @@ def read(path: Path) -> tuple[str, dict[str, Any], ModelProto, str]:
     """The whole first half, the options, the model, and what it shall become."""
     before, _, after = path.read_text(encoding="utf-8").partition(SEPARATOR)
     comment, options, text = before.split("\n", 2)
-    assert comment.startswith("# "), "the first line names the behaviour"
+    assert comment.startswith("# "), "the first line names the behavior"
     return before, json.loads(options), parser.parse_model(text), after
 
 

@@ -420,7 +420,7 @@ print(json.dumps(facts))
     assert not has_float16
     assert "WebGpu" in assigned
     assert (
-        "does not compute float16 (it lacks WebGPU's shader-f16); take a GPU that does, or --provider webgpu" in refusal
+        "does not compute float16 (it lacks WebGPU's shader-f16); use a GPU that does, or --provider webgpu" in refusal
     )
 
 

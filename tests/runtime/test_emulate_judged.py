@@ -85,7 +85,7 @@ def assert_rounded(found: np.ndarray, low: str) -> None:
 
 
 def awkward(low: str, *, widest: float = np.inf) -> np.ndarray:
-    """Zeros of both signs, subnormals, borders of the range, neighbours of 1 whose sums are ties, and a spread."""
+    """Zeros of both signs, subnormals, borders of the range, neighbors of 1 whose sums are ties, and a spread."""
     info = ml_dtypes.finfo(LOW_DTYPES[low])
     tiny, least, eps = float(info.smallest_normal), float(info.smallest_subnormal), float(info.eps)
     top = min(float(info.max), widest)

@@ -134,7 +134,7 @@ def test_emulated_corpus(case, dtype):
 
 
 def assert_fed(low, feeds, wanted, dtype):
-    """Another order of additions may round a low value to its neighbour."""
+    """Another order of additions may round a low value to its neighbor."""
     step = 2.0 ** (-6 if dtype == "bfloat16" else -9)
     for name, found in weights_fed(low, feeds, 64, emulated=True).items():
         if isinstance(found, np.ndarray) and found.dtype == np.float32 and np.isfinite(wanted[name]).all():

@@ -165,7 +165,7 @@ def test_training_steps_run_on_cuda_whole(level: str, dtype: str, boost: str) ->
 
 
 def all_on_cuda(model: ModelProto) -> Counter[str]:
-    """Op types after all optimisations."""
+    """Op types after all optimizations."""
     return Counter(node.op_type for node in on_cuda(model).node)
 
 

@@ -176,7 +176,7 @@ def test_a_training_step_runs_on_the_engine() -> None:
 def test_the_target_of_the_engine_is_named_where_nobody_named_one(command: str, tmp_path: Path) -> None:
     onnx.save(pooled(), tmp_path / "model.onnx")
     wishes = ("-o", tmp_path / "low.onnx", "--provider", "webgpu", "--samples", "1")
-    told = "Warning: Made for cuda, and judged on webgpu: --target webgpu converts"
+    told = "Warning: Converted for cuda, but validated on webgpu: --target webgpu converts"
     for target, warned in (((), True), (("--target", "cuda"), False), (("--target", "webgpu"), False)):
         found = run_cli(command, tmp_path / "model.onnx", *wishes, *target)
         assert found.exit_code == 0, found.output

@@ -372,7 +372,7 @@ class TestRandomInputs:
         assert "w" not in found, "it has a default"
         sparse = helper.make_sparse_tensor_value_info("q", TensorProto.FLOAT, [2])
         model.graph.input.append(sparse)
-        with pytest.raises(ArgumentError, match="Cannot make up input 'q'"):
+        with pytest.raises(ArgumentError, match="Cannot generate input 'q'"):
             random_inputs(model)
 
 

@@ -80,17 +80,17 @@ DETERMINED = {
         {"w": (12, 5)},
         {"D": 12},
     ),
-    "channels of a batch normalisation": (
+    "channels of a batch normalization": (
         "(float[N,C,H,W] x) => (float[a,b,c,d] y) { y = BatchNormalization (x, s, s, s, v) }",
         {"s": (5,), "v": (5,)},
         {"C": 5},
     ),
-    "channels of an instance normalisation": (
+    "channels of an instance normalization": (
         "(float[N,C,H,W] x) => (float[a,b,c,d] y) { y = InstanceNormalization (x, s, s) }",
         {"s": (5,)},
         {"C": 5},
     ),
-    "features of a layer normalisation": (
+    "features of a layer normalization": (
         "(float[B,S,D] x) => (float[a,b,c] y) { y = LayerNormalization (x, s, s) }",
         {"s": (12,)},
         {"D": 12},
@@ -175,7 +175,7 @@ CONTRIB = {
         {"w": (12, 32)},
         {"Q": 12, "K": 32, "F": 4, "I": 4, "G": 8},
     ),
-    "a sum that is normalised": (
+    "a sum that is normalized": (
         """(float[B,S,D] x, float[B,S,E] z) => (float[a,b,c] y)
             { y = com.microsoft.SkipLayerNormalization (x, z, w) }""",
         {"w": (12,)},

@@ -10,7 +10,7 @@ from judge_numbers import session
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Half the distance of neighbours, relative to the number."""
+"""Half the distance of neighbors, relative to the number."""
 LARGEST = {"float16": 6e4, "bfloat16": 1e38}
 FLOOR = 2.0**-14
 """Smallest normal float16: the errors of smaller numbers are no smaller than its."""

@@ -51,7 +51,7 @@ COMPUTED = """(float[1,4,8,8] x, float[4,4,3,3] w, float[4] g, bool c) => (float
     s = Abs (g)
     z = BatchNormalization (r, s, k, k, k)
 }"""
-"""A normalisation whose scale is computed, behind a convolution that reads what the If reads, but rounded."""
+"""A normalization whose scale is computed, behind a convolution that reads what the If reads, but rounded."""
 UNREAD = """(float[2,4] w, float[2,4] x, bool c, bool d) => (float[2,4] y) {
     [outer] y = If (d) <
         then_branch = a () => (float[2,4] p) { [p] p = Identity (w) },

@@ -13,7 +13,7 @@ import onnxamp
 
 STREAM = """(float[64,512] X) => (float[64,512] Y) {
     h = MatMul (X, w) r = Relu (h) n = RMSNormalization (r, gain) Y = MatMul (n, v) }"""
-"""``h`` and ``r`` overflow, and a normalisation takes the exponent away."""
+"""``h`` and ``r`` overflow, and a normalization takes the exponent away."""
 
 BOTH = """(float[64,512] X) => (float[64,512] Y) {
     h = MatMul (X, w) r = Relu (h) n = RMSNormalization (r, gain)

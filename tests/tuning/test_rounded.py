@@ -89,7 +89,7 @@ def test_they_are_not_where_that_is_forbidden_or_brings_nothing() -> None:
     ("count", "seconds", "why"),
     [
         (0, 60.0, "the inputs are random"),
-        (3, 60.0, "that takes 4 inputs or more"),
+        (3, 60.0, "that needs 4 inputs or more"),
         (4, 0.0, "more than --search-time"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Hazards: what is known to break in low precision before anything runs. A module here is one hazard.
+"""Hazards: nodes that are known to break in low precision before anything runs. A module here is one hazard.
 
-It holds its rule and its ``KIND``: the title, what may overrule it, and what an audit says of it. No list names them.
+It contains its rule and its ``KIND``: the title, what may overrule it, and its text in audits. No list names them.
 """
 
 import pkgutil

@@ -1,4 +1,4 @@
-"""Sums and means that a target keeps in float16: they overflow on their way, or cancel."""
+"""Sums and means that a target accumulates in float16, where they overflow or cancel."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,11 +10,11 @@ from onnxamp._graph.graph import Graph
 from onnxamp._ops.profiles import Profile, profile_of
 
 _USUAL: Final = 64
-"""Magnitude of activations that means and norms should bear."""
+"""Magnitude of activations that means and norms should tolerate."""
 
 
 def accumulator_hazards(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
-    """Yield nodes whose sums the target cannot hold in float16. Complexity: linear in nodes."""
+    """Yield nodes whose sums overflow in float16 on the target. Complexity: linear in nodes."""
     profile = profile_of(target)
     if profile is not None and low is FLOAT16:
         yield from _overflowing_sums(graph, profile)
@@ -22,7 +22,7 @@ def accumulator_hazards(graph: Graph, low: Format, target: str) -> Iterator[Haza
 
 
 def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
-    """Means and norms over so many elements that their sum, or that of squares, may leave the range."""
+    """Yield means and norms over so many elements that their sum, or that of squares, may overflow."""
     risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
     for node in graph.nodes_of(risky):
         count = summed_terms(node, graph.shapes)
@@ -36,7 +36,7 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
 
 
 def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:
-    """Normalisations that subtract the mean in float16: where it is large, little of the result is left."""
+    """Yield normalizations that subtract the mean in float16, which leaves few digits if it is large."""
     for node in graph.nodes_of(profile.cancelling):
         yield Hazard(node.index, KIND, f"{profile.name} subtracts the mean in float16")
 

@@ -11,7 +11,7 @@ from onnxamp._patterns.patterns import patterns_of
 
 def decomposed_patterns(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
-    for kind in ("normalisation", "softmax", "magnitude"):
+    for kind in ("normalization", "softmax", "magnitude"):
         for match in patterns_of(graph, kind):
             why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
             yield from (Hazard(index, KIND, why) for index in sorted(match.nodes))

@@ -1,4 +1,4 @@
-"""Epsilons that low precision loses, and what they guard against zero."""
+"""Epsilons that low precision loses, and the ops that they guard against zero."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,7 +13,7 @@ from onnxamp._ops.facts import op_facts
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
 
-    One that becomes zero breaks what it guards where its input is zero, which samples may lack.
+    One that becomes zero breaks the guarded op at an input of zero, which samples may lack.
     """
     floats = graph.constants.floats().items()
     tiny = {
@@ -35,7 +35,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         if value in tiny and _is_lost(tiny[value], low, node.key)
     ]
     walks = _Walks()
-    # Zeros come first, as walks end where earlier ones have been.
+    # Zeros come first, because walks end where earlier ones have been.
     for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
         may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
@@ -104,7 +104,9 @@ def _guarded(
 
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
-    """Ops that compute the argument of a guarded logarithm: a tiny epsilon says that tiny values occur there."""
+    """Yield ops that compute the argument of a guarded logarithm: a tiny epsilon implies that tiny values
+    occur there.
+    """
     walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
@@ -128,7 +130,7 @@ _SPECTRAL_REACH = 16
 
 
 def _is_lost(number: float, low: Format, key: str) -> bool:
-    """Return whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 stays what it is."""
+    """Return whether rounding flushes a tiny constant or makes it subnormal (for Mul: inexact); 0 does not change."""
     if key != "Mul":
         return number != 0
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal

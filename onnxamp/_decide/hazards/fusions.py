@@ -14,7 +14,7 @@ def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
     for value, mean in graph.ask(absorbed_casts, low).items():
         producer = graph.producer(value)
         if producer is not None:
-            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalisation, and fail to load the model"
+            why = f"ONNX Runtime would fuse a Cast in front of {mean!r} into the normalization, and fail to load the model"
             yield Hazard(producer.index, KIND, why)
 
 

@@ -1,4 +1,4 @@
-"""Integers carried in floats: indices, sizes, counters. float16 holds them up to 2048, bfloat16 to 256."""
+"""Integers carried in floats: indices, sizes, counters. float16 is exact up to 2048, bfloat16 up to 256."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -27,11 +27,13 @@ INTEGERS = frozenset(
     )
     if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
 )
-"""Types of integers that low precision cannot all hold. Those of 8 bits are exact in float16 and in bfloat16."""
+"""Integer types with values that low precision cannot represent. Those of 8 bits are exact in float16 and
+in bfloat16.
+"""
 
 
 class Indices(NamedTuple):
-    """Numbers that become integers, sizes or steps: their hazards, and all values on the way, with what they are."""
+    """Numbers that become integers, sizes or steps: their hazards, and all values on the way, with a description."""
 
     hazards: tuple[Hazard, ...]
     values: Mapping[int, str]
@@ -91,7 +93,7 @@ def index_paths(graph: Graph) -> Indices:
 
 
 def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
-    """(node, input, what it is there) where a float becomes integers, or is a size."""
+    """Yield (node, input, description) where a float becomes integers or is a size."""
     sized = op_facts().index_inputs
     for node in graph.nodes_of({"Cast", *sized}):
         is_cast = node.key == "Cast" and _is_wide(graph, node.input(0))
@@ -124,7 +126,7 @@ def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
 def _counting(
     graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]
 ) -> set[int]:
-    """Return values that are passed on and may count: what is passed on to them does."""
+    """Return values that are passed on and may be integers because their sources are."""
     results: dict[int, list[int]] = {}
     for result, sources in passes.items():
         for _, source in sources:
@@ -143,8 +145,8 @@ def _counting(
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """Return whether a value may count as it is: an input, a constant, integers as floats, or what is computed from
-    such.
+    """Return whether a value may be an integer: an input, a constant, integers as floats, or a value computed from
+    these.
     """
     producer = graph.producer(value)
     if producer is None or producer.key == "Constant":

@@ -10,14 +10,14 @@ from onnxamp._graph.graph import Graph
 from onnxamp._ops.profiles import Profile, profile_of
 
 _BEARABLE: Final = 5e-3
-"""Relative error of one product from which on it stays float32: half of what a whole model may have (1e-2)."""
+"""Relative error from which on a product stays float32: half the limit for a whole model (1e-2)."""
 
 NEGLIGIBLE: Final = _BEARABLE / 2
 """Relative error of one product up to which it pays nothing for it."""
 
 
 def long_products(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
-    """Products of so many terms that their float16 sum is off by more than is bearable. Complexity: linear in nodes."""
+    """Yield products of so many terms that the error of their float16 sum is too large. Complexity: linear in nodes."""
     profile = profile_of(target)
     if profile is None or low is not FLOAT16:
         return
@@ -28,8 +28,8 @@ def long_products(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
 
 
 def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, float]:
-    """Products that the target sums up in float16 -> their squared error as a share of what is bearable, up to 1; those
-    with a share that counts.
+    """Return products that the target accumulates in float16 -> their squared error as a share of the limit, up to 1,
+    if it is not negligible.
 
     Complexity: linear in nodes.
     """

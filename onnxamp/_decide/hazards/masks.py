@@ -15,7 +15,7 @@ from onnxamp._ops.facts import op_facts
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
 
-    Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask forgets the score: a
+    Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask loses the score: a
     fully masked row would lose the differences that float32 keeps.
 
     Complexity: linear; a path is walked once, however many of its nodes read large constants.
@@ -25,7 +25,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     kept: set[int] = set()
     for node in (graph.nodes[index] for index in sorted(leading)):
         if node.index in kept:
-            continue  # where a node is kept, so is its whole path
+            continue  # if a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
             stats = graph.constants.stats(value)
             found, path = None if stats is None else _large(low, stats), list[int]()
@@ -59,7 +59,7 @@ def _large(low: Format, stats: ConstantStats) -> float | None:
 
 
 def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
-    """Node groups that take one precision: the ops from a sentinel constant to its Softmax, both ends included."""
+    """Return groups of nodes in one precision: the ops from a sentinel constant to its Softmax, both ends included."""
     groups = []
     leading = _leading(graph)
     walked: set[int] = set()
@@ -85,7 +85,7 @@ def _holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
 
 
 def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
-    """Yield the node that makes a constant, and the path from there to the Softmax, which is excluded."""
+    """Yield the node that creates a constant, and the path from there to the Softmax, which is excluded."""
     maker = graph.producer(graph.constants.source(value))
     if maker is not None:
         yield maker
@@ -94,7 +94,7 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
 
 
 def _stays_high(low: Format, maker: Node) -> bool:
-    """Return whether the node's schema does not admit the low-precision type as output."""
+    """Return whether the node's schema does not allow the low-precision type as output."""
     port = maker.signature.output(0) if maker.signature is not None else None
     if port is None or maker.signature is None:
         return False

@@ -19,8 +19,8 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Rotary and timestep tables: from counters, Casts from integers and graph inputs to Sin, Cos, Floor and Mod.
 
     A value is a *position* if position arithmetic computes it from these sources and constants alone. Downstream of
-    Range and CumSum all position arithmetic stays float32; downstream of Casts and inputs only what reaches such a
-    sink, or a comparison, which rounded positions would answer wrongly.
+    Range and CumSum, all position arithmetic stays float32. Downstream of Casts and inputs, only nodes that lead to
+    such a sink or to a comparison do, whose results rounded positions would change.
     """
     facts = op_facts()
     counting, position = set[int](), set[int]()

@@ -1,4 +1,4 @@
-"""Quantized ops: what a target fuses into integer kernels."""
+"""Quantized ops that a target fuses into integer kernels."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -79,9 +79,10 @@ def _carries(graph: Graph, node: Node) -> bool:
 
 
 def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
-    """Yield nodes not ``seen`` yet that read the node's outputs, directly or through exact ops, which are included.
+    """Yield nodes that are not yet in ``seen`` and read the node's outputs, directly or through exact ops, which are
+    included.
 
-    They are added to ``seen``, which keeps all walks of a graph linear together.
+    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
     """
     stack = [node]
     while stack:

@@ -1,4 +1,4 @@
-"""Sums over so many elements that they leave the range of low precision."""
+"""Sums over so many elements that they exceed the range of low precision."""
 
 from collections.abc import Iterator
 from math import prod

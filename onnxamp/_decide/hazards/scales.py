@@ -49,7 +49,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue
         smallest, largest = bounds
         if _are_weights(graph, node, grid) and largest >= low.smallest_normal:
-            smallest = largest  # a channel whose weights vanish beside others
+            smallest = largest  # a channel whose weights are negligible beside others
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
         if grid.end * largest > low.max_finite:
@@ -66,7 +66,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 def vanishing_scales(
     graph: Graph, low: Format
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield scales of weights with their numbers, where low precision would make some of them 0, and may be had.
+    """Yield scales of weights with their numbers, if low precision is allowed and would make some of them 0.
 
     Engines refuse a scale of 0 (TensorRT-RTX 1.7.1: "Scale coefficients must all be positive"). Complexity: linear in
     scales.
@@ -120,7 +120,7 @@ def magnitudes(graph: Graph, scale: int) -> NDArray[np.float32] | None:
 
 
 def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
-    """Return what low precision loses of scales; "" if they are sound."""
+    """Return what low precision loses of scales; "" if nothing."""
     if largest >= low.overflow:
         return f"a scale of {largest:.6g} is out of the range of {low.name}"
     if smallest <= low.smallest_subnormal / 2:
@@ -132,7 +132,7 @@ def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
 
 
 def _makers(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yield what computes the values that a node quantizes, and the exact ops between."""
+    """Yield the nodes that compute the values which a node quantizes, and the exact ops between."""
     stack, seen = [node.input(0)], {ABSENT}
     while stack:
         value = stack.pop()

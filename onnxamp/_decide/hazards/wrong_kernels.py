@@ -22,7 +22,7 @@ def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]
 
 
 def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes of ops whose kernels are wrong in this type on the target, and what they do."""
+    """Yield the nodes of ops whose kernels are wrong in this type on the target, and the fault."""
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
@@ -40,7 +40,7 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
 
 @cache
 def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
-    """Op -> the rule that holds for the target's version; where no version is named, those of all versions alone."""
+    """Return op -> the rule for the target's version; without a version, only rules for all versions."""
     version = version_of(target)
     rules = target_table(target, "wrong").get("rows", ())
     held = (

@@ -22,7 +22,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A model of the index: its page, None where it has none, and what is said below its name."""
+    """A model of the index: its page, if it has one, and the text below its name."""
 
     name: str
     link: str | None
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
-    """Write the page of one model, and the folders that lead to it.
+    """Write the page of one model, and create its folders.
 
     Raises:
         OutputError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The nodes in execution order: what audit, plan and measurements say about them, joined by the names of the nodes."""
+"""The nodes in execution order, with facts from audit, plan and measurements, joined by name."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from onnxamp._report.parts import Level
 from onnxamp._report.text import number
 
 _SUFFIXES: Final = ("", *(f"_{low.suffix}" for low in FORMATS.values()), "_fp32")
-"""An unnamed node goes by its output, which a conversion may rename with one of these."""
+"""An unnamed node is identified by its output, which a conversion may rename with one of these."""
 _MILD: Final = frozenset({"flushed"})
 """Faults of a value that only cost accuracy."""
 
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 class NodeRow:
     """A node, while facts about it are gathered and when they are.
 
-    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" where it is unknown;
+    ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" if it is unknown;
     ``quantized`` is as in :class:`onnxamp._audit.findings.NodeFacts`.
     """
 
@@ -86,8 +86,8 @@ class NodeRow:
 class ValueRow(NamedTuple):
     """A measured value: the number of its node, relative L2 errors, and magnitudes of the reference.
 
-    ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None where nothing was measured. The
-    result stores them as multiples by 2 to the power of minus ``exponent``.
+    ``least`` is the smallest non-zero |x|, ``largest`` the largest finite one; None if nothing was measured. The result
+    stores them as multiples by 2 to the power of minus ``exponent``.
     """
 
     node: int
@@ -119,7 +119,7 @@ class Places:
     def find(self, name: str, op: str, rank: int = 0) -> int | None:
         """Number of the node, None if there is none; ``rank`` counts nodes of equal name.
 
-        One that bears the very name is taken where no op type fits: runtimes may see another op in its place.
+        If no op type matches, a node with exactly this name is used, because runtimes may replace the op.
         """
         for suffix in _SUFFIXES:
             found = [n for n in self._of.get(name + suffix, ()) if self._ops[n] == op]
@@ -135,7 +135,7 @@ def join_nodes(
     limit: float | None = None,
     bad: FirstBad | None = None,
 ) -> tuple[tuple[NodeRow, ...], tuple[ValueRow, ...], int | None]:
-    """Join all facts: the nodes, their values, and the number of the node that goes wrong first.
+    """Join all facts: return the nodes, their values, and the number of the node that goes wrong first.
 
     The audit's nodes give the order where there is an audit, else the plan's and the measured ones. A measured node
     that is not among them comes after the one that was measured before it. Complexity: linear, but for a sort.
@@ -144,7 +144,7 @@ def join_nodes(
         audit: of the model whose nodes are listed.
         plan: of the conversion that made it.
         measured: values of a comparison or of a check.
-        limit: that of the relative L2 error, None where outputs differ in it.
+        limit: the limit of the relative L2 error, None if outputs have different ones.
         bad: the value that goes wrong first.
     """
     ordered = sorted(measured, key=lambda item: item.position)

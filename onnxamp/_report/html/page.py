@@ -1,4 +1,4 @@
-"""The page: a report, and what the page draws and lists besides."""
+"""The page: a report, with additional figures and lists."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from onnxamp._tuning.results import Tuned
 _TICKS: Final = 8
 """Ticks of the error axis, at most."""
 _EDGE: Final = 8.0
-"""Percent of an axis that is left free at either end."""
+"""Percent of an axis that stays free at each end."""
 
 
 class Tick(NamedTuple):
@@ -160,8 +160,8 @@ def _point(tuned: Tuned, position: int, x: float, y: float) -> Point:
 class Page:
     """All that the page shows. Sections without data are left out of it.
 
-    ``low`` is the low-precision type whose range the figures show, ``limit`` the limit of the relative L2 error where
-    all outputs share one, ``first_bad`` the number of the node that goes wrong first.
+    ``low`` is the low-precision type whose range the figures show, ``limit`` the limit of the relative L2 error if all
+    outputs share it, ``first_bad`` the number of the node that goes wrong first.
     """
 
     report: Report
@@ -204,10 +204,10 @@ def conversion_page(
 
     Args:
         made: what was done; without it the page is that of the comparison.
-        diff: the result against the original, None where nothing was compared.
+        diff: the result against the original, None if nothing was compared.
         audit: of the result.
-        tuned: what level auto had to choose from.
-        compared: the result against the original where nothing judged it: its values, and the figures of texts.
+        tuned: the candidates of level auto.
+        compared: the result against the original if it was not judged: its values, and the figures of texts.
     """
     if made is None:
         return diff_page(diff, audit)
@@ -230,7 +230,7 @@ def conversion_page(
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
-    """Return the page of a conversion that was not made. ``audit`` is of the model that ``command`` would write."""
+    """Return the page of a conversion that was only planned. ``audit`` is of the model that ``command`` would write."""
     page = _page(
         _with_findings(preview_report(made, audit, command), audit),
         audit,
@@ -253,12 +253,12 @@ def diff_page(diff: DiffReport | None, audit: Audit | None = None) -> Page:
 
 
 def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Page:
-    """Return the page of a check: what is known of a model before it runs, and what running it showed.
+    """Return the page of a check: facts about a model before it runs, and measurements.
 
     Args:
         audit: of the model.
-        run: of the same model, None where it was not run.
-        model: how the page calls it.
+        run: of the same model, None if it did not run.
+        model: its name on the page.
     """
     page = _page(check_report(audit, run, model), audit, run.values if run else (), run)
     precisions = {row.precision for row in page.nodes} | {
@@ -291,7 +291,7 @@ def _page(
 
 
 def _shared_limit(diff: DiffReport) -> float | None:
-    """Return the limit of the relative L2 error, where there is just one."""
+    """Return the limit of the relative L2 error, if there is just one."""
     limits = {
         judgement.limit for judgement in diff.judgements if judgement.metric == "rel_l2"
     }
@@ -299,6 +299,6 @@ def _shared_limit(diff: DiffReport) -> float | None:
 
 
 def _with_findings(report: Report, audit: Audit | None) -> Report:
-    """Return the report with what looking at the result found."""
+    """Return the report with the findings about the result."""
     found = section("Findings in the result", finding_items(audit))
     return report._replace(sections=(*report.sections, found))

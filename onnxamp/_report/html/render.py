@@ -1,8 +1,8 @@
 """The page as HTML: one file that loads nothing, and in which no name from a model is more than text.
 
-Whatever the templates insert is made printable and escaped. Names also lie in a JSON block whose ``<``, ``>`` and ``&``
-are escaped, and which the script only ever sets as text. A content security policy allows this one script and this one
-style sheet, by hash.
+Everything that the templates insert is made printable and escaped. Names also lie in a JSON block whose ``<``, ``>``
+and ``&`` are escaped, and which the script only ever sets as text. A content security policy allows this one script and
+this one style sheet, by hash.
 """
 
 import json
@@ -58,10 +58,9 @@ def render(page: Page) -> str:
 
 
 def render_part(report: Report, tuned: Tuned | None = None) -> str:
-    """Return a report as HTML that stands within another document: without a script, and with styles that hold there
-    alone.
+    """Return a report as HTML for use inside another document, without a script and with scoped styles.
 
-    With ``tuned``, its candidates are plotted, too. Ids have a prefix, so that a document may hold several reports.
+    With ``tuned``, its candidates are also plotted. Ids have a prefix, so that a document may contain several reports.
     """
     made = _environment().get_template("part.html.jinja")
     prefix = f"onnxamp-{sha256(repr(report).encode()).hexdigest()[:8]}-"
@@ -109,7 +108,7 @@ def write(page: Page, path: str | PathLike[str]) -> None:
     """Write the page to a file, whole or not at all.
 
     Raises:
-        OutputError: the file cannot be written; what was there before is untouched.
+        OutputError: the file cannot be written; the previous file is untouched.
     """
     write_file(as_path(path), render(page).encode("utf-8", errors="backslashreplace"))
 
@@ -245,7 +244,7 @@ def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _number(x: float | None) -> float | str | None:
-    """Four digits are more than a figure shows; what JSON cannot say becomes a word."""
+    """Four digits are more than a figure shows; numbers that JSON lacks become words."""
     if x is None:
         return None
     if isnan(x):

@@ -29,9 +29,9 @@ from onnxamp._target.targets import release, target_of, version_meant
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
-    """Change ``model``, a copy of the view's model, as the folds say. The view is stale afterwards.
+    """Apply the folds to ``model``, a copy of the view's model. The view is stale afterwards.
 
-    Complexity: linear in nodes and in what the folds bring.
+    Complexity: linear in nodes and in the size of the folds.
     """
     going = _Going(view, folds)
     going.find_orphans()
@@ -61,7 +61,7 @@ class _Going:
     weights: set[int] = field(default_factory=set)
 
     def find_orphans(self) -> None:
-        """Follow inputs of what goes back to producers that nothing else reads. Linear in what goes."""
+        """Follow inputs of removed nodes back to producers without other readers. Linear in what goes."""
         self.nodes = {node for fold in self.folds for node in fold.nodes}
         reads: Counter[int] = Counter()
         for fold in self.folds:
@@ -112,7 +112,7 @@ class _Going:
 
 
 def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
-    """Return the new node, with Constants before it where weights must not come without a graph input."""
+    """Return the new node, with Constants before it if every initializer must be a graph input."""
     last, place, nodes = view.nodes[fold.last], view.nodes[_place(fold)], []
     inputs = []
     for item in fold.inputs:
@@ -152,7 +152,7 @@ class Selection:
     Attributes:
         every: all of them.
         kinds: those of these kinds (:attr:`Fold.kind`) that contain none of the nodes ``spared``.
-        outputs: those that make a value of one of these names.
+        outputs: those that produce a value with one of these names.
     """
 
     every: bool = False
@@ -162,23 +162,23 @@ class Selection:
 
     @property
     def changes_weights(self) -> bool:
-        """Whether folds are among them that compute new weights, which takes reading the old ones."""
+        """Whether some folds compute new weights, which requires reading the old ones."""
         return self.every or BATCH_NORM in self.kinds
 
     def takes(self, graph: Graph, fold: Fold) -> bool:
-        """Return whether a fold of the graph is made."""
+        """Return whether a fold of the graph is applied."""
         if self.every or output_of(graph, fold) in self.outputs:
             return True
         return fold.kind in self.kinds and fold.nodes.isdisjoint(self.spared)
 
 
 def output_of(graph: Graph, fold: Fold) -> str:
-    """Return the name of the value that a fold makes."""
+    """Return the name of the output of a fold."""
     return graph.nodes[fold.last].proto.output[0]
 
 
 def _selected(graph: Graph, options: Options) -> Selection:
-    """The folds that are made before anything is decided."""
+    """Return the folds that are applied before anything is decided."""
     if options.folds:
         return Selection(every=True)
     kinds = _folded_first(options)
@@ -190,8 +190,8 @@ def _selected(graph: Graph, options: Options) -> Selection:
 
 
 def _folded_first(options: Options) -> frozenset[str]:
-    """Kinds of folds to make by default: those that the target asks for, and those of ops
-    that would part from what they follow, since the target has no low-precision kernel for them alone.
+    """Return kinds of folds to apply by default: those that the target asks for, and those of ops that would be
+    separated from their producers because the target has no low-precision kernel for them alone.
     """
     if (
         options.level == Level.O0
@@ -215,9 +215,9 @@ def applies(draft: Draft, options: Options) -> bool:
 
 
 def apply(draft: Draft, options: Options) -> Passed:
-    """Fold decomposed patterns into the standard ops that they are; the same draft where there is nothing to fold.
+    """Fold decomposed patterns into the equivalent standard ops; return the same draft if there is nothing to fold.
 
-    The model is upgraded where an op needs it, as far as ``options.opset`` allows and the target loads it.
+    The model is upgraded if an op needs it, as far as ``options.opset`` allows and the target loads it.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
@@ -259,7 +259,7 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 
 def _own(fold: Fold, target: str) -> Fold:
-    """The fold into an op of ONNX Runtime itself, which needs no opset; the same fold where the target has none."""
+    """Return the fold into an op of ONNX Runtime itself, which needs no opset; the same fold if the target has none."""
     kind = form_table().kinds.get(fold.kind)
     own = None if kind is None else kind.own.get(device_of(target))
     return fold if own is None else replace(fold, op=own, opset=1)
@@ -312,7 +312,7 @@ def _why_late(
 ) -> str:
     """Why folds have to be left."""
     opset = min(fold.opset for fold in late)
-    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that takes opset {opset}"
+    text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
     if ceiling is not None and opset > ceiling:
         return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
     if opset > _newest(target):

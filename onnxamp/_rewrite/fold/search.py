@@ -23,7 +23,7 @@ from onnxamp._patterns.patterns import find_forms
 
 @dataclass(frozen=True, slots=True)
 class NewWeight:
-    """A weight that a fold brings, to be called ``base`` or the like; it is made when it is needed."""
+    """A weight that a fold adds, with a name based on ``base``; it is computed on demand."""
 
     base: str
     make: Callable[[], TensorProto]
@@ -33,8 +33,8 @@ class NewWeight:
 class Fold:
     """One node for many.
 
-    ``kind`` is what reports call it, ``opset`` the first that has the op. The new node stands where ``last`` stood,
-    with its name, and makes its first output; or ``first`` stays where it is, with its attributes and other ``inputs``.
+    ``kind`` is its name in reports, ``opset`` the first that has the op. The new node replaces ``last``, with its name
+    and its first output; or ``first`` stays in place, with its attributes and other ``inputs``.
     """
 
     kind: str
@@ -55,7 +55,7 @@ Array = NDArray[Any]
 
 
 def batch_norms(graph: Graph) -> list[Fold]:
-    """All that can be folded. Complexity: each weight that changes is read here, and again when it is made."""
+    """All that can be folded. Complexity: each weight that changes is read here, and again when it is computed."""
     folds = []
     for producer, node in constant_batch_norms(
         graph, graph.constants.tensors.__contains__
@@ -87,9 +87,9 @@ def batch_norms(graph: Graph) -> list[Fold]:
 def _weights(
     graph: Graph, producer: Node, node: Node
 ) -> tuple[NewWeight, NewWeight] | None:
-    """Weight and bias of the producer with the normalisation in them.
+    """Weight and bias of the producer with the normalization in them.
 
-    None where their shapes do not fit, or a number would be none or beyond float32.
+    None if their shapes do not fit, or if a number would be NaN or exceed float32.
     """
     scale, shift, mean, variance = (
         _read(graph, value).astype(np.float64) for value in node.inputs[1:]
@@ -141,7 +141,7 @@ def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
 def _shapes(
     producer: Node, weight: tuple[int, ...], channels: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shapes in which weight and factor are multiplied; None where the weight has not so many output channels."""
+    """Shapes in which weight and factor are multiplied; None if the weight does not have that many output channels."""
     if producer.key == "Gemm":
         axis = 0 if attribute(producer.proto, "transB") else 1
         fits = len(weight) == 2 and weight[axis] == channels
@@ -160,9 +160,7 @@ def _shapes(
 def _times(
     weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]
 ) -> Array:
-    """Return the product in float64, one part of the first axis at a time, so that it takes no second copy of the
-    weight.
-    """
+    """Return the product in float64, one part of the first axis at a time, which avoids a second copy of the weight."""
     made, source, factors = (
         np.empty(split, np.float32),
         weight.reshape(split),
@@ -217,11 +215,11 @@ def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 _ONES: Final = 1 << 16
-"""Elements up to which a gain of ones is made."""
+"""Elements up to which a gain of ones is created."""
 
 
 def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the normalisation that the form is, with gain and bias; None where it is none."""
+    """Return the normalization that the form is, with gain and bias; None if it is none."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
     if (
@@ -254,7 +252,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 def _is_mean(graph: Graph, match: Match) -> bool:
-    """Return whether sums are divided by what they sum up."""
+    """Return whether sums divide their own terms."""
     shape = graph.shapes[match.values["x"]]
     wanted = {
         name: graph.constants.scalar(match.values[name])
@@ -275,8 +273,8 @@ def _is_mean(graph: Graph, match: Match) -> bool:
 
 
 def _narrowed(graph: Graph, match: Match) -> Match:
-    """Return the form with the Casts around it, where both are from and to one low type and nothing else reads
-    between.
+    """Return the form with the Casts around it, if they are from and to the same low type and nothing else reads the
+    values between.
     """
     before, (between, _, behind) = (
         graph.producer(match.values["x"]),
@@ -301,7 +299,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
 
 
 def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
-    """The shape over which is normalised, as far as it is known."""
+    """The shape over which is normalized, as far as it is known."""
     shape, count = graph.shapes[match.values["x"]], len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
 
@@ -314,7 +312,7 @@ def _with_next(
     *,
     has_bias: bool,
 ) -> Match:
-    """Take in the multiplication by the gain, or the addition of the bias, that stands behind."""
+    """Include the multiplication by the gain, or the addition of the bias, that follows."""
     nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
     name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(
         node.key if node else "", ""
@@ -337,9 +335,9 @@ def _with_next(
 def _suiting(
     graph: Graph, match: Match, value: int, dims: Sequence[int | None]
 ) -> int | NewWeight | None:
-    """Return the constant as a weight of the normalised shape; None where it is not constant or has another one.
+    """Return the constant as a weight of the normalized shape; None if it is not constant or has another one.
 
-    A length of one axis that is not known is what the constant says, unless that is 1: anything would meet that.
+    An unknown length of one axis is taken from the constant, unless that is 1, which fits any length.
     """
     value = graph.passed_on(value)
     tensor, shape = graph.constants.tensors.get(value), graph.shapes[match.values["x"]]
@@ -401,7 +399,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
     """Return the folds, none of which shares a node with another, producers first.
 
     Args:
-        with_weights: also fold batch normalisations into weights, which reads and makes these.
+        with_weights: also fold batch normalizations into weights, which reads and computes these.
 
     Complexity: linear in the matches of forms, see :func:`onnxamp._patterns.patterns.find_forms`.
     """
@@ -417,7 +415,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
             continue
         ended.add(
             match.core
-        )  # of several matches that end at one node, the first that is complete counts
+        )  # of several matches that end at one node, the first complete one counts
         if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(_read_by(fold)):
             taken |= fold.nodes
             folds.append(fold)

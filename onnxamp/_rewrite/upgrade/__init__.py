@@ -1,1 +1,1 @@
-"""Upgrades of models to newer opsets, op by op, by what ``_data/upgrades.toml`` knows of each step."""
+"""Upgrades of models to newer opsets, op by op, with the rules of ``_data/upgrades.toml`` for each step."""

@@ -1,7 +1,6 @@
-"""Rewrites of single nodes that a row of ``_data/upgrades.toml`` cannot say; each row names its own by ``call``.
+"""Rewrites of single nodes that a row of ``_data/upgrades.toml`` cannot express; each row names its own by ``call``.
 
-A rule takes a copy of the node, changes it, and returns the nodes that stand in its place, at the version that the step
-leads to.
+A rule receives a copy of the node, changes it, and returns the nodes that replace it, at the version after the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +85,7 @@ def _slope(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeProto]:
-    """Return the node behind one that appends axes of size 1 to its second operand."""
+    """Return the node after one that appends axes of size 1 to its second operand."""
     if wanted <= rank:
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
@@ -114,7 +113,7 @@ def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
 def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
     """Resize-11 has a region between data and scales, which only one of its modes reads, and a choice of pixels.
 
-    ONNX Runtime rounded coordinates of Resize-10 up where it made images smaller, and else down
+    ONNX Runtime rounded coordinates of Resize-10 up when shrinking images, and down otherwise
     (``GetNearestPixelFromOriginal`` in core/providers/cpu/tensor/upsamplebase.h: SIMPLE).
     """
     if attribute(proto, "mode") in (None, b"nearest") and site.node.key == "Resize":
@@ -131,7 +130,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Resize-13 can leave out its region, and has either scales or sizes; before, what was not used was empty."""
+    """Resize-13 can omit its region, and has either scales or sizes; before, unused inputs were empty."""
     names = [*proto.input]
     if attribute(proto, "coordinate_transformation_mode") != b"tf_crop_and_resize":
         names[1] = ""
@@ -142,7 +141,9 @@ def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """From version 13 on, Softmax and its kin work along one axis; before, along it and all behind it as one."""
+    """From version 13 on, Softmax and similar ops work along one axis; before, along this and all following axes
+    together.
+    """
     axis, shape = take_attribute(proto, "axis", 1), site.shape_of(proto.input[0])
     if shape is not None and len(shape):
         start = axis + len(shape) if axis < 0 else axis
@@ -176,7 +177,7 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
 def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
     """From version 22 on, pools with ceil_mode leave out windows that begin in the padding after the data.
 
-    The last window begins less than a stride behind the last that fits, so none does where a window is longer than a
+    The last window begins less than a stride after the last that fits, so there is none if a window is longer than a
     stride and that padding together.
     """
     kernel = attribute(proto, "kernel_shape")
@@ -201,7 +202,7 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _parts(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Split-18 is told the number of equal parts, which was that of the outputs."""
+    """Split-18 has the number of equal parts as an attribute, which used to be that of the outputs."""
     if len(proto.input) < 2 or not proto.input[1]:
         set_attribute(proto, "num_outputs", len(proto.output))
     return [proto]
@@ -287,7 +288,7 @@ class Step:
 
     @property
     def is_silent(self) -> bool:
-        """Whether every node can take the step and stays as it is."""
+        """Whether every node can take the step unchanged."""
         return self.row is not None and not self.lost and self.row.keys() <= _PLACE
 
 
@@ -330,7 +331,7 @@ def newest_loaded() -> int:
 
 
 def is_silent(op: str, current: int, wanted: int) -> bool:
-    """Return whether nodes of an op stay as they are between two opsets, regardless of what they use."""
+    """Return whether nodes of an op do not change between two opsets, whatever features they use."""
     return all(step.is_silent for step in steps_of(op, current, wanted))
 
 
@@ -375,7 +376,7 @@ def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
 
 
 def _differ(old: OpSchema, new: OpSchema) -> bool:
-    """Return whether more than types and words differ."""
+    """Return whether more than types and documentation differ."""
 
     def shape(schema: OpSchema) -> Any:
         ports = (
@@ -397,9 +398,9 @@ _VARIADIC: Final = OpSchema.FormalParameterOption.Variadic
 def _lost(
     old: OpSchema, new: OpSchema, row: Mapping[str, Any]
 ) -> dict[tuple[str, int], frozenset[str]]:
-    """(side, position) -> the types that the new schema admits, where the old one admits others as well.
+    """Return (side, position) -> the types that the new schema allows, if the old one allows others as well.
 
-    Inputs that come or go with attributes shift others: those are what the table says, and not compared.
+    Inputs that replace attributes, or the reverse, shift others. These follow the table and are not compared.
     """
     found = {}
     for side in ("inputs", "outputs"):

@@ -162,10 +162,10 @@ class Upgrade:
     """The highest opset that a graph can reach, and the changes that it needs.
 
     Attributes:
-        graph: the graph as it is.
-        opset: what its nodes can reach, up to the requested one.
-        obstacle: what keeps them from more.
-        editor: has noted the nodes that change; None if none does.
+        graph: the original graph.
+        opset: the opset that its nodes can reach, up to the requested one.
+        obstacle: the reason why they cannot reach more.
+        editor: has recorded the nodes that change; None if none does.
     """
 
     graph: Graph
@@ -200,7 +200,7 @@ class Upgrade:
 
 
 def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
-    """Find out how far a graph can be upgraded on the way to an opset, and what that takes; the model is not copied.
+    """Find how far a graph can be upgraded toward an opset, and the changes for it; the model is not copied.
 
     Complexity: linear in nodes.
     """
@@ -217,7 +217,7 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
 def _attempt(
     graph: Graph, current: int, opset: int, editor: GraphEditor
 ) -> Obstacle | None:
-    """Note what an upgrade changes, and return the obstacle that is met first on the way."""
+    """Record the changes of an upgrade, and return the first obstacle on the way."""
     found = _function_obstacles(graph.model, opset)
     for key, indices in graph.by_key.items():
         if "::" in key or is_silent(key, current, opset):

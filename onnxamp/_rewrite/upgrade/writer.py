@@ -51,12 +51,12 @@ class Site:
         return self.editor.names.fresh(self.named(what))
 
     def type_of(self, name: str) -> str | None:
-        """Return the type of a value that the node reads or makes; None if it is not known."""
+        """Return the type of a value that the node reads or writes; None if it is not known."""
         value = self.values.get(name, ABSENT)
         return None if value == ABSENT else self.graph.types[value]
 
     def shape_of(self, name: str) -> Shape | None:
-        """Return the shape of a value that the node reads or makes; None if it is not known."""
+        """Return the shape of a value that the node reads or writes; None if it is not known."""
         value = self.values.get(name, ABSENT)
         return None if value == ABSENT else self.graph.shapes[value]
 
@@ -98,7 +98,7 @@ class Site:
 
 
 def take_attribute(proto: NodeProto, name: str, default: Any = None) -> Any:
-    """Return the value of an attribute, which goes; ``default`` if there is none."""
+    """Remove an attribute, and return its value; ``default`` if there is none."""
     value = attribute(proto, name)
     drop_attributes(proto, (name,))
     return default if value is None else value

@@ -1,7 +1,7 @@
-"""The server of the page, on this machine's loopback address, which hands out files and questions.
+"""A server for the page, on the loopback address, which serves files and questions.
 
-Only its own page is served: other pages and other users do not know the key in its addresses, which no command line
-holds (:mod:`onnxamp._runtime.browser.session`), and what another page sends is refused, whatever it knows.
+It serves only its own page: other pages and users do not know the key in its addresses, which appears in no command
+line (:mod:`onnxamp._runtime.browser.session`). Requests from other pages are refused even with the key.
 """
 
 import json
@@ -42,7 +42,7 @@ _ISOLATED: Final = {
 
 
 class Server:
-    """Hands out onnxruntime-web, models and questions, and takes answers.
+    """Serves onnxruntime-web, models and questions, and receives answers.
 
     Attributes:
         shared: files that the page may read, by their names in addresses; bytes or paths.
@@ -151,14 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         name = self._name()
         if name != "answer":
-            self.close_connection = True  # nobody reads what it sends
+            self.close_connection = True  # nothing reads what it sends
             self._say(403 if name is None else 404)
             return
         self._owner.answers.put(self.rfile.read(int(self.headers["Content-Length"])))
         self._say(204)
 
     def _name(self) -> str | None:
-        """Return the part of the address behind the key; None if the key is wrong, or another page asks."""
+        """Return the part of the address after the key; None if the key is wrong, or if another page asks."""
         _, key, *rest = self.path.split("/") if "/" in self.path else ("", "")
         host, origin = self._owner.host, self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host

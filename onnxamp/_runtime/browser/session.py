@@ -36,7 +36,7 @@ from onnxamp._workers.executor import Once
 from onnxamp._workers.signals import at_end
 
 CHROMIUM: Final = "ONNXAMP_CHROMIUM"
-"""The variable that holds what starts it: an executable, with arguments of its own if need be."""
+"""The environment variable for the command that starts it: an executable, optionally with arguments."""
 
 _PATIENCE: Final = 5.0
 """Seconds that Chromium may take to end."""
@@ -85,7 +85,7 @@ def _command(*, is_software: bool) -> list[str]:
     if not command[0]:
         raise RuntimeFailure(f"The provider 'browser' cannot be used here: {wrong}.")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command.append("--no-sandbox")  # Chromium refuses to start as root with it
+        command.append("--no-sandbox")  # Chromium does not start as root with it
     table = read_table("browser")
     return [
         *command,
@@ -95,9 +95,9 @@ def _command(*, is_software: bool) -> list[str]:
 
 
 class Chromium:
-    """A running Chromium with a profile of its own, which goes with it.
+    """A running Chromium with a profile of its own, which is removed when it ends.
 
-    It ends with this process, however that ends: Chromium ends when nobody holds the other side of its debugging pipe.
+    It ends with this process, however that ends: Chromium ends when the other side of its debugging pipe is closed.
     """
 
     def __init__(self, url: str, *, is_software: bool = False) -> None:
@@ -125,7 +125,7 @@ class Chromium:
             ) from error
 
     def _piped(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        """Start it with pipes at the numbers where it expects them."""
+        """Start it with pipes at the file numbers that it expects."""
         import fcntl  # noqa: PLC0415 - POSIX alone
 
         (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
@@ -170,7 +170,7 @@ class Chromium:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Let go of the pipes, which ends it."""
+        """Close the pipes, which ends it."""
         for number in self._pipe:
             os.close(number)
         self._pipe = ()
@@ -195,13 +195,13 @@ def _silent(command: Sequence[str], **how: Any) -> "subprocess.Popen[bytes]":
 
 
 _STARTING: Final = 60.0
-"""Seconds that Chromium and its page may take to start, ..."""
+"""Seconds in which Chromium and its page have to start."""
 _ANSWERING: Final = 600.0
-"""... and that a question may take: the first run compiles shaders."""
+"""Seconds that a question may take; the first run compiles shaders."""
 _STEP: Final = 0.25
-"""Seconds between looks at whether Chromium still runs."""
+"""Seconds between checks that Chromium still runs."""
 _MEMORY: Final = 4 * 10**9
-"""Bytes that WebAssembly addresses, into which a model has to fit."""
+"""Bytes that WebAssembly can address, which limit the size of a model."""
 
 _CPU: Final = "CPUExecutionProvider"
 _PROVIDER: Final = re.compile(r"placed on \[(\w+)\]\. Number of nodes: (\d+)")
@@ -217,8 +217,8 @@ class Browser:
     """A headless Chromium with onnxruntime-web.
 
     Attributes:
-        device: what computes ("SwiftShader Device (Subzero)").
-        is_software: whether that is the CPU.
+        device: name of the device ("SwiftShader Device (Subzero)").
+        is_software: whether it is the CPU.
         has_float16: whether it computes float16 (WebGPU's feature shader-f16).
         web: version of onnxruntime-web.
         version: "Chromium 156".
@@ -314,7 +314,7 @@ class Browser:
                     "Chromium ended before it answered: it may have run out of memory, or TMPDIR has too long a name."
                 )
             if monotonic() > until:
-                self._chromium.end()  # what it answers later would pass for the next answer
+                self._chromium.end()  # a late answer would be mistaken for the next one
                 raise RuntimeFailure(
                     f"Chromium did not answer within {seconds:.0f} s ({what})."
                 )
@@ -361,7 +361,7 @@ class WebSession:
 
     Attributes:
         number: its number in the page.
-        assigned: nodes by provider ("WebGpuExecutionProvider"), behind all fusions.
+        assigned: nodes by provider ("WebGpuExecutionProvider"), after all fusions.
         left: nodes that the CPU runs, by op type.
     """
 
@@ -392,11 +392,11 @@ class WebSession:
         self.assigned, self.left = _placed(facts["placed"])
         if not any(provider != _CPU for provider in self.assigned):
             raise RuntimeFailure(
-                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not asked for."
+                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not requested."
             )
 
     def feed(self, feeds: Feeds) -> None:
-        """Give the inputs of later runs, floats of any width; those that the model does not take are ignored.
+        """Set the inputs of later runs, floats of any width. Inputs that the model does not have are ignored.
 
         Raises:
             RuntimeFailure: an input is missing, or of a type that a browser does not take.
@@ -420,7 +420,9 @@ class WebSession:
         return self._browser.ask("run", {"number": self.number})[1]
 
     def time(self, runs: int) -> list[float]:
-        """Seconds of each of so many runs in a row on the last inputs, timed in the page, outputs read back."""
+        """Return the seconds of each of that many runs on the last inputs, timed in the page, including reading outputs
+        back.
+        """
         taken: list[float] = self._browser.ask(
             "time", {"number": self.number, "count": runs}
         )[0]["taken"]
@@ -465,7 +467,7 @@ def _typed(name: str, feed: Feed, kind: str) -> Array:
 def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
     """Return nodes by provider, and those of the CPU by op type, as ONNX Runtime logs them.
 
-    It logs each provider with the number of its nodes, and the nodes behind it, unless all are on one provider.
+    It logs each provider with the number of its nodes, followed by the nodes, unless all are on one provider.
     """
     assigned, left, provider = Counter[str](), Counter[str](), ""
     for line in lines:
