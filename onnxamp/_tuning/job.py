@@ -310,7 +310,7 @@ def converted_model(
 ) -> Model:
     """Return the model, converted according to an analysis.
 
-    If its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; the weights of an emulated
+    If its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; those of an emulated
     model are converted when they are read.
     """
     graph, low = analysis.graph, analysis.options.low
