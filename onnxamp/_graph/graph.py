@@ -219,14 +219,14 @@ class _Builder:
             bodies = tuple(self.bodies.get(index, ()))
             nodes.append(
                 Node(
-                    index,
-                    home,
-                    proto,
-                    kind.key,
-                    kind.signature,
-                    tuple(inputs),
-                    outputs,
-                    bodies,
+                    index=index,
+                    scope=home,
+                    proto=proto,
+                    key=kind.key,
+                    signature=kind.signature,
+                    inputs=tuple(inputs),
+                    outputs=outputs,
+                    bodies=bodies,
                 )
             )
         for position, scope in enumerate(self.scopes):

@@ -10,7 +10,7 @@ from onnxamp._report.text import count, number, percent
 
 def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
     """The error to expect in one number."""
-    if expected is None or expected.error is None:
+    if expected is None or expected.error is None or not expected.samples:
         return
     error, bound = number(expected.error), number(expected.bound or 0.0)
     remark = f"relative L2, below {bound} on 99.99 % of inputs like the samples"
@@ -25,6 +25,9 @@ def expected_parts(
         return
     if expected.error is None:
         yield Item(f"Unknown: {expected.why}", Level.WARNING)
+        return
+    if not expected.samples:
+        yield Item("None: all floats stay float32.")
         return
     columns = ["expected", "99.99 % bound"]
     cells = [number(expected.error), number(expected.bound or 0.0)]

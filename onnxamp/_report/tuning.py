@@ -320,7 +320,7 @@ def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
             "No candidate is faster by the estimate: the model stays as it is.",
             (_slower(tuned, lost), text),
         )
-    why = "no node can be in low precision within the tolerance"
+    why = "no node gains from low precision within the tolerance"
     return Verdict(status, f"Nothing was converted: {why}.", (text,))
 
 
