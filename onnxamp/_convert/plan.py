@@ -310,7 +310,7 @@ def _units(
             if node.key in keys
         )
 
-    found = dict[str, QuantizedUnit]()
+    found = dict[object, QuantizedUnit]()
     for inside, ends in units_between(graph):
         ops = dict[str, Counter[str]]()
         for node in inside:
@@ -318,8 +318,15 @@ def _units(
         unit = QuantizedUnit(
             grids(ends, facts.dequantize), ops, grids(ends, facts.quantize)
         )
-        known = found.setdefault(repr(unit), replace(unit, count=0))
-        found[repr(unit)] = replace(known, count=known.count + 1)
+        key = (
+            frozenset(unit.dequantized.items()),
+            frozenset(
+                (kind, frozenset(counts.items())) for kind, counts in ops.items()
+            ),
+            frozenset(unit.quantized.items()),
+        )
+        known = found.setdefault(key, replace(unit, count=0))
+        found[key] = replace(known, count=known.count + 1)
     yield from found.values()
 
 

@@ -59,10 +59,14 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
     """Yield float32 nodes that are fused blindly, each with the node that quantizes its result by a single scale."""
+    fused = list(fused_blindly(graph, options.low))
+    if not fused:
+        return
     kept = {*find_overrides(graph, options).of_node, *find_listed(graph, options).black}
-    for hazard in fused_blindly(graph, options.low):
+    for hazard in fused:
         node = graph.nodes[hazard.node]
-        quantize, _ = next(graph.readers(node))
+        quantize = graph.only_reader(node.outputs[0])
+        assert quantize is not None
         if (
             node.index not in kept
             and graph.is_float_output(node)

@@ -196,6 +196,22 @@ def test_a_concat_stays_where_nothing_joins_integers_or_the_user_keeps_it(option
     load(result)
 
 
+BRANCH = """<ir_version: 10, opset_import: ["" : 21]> g (uint8[1] q, bool k) => (uint8[2] y) <float s = {0.1}> {
+    d = DequantizeLinear (q, s) c = Concat <axis = 0> (d, d)
+    y = If (k) <then_branch = one () => (uint8[2] a) { a = QuantizeLinear (c, s) },
+        else_branch = other () => (uint8[2] b) { b = Concat <axis = 0> (q, q) }> }"""
+SCALE = """<ir_version: 10, opset_import: ["" : 21]> g (uint8[1] q, float[1] x) => (uint8[1] y) <float s = {0.1}> {
+    d = DequantizeLinear (q, s) c = Concat <axis = 0> (d) y = QuantizeLinear (x, c) }"""
+
+
+@pytest.mark.parametrize("text", [BRANCH, SCALE])
+def test_a_concat_stays_that_is_quantized_elsewhere_or_is_a_scale(text: str) -> None:
+    model = onnx.parser.parse_model(text)
+    ready = prepare(Model.of(model), Options.of("O2", {"target": "cuda"}))
+    assert not [note for note in ready.notes if note.startswith("Requantized")]
+    onnx.checker.check_model(onnxamp.convert_model(model, target="cuda"), full_check=True)
+
+
 SHARED = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float[2,8] y, float[2,8] w)
     <float s = {0.1}, float t = {0.3}, int8 z = {0}> {
         a = MatMul (x, k) q = QuantizeLinear (a, s, z) b = DequantizeLinear (q, s, z)

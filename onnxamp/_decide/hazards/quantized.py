@@ -83,8 +83,13 @@ def _reads_integers(graph: Graph, node: Node) -> bool:
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Yield nodes that ONNX Runtime's CPU provider fuses regardless of the type of the scales around them."""
     for node in graph.nodes_of(op_facts().fused_blindly):
-        is_lone = len(graph.uses[node.outputs[0]]) == 1 and _is_alone(graph, node)
-        if is_lone and _between(graph, node)[0]:
+        reader = graph.only_reader(node.outputs[0])
+        if (
+            reader is not None
+            and reader.key in op_facts().quantize
+            and reader.input(0) == node.outputs[0]
+            and _between(graph, node)[0]
+        ):
             yield Hazard(node.index, KIND, "ONNX Runtime loads it only in float32")
 
 
