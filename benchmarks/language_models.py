@@ -27,18 +27,8 @@ WHISPER_POSITIONS: Final = 448
 """As many tokens as Whisper has places for."""
 NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
 WEIGHTS: Final = ("float32", "int4")
-PROGRAM: Final = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
-import web
-from onnxamp._cli.group import group
-
-web.javascript_trouble()
-if "browser" in sys.argv and web.browser_trouble():
-    sys.exit(web.browser_trouble())
-group()
-"""
-"""The command, where npm packages are found, and Chromium has software Vulkan."""
+PROGRAM: Final = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; web.command()"
+"""The command, in a process where npm packages are found and Chromium has software Vulkan."""
 
 
 def called(*command: object) -> str:

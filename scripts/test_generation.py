@@ -59,22 +59,13 @@ print((np.exp(before) * (before - after)).sum())
 """
 """KL divergence, in nats, between the distributions that two rows of logits stand for."""
 
-BENCH = f"""
-import os, sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
-import web
-from onnxamp._cli.group import group
-
-if "browser" in sys.argv and web.browser_trouble():
-    sys.exit(web.browser_trouble())
-group()
-"""
-"""The command, in a process where Chromium has software Vulkan."""
+BENCH = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; web.command()"
+"""The command, in a process where npm packages are found and Chromium has software Vulkan."""
 
 
-def output(*command: object, cwd: Path | None = None) -> str:
+def output(*command: object) -> str:
     """What a command prints; a failure ends the script."""
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))[:300]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,16 @@ def look_for_packages() -> None:
     """Let npm packages be found where ``.ci/run`` installs them."""
     if WEB not in os.environ and (installed := ROOT / "build" / "npm").is_dir():
         os.environ[WEB] = str(installed)
+
+
+def command() -> None:
+    """Run the command line where npm packages are found and Chromium has software Vulkan."""
+    from onnxamp._cli.group import group
+
+    look_for_packages()
+    if "browser" in sys.argv and (trouble := browser_trouble()):
+        sys.exit(trouble)
+    group()
 
 
 def javascript_trouble() -> str | None:

@@ -48,6 +48,7 @@ def ship(
     without = {path.resolve() for path in (target, *others)}
     written, kept, new = list[str](), list[str](), list[str]()
     home, stage = jobs[0].home, jobs[0].stage
+    waits = any(job.result != job.target for job in jobs)
     for path in files_below(package.folder, without):
         if not path.is_file() or not is_companion(path.name):
             continue
@@ -61,7 +62,8 @@ def ship(
         if known is not None and known != wanted and known not in part.get(name, ()):
             kept.append(name)
             continue
-        if known != wanted:
+        # A mark moves with the models, even if it stays the same.
+        if known != wanted or (waits and package.kind.is_mark(inside)):
             place = (stage or home) / inside
             made_folder(place.parent)
             write_file(place, data)

@@ -363,8 +363,8 @@ def written_by(job: Job) -> Mapping[str, Stamp]:
     """Stamps of the files that make up the result of a job."""
     result = job.result
     files = (result, *(result.parent / name for name in data_files_of(result)))
-    is_staged = job.stage is not None and result != job.target
-    return stamps(files, job.stage if is_staged and job.stage else job.home)
+    home = job.home if job.stage is None or result == job.target else job.stage
+    return stamps(files, home)
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:

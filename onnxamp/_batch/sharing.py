@@ -97,7 +97,10 @@ def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]
         if job.package is not None and job.package.kind.data_names != "onnx":
             continue  # that software finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
-            for file in entries[job.name].data_of(job):
+            entry = entries[job.name]
+            # Results may share what their originals share no longer.
+            results = {job.home / name for name in entry.written}
+            for file in entry.data_of(job) | results:
                 by_file.setdefault((file, job.target.parent), []).append(job)
     shared = (group for group in by_file.values() if len(group) > 1)
     # Models that share several files are one group.

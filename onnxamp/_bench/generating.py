@@ -83,8 +83,7 @@ def bench_decoders(
 
         def started() -> Child:
             process = Child("onnxamp._bench.generators")
-            stack.callback(process.end)
-            stack.callback(process.ask, {"do": "end"}, seconds=_ENDING)
+            stack.callback(process.finish, {"do": "end"}, seconds=_ENDING)
             return process
 
         for path in models:

@@ -113,6 +113,7 @@ class RuntimeGenerator(Stepwise):
         self._feeds: Feeds = {}
         self._caches: dict[str, Any] = {}
         self._logits: Array = np.empty(0)
+        self._token = 0
         self.runtime = engine_on(provider).runtime
 
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
@@ -123,7 +124,7 @@ class RuntimeGenerator(Stepwise):
 
     def step(self) -> int:
         """As :meth:`Stepwise.step`."""
-        self._feeds = self._decoder.advanced(self._feeds, self._token())
+        self._feeds = self._decoder.advanced(self._feeds, self._token)
         return self._run()
 
     def logits(self) -> Array:
@@ -140,10 +141,8 @@ class RuntimeGenerator(Stepwise):
             if all(found[present].shape()):
                 self._caches[name] = found[present]
         self._logits = from_value(found[LOGITS])[0, -1]
-        return self._token()
-
-    def _token(self) -> int:
-        return int(self._logits.argmax())
+        self._token = int(self._logits.argmax())
+        return self._token
 
 
 def serve() -> None:

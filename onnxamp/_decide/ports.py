@@ -80,6 +80,11 @@ class PortVariables(NamedTuple):
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
+    def enters_low(self, value: int) -> bool:
+        """Return whether a value enters in low precision, as it is or at the user's request."""
+        produced = self.produced[value]
+        return produced == LOW or produced in self.requested_low
+
     def at(self, node: Node, value: int = ABSENT) -> set[int]:
         """Variables of a node: all of them, or those of the ports that carry a value.
 
@@ -88,7 +93,7 @@ class PortVariables(NamedTuple):
         """
         if value == ABSENT:
             return {*self.of_node.get(node.index, {}).values()}
-        if self.produced[value] == LOW or self.produced[value] in self.requested_low:
+        if self.enters_low(value):
             return set()
         found = {
             self.consumed[node.index][port]

@@ -18,7 +18,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
-from onnxamp._decide.ports import LOW, NONE
+from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
@@ -142,11 +142,7 @@ class Settled(NamedTuple):
         graph, ports, is_low = analysis.graph, analysis.ports, analysis.decision.is_low
         own = {*graph.constants.tensors, *graph.scopes[0].inputs}
         return cls(
-            frozenset(
-                value
-                for value in own
-                if ports.produced[value] in {LOW, *ports.requested_low}
-            ),
+            frozenset(filter(ports.enters_low, own)),
             frozenset(
                 value
                 for position, value in enumerate(graph.scopes[0].outputs)

@@ -7,7 +7,7 @@ one column of the matrix do. The many columns are independent of each other.
 
 from collections.abc import Sequence
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,30 @@ def _parted(rows: Floats, like: Sequence[Floats]) -> list[Floats]:
     return np.split(rows, np.cumsum([*map(len, like)])[:-1])
 
 
-def rounding_error(array: Floats, low: Format) -> Floats:
-    """Return by how much rounding moves each element."""
-    return rounded(array, low, inf) - array
+class Moved(NamedTuple):
+    """By how much rounding moves what is multiplied by a matrix, and the product.
+
+    Attributes:
+        x: what is multiplied, where it is rounded itself.
+        y: the product, where it is rounded itself.
+        rows: the product as rows, where the matrix is rounded.
+        defined: which elements of the product are numbers.
+    """
+
+    x: Floats
+    y: Floats
+    rows: Floats
+    defined: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, x: Floats, y: Floats, rows: Floats, low: Format) -> "Moved":
+        """Return it for a product whose rows the rounded matrix moves."""
+        x_error, y_error = (rounded(array, low, inf) - array for array in (x, y))
+        return cls(x_error, y_error, rows, np.isfinite(y))
+
+    def along(self, dx: Floats, dy: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the effects of each element of x and of y, and of each column of the matrix, along gradients."""
+        effects = dy.reshape(self.rows.shape) * self.rows
+        defined = self.defined.reshape(self.rows.shape)
+        columns = np.sum(effects, axis=0, where=defined)
+        return dx * self.x, dy * self.y, columns

@@ -33,13 +33,8 @@ from onnxamp._numerics.backward import (
     expanded,
     moved_integers,
 )
-from onnxamp._numerics.matrices import (
-    Floats,
-    matrix_readers,
-    rounding_error,
-    stepped_back,
-)
-from onnxamp._numerics.turns import counting, without_loops
+from onnxamp._numerics.matrices import Floats, Moved, matrix_readers, stepped_back
+from onnxamp._numerics.turns import counted_turns, without_loops
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
@@ -309,21 +304,22 @@ class GradientWalk:
         matrix = flow.shell.array(name, raised=flow.emulated)
         dys = [dy for *_, dy in starts]
         moved, dxs = stepped_back(matrix, xs, dys, low, runner.provider)
-        errors = {
-            id(one): (rounding_error(own, low), rounding_error(made, low), rows)
+        rounding = {
+            id(one): Moved.of(own, made, rows, low)
             for one, own, made, rows in zip(passes, xs, ys, moved, strict=True)
         }
         for (one, seed, rest, dy), rows in zip(starts, dxs, strict=True):
-            of_x, of_y, of_rows = errors[id(one)]
-            dx = rows.reshape(of_x.shape)
-            columns = np.sum(dy.reshape(of_rows.shape) * of_rows, axis=0)
-            costs = {(y, ""): dy * of_y, (name, ""): columns}
+            dx = rows.reshape(rounding[id(one)].x.shape)
+            of_x, of_y, columns = rounding[id(one)].along(dx, dy)
+            costs = {(y, ""): of_y, (name, ""): columns}
             if name in self._shared:
                 costs[name, y] = columns
             if x in self._shared:
-                costs[x, y] = dx * of_x
+                costs[x, y] = of_x
             for what, effect in costs.items():
-                cost = float(np.sum(np.square(effect), dtype=np.float64))
+                # As in a piece, some elements of a partial value are undefined.
+                counts = one.largest.get(what[0], 1.0) > 0 or np.isfinite(effect)
+                cost = float(np.sum(np.square(effect), dtype=np.float64, where=counts))
                 one.found.add(what, seed.group, cost / seed.probes)
             rest[x] = rest[x] + dx if x in rest else dx
 
@@ -335,10 +331,8 @@ class GradientWalk:
         if not any(flow.nodes[node].op_type == "Loop" for node in part):
             return {}
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        model, rows = counting(piece_model(flow, Piece(tuple(part), ()), kinds))
-        session = make_session(model, runner.provider, optimize=False, lean=flow.large)
-        found = run_values(session, dict(values), list(rows.values()))
-        return {name: found[output].shape()[0] for name, output in rows.items()}
+        model = piece_model(flow, Piece(tuple(part), ()), kinds)
+        return counted_turns(model, values, runner.provider)
 
     @no_collections()
     def _load(

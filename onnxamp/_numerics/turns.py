@@ -1,7 +1,7 @@
 """Loops written as their turns, one after the other, so that their bodies have gradients."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
@@ -12,12 +12,26 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
+from onnxamp._runtime.session import Provider, make_session, run_values
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 _MOST: Final = 2048
 """Nodes at most that a loop is written as."""
 
 
-def counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
+def counted_turns(
+    model: ModelProto, values: Mapping[str, "ort.OrtValue"], provider: Provider
+) -> Mapping[str, int]:
+    """Run a model, and return how often each of its Loops turns, by its first output."""
+    model, rows = _counting(model)
+    session = make_session(model, provider, optimize=False, lean=True)
+    found = run_values(session, dict(values), list(rows.values()))
+    return {name: found[output].shape()[0] for name, output in rows.items()}
+
+
+def _counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
     """Return a model that returns a row for each turn of its Loops, and the name of that output by the loop's first."""
     model, outputs = copied(model), dict[str, str]()
     for node in model.graph.node:

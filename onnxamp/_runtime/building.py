@@ -114,6 +114,15 @@ class Child:
         self.ended = ending(process.returncode)
         return None
 
+    def finish(self, question: dict[str, Any], *, seconds: float) -> None:
+        """Let the process, if it runs, end by itself as it is told; end it after that many seconds."""
+        with self._turn:
+            try:
+                if self._process is not None and self._process.poll() is None:
+                    self._answer(question, seconds)
+            finally:
+                self.end()
+
     def end(self) -> None:
         """End the process, if there is one."""
         process, self._process = self._process, None

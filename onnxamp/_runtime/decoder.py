@@ -45,7 +45,8 @@ def reads_prompts(model: Model) -> bool:
     """Return whether a model is a decoder with caches that takes any number of tokens."""
     tokens = tokens_input(model.proto)
     for entry in model.proto.graph.input if tokens else ():
-        if entry.name == tokens and not is_open(entry.type.tensor_type.shape.dim[-1]):
+        dims = entry.type.tensor_type.shape.dim
+        if entry.name == tokens and dims and not is_open(dims[-1]):
             return False
     return tokens is not None and bool(Decoder.of(model).caches)
 

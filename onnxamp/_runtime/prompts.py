@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxamp._errors import ArgumentError, MissingPackageError
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import stored_bytes
+from onnxamp._model.storage import weight_bytes
 from onnxamp._optional import require
 from onnxamp._paths.paths import as_path, cannot_read
 from onnxamp._runtime.decoder import LOGITS, Decoder, logits_of, reads_prompts
@@ -116,8 +116,7 @@ class Prompts(SampleSource):
 
 def built_in_prompts(model: Model) -> Prompts | None:
     """Return short texts for a decoder that has a tokenizer; None where they do not suit it, or take long."""
-    size = sum(map(stored_bytes, model.proto.graph.initializer))
-    if size > _LARGE or not reads_prompts(model):
+    if weight_bytes(model.proto) > _LARGE or not reads_prompts(model):
         return None
     prompts = Prompts(_BUILT_IN, generates=_FEW)
     try:
@@ -125,7 +124,8 @@ def built_in_prompts(model: Model) -> Prompts | None:
     except (ArgumentError, MissingPackageError):
         return None
     outputs = {entry.name: entry for entry in model.proto.graph.output}
-    words = outputs[LOGITS].type.tensor_type.shape.dim[-1].dim_value or inf
+    dims = outputs[LOGITS].type.tensor_type.shape.dim
+    words = (dims[-1].dim_value if dims else 0) or inf
     suits = all(len({*text}) >= _WORDS and max(text) < words for text in texts)
     return prompts if suits else None
 

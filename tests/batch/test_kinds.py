@@ -133,6 +133,13 @@ def test_a_tokenizer_that_knows_the_built_in_prompts_lets_both_generate() -> Non
     assert sum(one.same for one in row.tokens) == 16
     shutil.rmtree("out")
     assert "random" in convert(samples=3).rows[0].inputs
+    for entry in (model := decoders.grouped()).graph.output:
+        if entry.name == "logits":
+            entry.type.tensor_type.ClearField("shape")
+    onnx.save(model, home / "model.onnx")
+    shutil.rmtree("out")
+    (row,) = convert().rows
+    assert (row.outcome, row.message) == ("converted", "")
 
 
 def test_what_overflows_gets_exponents_and_no_float32_island() -> None:
@@ -246,6 +253,17 @@ def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
     assert len(files("out")) == len(names)
     assert min(path.stat().st_size for path in Path("out").glob("*.data")) < 2 * head
     assert are_right()
+    assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
+
+
+def test_results_share_what_their_models_no_longer_share() -> None:
+    """The one that is exported again has its own data file, and the other's result refers to the one it replaces."""
+    two_decoders(share=True)
+    convert()
+    onnx.save(onnx.load("in/a.onnx"), "in/a.onnx", save_as_external_data=True, location="a.data")
+    assert [row.outcome for row in convert().rows] == ["converted", "up to date"]
+    reports = (onnxamp.diff_models(f"in/{name}.onnx", f"out/{name}.onnx", provider="cpu") for name in "ab")
+    assert all(report.passed for report in reports)
     assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
 
 

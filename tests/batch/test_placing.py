@@ -48,10 +48,12 @@ def outcomes(report: FolderReport) -> list[str]:
     return [row.outcome for row in report.rows]
 
 
-def two_models() -> Path:
-    home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
-    onnx.save(decoders.plain(), home / "onnx/decoder.onnx")
-    return home / "onnx/decoder.onnx"
+def two_models(kind: str = "transformers.js") -> Path:
+    model = decoders.plain() if kind == "transformers.js" else decoders.grouped()
+    home = decoders.folder(Path("in"), kind, model)
+    path = next(home.rglob("model.onnx")).with_name("decoder.onnx")
+    onnx.save(model, path)
+    return path
 
 
 def broken(path: Path) -> ModelProto:
@@ -232,3 +234,22 @@ def test_a_collection_of_models_is_no_folder_of_a_kind() -> None:
     report = convert()
     assert (sorted(outcomes(report)), report.shipped) == (["converted", "failed"], ())
     assert contents(Path("out")).keys() == {"a.onnx"}
+
+
+def test_a_config_leaves_first_and_comes_last_though_it_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    two_models("genai")
+    convert(keep_io_types=True)
+    before, states, replace = contents(Path("out")), list[dict[str, bytes]](), Path.replace
+
+    def seen(path: Path, target: Path) -> Path:
+        states.append(contents(Path("out")))
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", seen)
+        convert()
+    after = contents(Path("out"))
+    assert after["genai_config.json"] == before["genai_config.json"]
+    mixtures = [state for state in states if state not in (before, after)]
+    assert len(mixtures) > 2
+    assert not [state for state in mixtures if "genai_config.json" in state]

@@ -83,6 +83,7 @@ def test_tokens_are_counted_up_to_the_first_that_differs() -> None:
 @pytest.mark.usefixtures("home", "forked")
 def test_prompts_may_be_made_up(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv(WEB, str(home))  # without transformers.js
+    monkeypatch.delenv("NODE_PATH", raising=False)
     decoders.folder(Path("web"), "transformers.js", decoders.plain())
     convert_folder("web", "out", jobs=1)
     report = benched("web", "out", "--dim", "sequence_length=9")

@@ -316,6 +316,20 @@ def test_large_matrices_cost_what_their_gradients_say() -> None:
             assert found.values[name].costs[group] == pytest.approx(cost / norms[group], rel=rel), name
 
 
+def test_products_with_a_large_matrix_cost_the_same_beside_an_undefined_row() -> None:
+    text = """(float[N,1536] x) => (float[N,1536] y) {
+        r = Sqrt (x) u = MatMul (r, w) v = MatMul (u, w) y = Tanh (v)
+    }"""
+    w = (0.02 * RANDOM.standard_normal((1536, 1536))).astype(np.float32)
+    model = add_weights(parse(text, 18), {"w": w})
+    x = RANDOM.random((5, 1536)).astype(np.float32)
+    wanted = measured(model, {"x": x}).values
+    found = measured(model, {"x": np.vstack([x, np.full((1, 1536), -1, np.float32)])}).values
+    for name in ("r", "u", "v", "w"):
+        assert wanted[name].costs[0] > 0
+        assert found[name].costs[0] == pytest.approx(wanted[name].costs[0], rel=0.2), name
+
+
 def test_readers_of_a_large_matrix_and_of_what_it_multiplies_are_told_apart() -> None:
     text = (
         "(float[2,3,1536] x) => (float[2,3,1536] y) { t = Tanh (x) a = MatMul (t, w) b = MatMul (a, w) y = Add (t, b) }"
