@@ -340,7 +340,9 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     if job.page is not None:
         from onnxamp._report.html.folder import write_job_page  # noqa: PLC0415 - only pages need it
 
-        write_job_page(conversion, outcome.tuned, job.page)
+        written = conversion.target
+        result = job.result if written == job.target else written
+        write_job_page(conversion, outcome.tuned, job.page, result)
     if row.has_failed:
         return Entry(row=row, read=read)
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO

@@ -347,6 +347,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "DepthToSpace": _depth_to_space,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "Identity": lambda call: call.dy,
     "Pad": _pad,
     "Resize": _resize,
     "ScatterElements": _scatter_elements,

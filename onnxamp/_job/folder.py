@@ -24,7 +24,6 @@ class Row:
         low: number of the result's nodes in low precision, wholly or in part.
         nodes: number of all its nodes.
         casts: number of Casts that were added.
-        hazards: nodes that stay float32 because they would break in low precision: their number by reason.
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
         bytes_before: bytes of the weights of the model.
@@ -39,6 +38,7 @@ class Row:
         unmatched: names in options that match nothing in this model; None if it was not measured.
         outputs: differences of the outputs that are logits.
         tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
+        hazards: nodes that stay float32 because they would break in low precision: their number by reason.
     """
 
     name: str
@@ -46,7 +46,6 @@ class Row:
     low: int = 0
     nodes: int = 0
     casts: int = 0
-    hazards: Mapping[str, int] = field(default_factory=dict)
     error: float | None = None
     seconds: float = 0.0
     bytes_before: int = 0
@@ -62,6 +61,7 @@ class Row:
     outputs: tuple[TensorDiff, ...] = ()
     tokens: tuple[Parting, ...] = ()
     perplexity: Perplexity | None = None
+    hazards: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_failed(self) -> bool:

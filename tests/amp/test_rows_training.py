@@ -113,7 +113,7 @@ def _() -> None:
         lambda: AdamW(learning_rate=0.1, parameters=params, weight_decay=0.01),
     )
     for call in wrong:
-        with pytest.raises(TypeError, match=r"needs no parameters, .* such as learning_rate=0.1") as caught:
+        with pytest.raises(TypeError, match=r"needs no parameters; .* such as learning_rate=0.1") as caught:
             call()
         assert isinstance(caught.value, onnxamp.ArgumentTypeError)
 

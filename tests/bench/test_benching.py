@@ -460,7 +460,7 @@ def shown(report: Any) -> str:
 @pytest.mark.skipif(device_present(), reason="there is a device")
 def test_without_a_driver_nothing_is_asked_of_it() -> None:
     assert device_memory_used() is None
-    with pytest.raises(RuntimeFailure, match="gives no access"):
+    with pytest.raises(RuntimeFailure, match="does not give access"):
         bytes_on_device(0, 4)
 
 

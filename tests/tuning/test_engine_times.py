@@ -137,7 +137,7 @@ def test_an_error_is_not_avoided_at_the_price_of_a_fusion(fuses: bool) -> None:
 @pytest.mark.webgpu
 def test_the_result_is_timed_on_the_engine() -> None:
     _, tuned = onnxamp.tune_model(chain(), 1e-2, samples=FEEDS, provider="webgpu", times="measured", allow_slower=True)
-    assert re.fullmatch(r"estimates for .*, as WebGPU on .* does not tell .*", tuned.times)
+    assert re.fullmatch(r"estimates for .*, because WebGPU on .* does not report .*", tuned.times)
     first, *others = (name for name, _ in tuned.timed)
     assert first == "float32"
     assert set(others) & {"result", "level O2"}

@@ -32,8 +32,16 @@ class Line(NamedTuple):
     cells: tuple[Cell, ...]
 
 
-def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
+def write_job_page(
+    made: Conversion, tuned: Tuned | None, path: Path, result: Path
+) -> None:
     """Write the page of one model, and create its folders.
+
+    Args:
+        made: the conversion.
+        tuned: what level auto found; None if it was another level.
+        path: the page.
+        result: where the result is until the files of its folder take their places.
 
     Raises:
         OutputError: it cannot be written.
@@ -45,7 +53,7 @@ def write_job_page(made: Conversion, tuned: Tuned | None, path: Path) -> None:
     made_folder(path.parent)
     write(
         conversion_page(
-            made, made.validation, audit_model(made.target, made.plan.target), tuned
+            made, made.validation, audit_model(result, made.plan.target), tuned
         ),
         path,
     )

@@ -334,7 +334,7 @@ class Browser:
             )
         if lowest == "float16" and not self.has_float16:
             raise RuntimeFailure(
-                f"{self.device} in {self.version} does not compute float16 (it lacks WebGPU's shader-f16); take a GPU"
+                f"{self.device} in {self.version} does not compute float16 (it lacks WebGPU's shader-f16); use a GPU"
                 " that does, or --provider webgpu, which does so without one."
             )
         while self._gone:
