@@ -11,6 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
+from onnxamp._gradients.operators import as_floats
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, RULES, Pass, finite
@@ -196,7 +197,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
         signs = (places + (number + 0.5)).op("Sin").op("Sign").reshape_like(x)
         names = _run_again(call, position, x + step * signs)
         for port, y, dy in seen:
-            change = finite((Tensor(writer, names[port], y.elem) - y) * dy)
+            again = Tensor(writer, names[port], y.elem).cast(TensorProto.FLOAT)
+            change = finite((again - y.cast(TensorProto.FLOAT)) * dy)
             row = [writer.ints([-1])] if y.dims else []
             change = change.op("ReduceSum", *row, keepdims=0)
             energy += change.op("ReduceSumSquare", keepdims=0)
@@ -243,8 +245,11 @@ def moved_integers(
 
 
 def expanded(model: ModelProto) -> ModelProto:
-    """A piece whose nodes have gradient rules, as far as recurrent nodes can be unrolled, and functions be inlined."""
-    model = inline_functions(model, partly=True)
+    """Return a piece whose nodes have gradient rules, as far as possible.
+
+    Recurrent nodes are unrolled, functions inlined, and ops on integers written with floats.
+    """
+    model = as_floats(inline_functions(model, partly=True))
     refused = set[tuple[str, ...]]()
     while True:
         graph = Graph.of(model)

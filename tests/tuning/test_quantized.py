@@ -74,6 +74,16 @@ def test_the_float_rest_of_a_dynamically_quantized_network_is_tuned() -> None:
     assert all(row.low for row in convolutions)
 
 
+def test_the_float_rest_of_a_network_of_ops_on_integers_is_tuned() -> None:
+    """Its QLinearConv, QLinearAdd, QLinearMatMul and QGemm have gradients, so none is moved to see what it does."""
+    found = tuned("operators")
+    assert found.held
+    assert found.plan.expected is not None
+    assert found.plan.expected.spread == ()
+    assert found.plan.expected.error
+    assert any(row.low for row in found.plan.rows if row.op == "Relu")
+
+
 @pytest.mark.parametrize("target", ["cuda", "tensorrt"])
 @pytest.mark.parametrize("tool", ["qdq", "qdq with biases"])
 def test_exponents_leave_the_grid_where_it_is(tool: str, target: str) -> None:
