@@ -379,7 +379,7 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
     """
     if not isinstance(plan, Plan):
         raise ArgumentTypeError(
-            f"plan must come from plan_model or load_plan, not be a {type(plan).__name__}."
+            f"plan must be one that plan_model or load_plan returns, not {type(plan).__name__}."
         )
     return convert_as(model, plan.options, plan, samples)
 

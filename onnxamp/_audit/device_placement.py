@@ -44,7 +44,7 @@ def home(target: str) -> str:
 def advice(target: str, typing: "Typing", refused: str | None) -> str:
     """Return how to bring a node back to the target's provider."""
     if refused is not None:
-        return "No precision brings it back: if that costs too much, export the model differently."
+        return "It falls back in every precision: if that costs too much, export the model differently."
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     rows, since = typing.kernels(target), typing.signature.since

@@ -148,7 +148,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
         if found is None:
             continue
         if port is None:
-            return f"has {len(inputs)} inputs, more than its schema has"
+            return f"has {len(inputs)} inputs, more than its schema allows"
         wanted = (
             bound[signature.param(port, position)]
             if port.type in signature.params
@@ -158,7 +158,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
         if port.type in signature.params and found not in signature.params[port.type]:
             opset = f"its schema of opset {signature.since}"
-            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not admit"
+            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
     return "its inputs contradict its schema"
 
 
@@ -174,7 +174,7 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
             continue
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
-            return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not admit"
+            return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not allow"
         wanted = (
             bound.get(signature.param(port, position), found)
             if port.type in signature.params
@@ -198,7 +198,7 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
         )
         fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
         if fits and _loads(_OLD_IR, (("", newer.since),)):
-            action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema admits the type."
+            action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema allows the type."
             return finding(node, "error", "opset", text, action)
     return finding(node, "error", "type", text, _RETYPE)
 

@@ -116,8 +116,8 @@ def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
                 if name in new and (name in referring or file.exists()):
                     user = str(referring.get(name, "")) or "another program"
                     raise OutputError(
-                        f"{str(file)!r} belongs to {user}, and a result needs the name: move it away, or choose another"
-                        f" folder. The results wait in {str(jobs[0].stage)!r}."
+                        f"{str(file)!r} belongs to {user}, and a result needs its name: move the file away, or choose"
+                        f" another folder. The results wait in {str(jobs[0].stage)!r}."
                     )
             else:
                 yield file

@@ -164,7 +164,7 @@ def bench_models(
     each = list(options)
     if len(each) != len(models):
         raise ArgumentError(
-            f"There are options for {len(each)} models, but {len(models)} models."
+            f"Options are given for {len(each)} models, but there are {len(models)} models."
         )
     places = [
         chosen if one.provider is None else choose_engine(one.provider, whole=True)

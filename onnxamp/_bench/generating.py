@@ -160,7 +160,7 @@ def _loaded(
     decoder = Decoder.of(model)
     if not decoder.caches:
         raise ArgumentError(
-            f"{model.label} has no caches: generation is timed from step to step with them."
+            f"{model.label} has no caches, but onnxamp times generation only for decoders that have them."
         )
     lowest = lowest_precision(model.ask(graph_of).types)
     prompts = [(feeds, np.asarray(feeds[decoder.tokens])[0].tolist()) for feeds in read]
@@ -176,7 +176,7 @@ def _loaded(
     engines = _engines(path, decoder, read, engine.provider)
     if not engines:
         raise ArgumentError(
-            f"{model.label} is not in a folder for transformers.js, which alone generates in a browser."
+            f"{model.label} is not in a folder for transformers.js, and nothing else generates text in a browser."
         )
     for kind in engines:
         process = started()

@@ -393,7 +393,7 @@ def _fusions(e: Evidence) -> Said:
         yield (
             "fused conv",
             text,
-            "Nothing brings that back. It costs one pass over each of these outputs.",
+            "No option restores that fusion. Its loss costs one pass over each of these outputs.",
         )
     if lost:
         text = "fusions that only the original gets: " + ", ".join(

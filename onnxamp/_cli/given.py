@@ -221,7 +221,7 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
         folder, here = package.folder, Path.cwd()
         folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
         text = (
-            f"This model gets the types that {package.kind.name} takes, as it lies in such a folder."
+            f"This model is in a folder for {package.kind.name}, so it gets the types that are usual there."
             f" 'onnxamp convert {folder} -o OUTDIR' also copies configs and tokenizers."
         )
         click.echo(printable(text), err=True)

@@ -36,8 +36,8 @@ def prepared(model: Model, options: Options) -> Prepared:
     warn(_changed(model.ask(graph_of), options))
     held = held_types(model.ask(graph_of))
     note = (
-        f"The weights were {' and '.join(held)} before: everything was raised to float32 first (--from), which brings back"
-        " nothing that was rounded away."
+        f"The weights were {' and '.join(held)} before: everything was raised to float32 first (--from), which does not"
+        " restore the digits that were rounded away."
     )
     widened = weight_bytes(source.proto) - model.stock.size
     return replace(ready, notes=(note, *ready.notes), requested=True, widened=widened)
@@ -87,8 +87,8 @@ def _changed(graph: Graph, options: Options) -> Iterator[str]:
         is_low = any(low.tensor in kind for low in FORMATS.values())
         if is_low and element_name(kind) == "" and options.keeps_io(name):
             yield (
-                f"{name!r} is a {readable_types(kind)}, of which there is no Cast: it becomes float32 although"
-                " keep_io_types (--io-types) is to keep it, since from_dtype (--from) raises the model."
+                f"{name!r} is a {readable_types(kind)}, which no Cast converts, so it becomes float32 although"
+                " keep_io_types (--io-types) asks to keep its type: from_dtype (--from) raises the whole model."
             )
 
 

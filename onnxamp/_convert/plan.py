@@ -140,7 +140,7 @@ class QuantizedUnit:
 
 
 _REST: Final = Quantized("float", "rest")
-_FIXED: Final = "its schema takes float32 alone"
+_FIXED: Final = "its schema allows only float32"
 
 
 @dataclass(frozen=True, repr=False)

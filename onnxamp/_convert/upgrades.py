@@ -427,7 +427,7 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         lost = {device_of(place) for place in before - after}
         is_needed = any(device == CPU or target_of(device).builds for device in lost)
         if before and (not after or is_needed):
-            taker = f"{place.title} does not take it" if place.builds else _UNKNOWN
+            taker = f"{place.title} does not support it" if place.builds else _UNKNOWN
             return Obstacle(opset, node.label, key, f"{taker} there")
     return None
 

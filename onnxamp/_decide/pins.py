@@ -239,7 +239,7 @@ class _Claims:
     def constant(self, value: int, hazard: Hazard) -> None:
         """Pin white-listed nodes that create or move a constant which a hazard needs unrounded."""
         is_constant = self.graph.constants.is_constant
-        why = f"makes a number for {self.graph.nodes[hazard.node].label!r}"
+        why = f"computes a number for {self.graph.nodes[hazard.node].label!r}"
         while value != ABSENT and value not in self.climbed and is_constant(value):
             self.climbed.add(value)
             maker = self.graph.producer(value)

@@ -285,7 +285,7 @@ def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
         if node.scope != 0
     )
     return [
-        f"{n.label!r} is inside of {o.label!r} ({o.key}), which can only be cut out as a whole."
+        f"{n.label!r} is inside {o.label!r} ({o.key}), which can only be cut out as a whole."
         for n, o in pairs
     ]
 

@@ -46,7 +46,7 @@ def _layer(call: Call) -> Grads:
     """LayerNormalization and RMSNormalization; the mean and deviation that they may output have no rule."""
     if any(dy is not None for dy in call.dys[1:]):
         raise call.error(
-            "outputs its mean or deviation to the loss, for which there is no gradient rule"
+            "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
     centred, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
     start = call.attribute("axis")

@@ -93,7 +93,7 @@ def _of_scale(call: Call) -> Tensor:
 def _dynamically(call: Call) -> Grads:
     """As if the scale were given, as :func:`_quantize`."""
     if call.dys[0] is None or call.outputs[1] is None:
-        raise call.error("gives its integers to nothing that has a gradient")
+        raise call.error("passes its integers only to nodes without a gradient")
     return call.dys[0] / call.outputs[1]
 
 
@@ -120,7 +120,7 @@ def _matmul_n_bits(call: Call) -> Grads:
     """DY B^T, where B is what the node makes of the identity."""
     size, columns = (attribute_of(call.node.proto, name, 0) for name in "KN")
     if size * size * columns > _MOST:
-        raise call.error("has too large a matrix for its rule")
+        raise call.error("has a matrix that is too large for its gradient rule")
     writer, node = call.writer, copied(call.node.proto)
     fresh = writer.editor.names.fresh
     node.input[0] = writer.constant(np.eye(size, dtype=np.float32)).name

@@ -475,7 +475,7 @@ def differentiate(
         value = value_of(found.graph, name)
         if value not in gradients:
             raise GradientError(
-                f"The loss {loss!r} does not depend on {name!r}, or only through ops of zero gradient."
+                f"The loss {loss!r} does not depend on {name!r}, or only through ops whose gradient is zero."
             )
         writer.prefix = outputs[name] = writer.editor.names.fresh(f"{name}/gradient")
         gradient = gradients[value].op("Identity", into=outputs[name])

@@ -256,7 +256,7 @@ class _Builder:
         if value == ABSENT:
             if not scope.opaque:
                 raise ModelError(
-                    f"The output {name!r} of {self._where(scope.index)} is produced by nothing."
+                    f"Nothing produces the output {name!r} of {self._where(scope.index)}."
                 )
             return ABSENT
         self.results[value] += ((scope.index, port),)

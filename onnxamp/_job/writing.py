@@ -125,7 +125,7 @@ class Sink:
             )
         if self.shard_bytes is not None and self.external_data == "never":
             raise ArgumentError(
-                "shard_bytes splits external data: it excludes external_data='never'."
+                "shard_bytes splits external data, which external_data='never' rules out: drop one of the two."
             )
         if self.target.is_dir():
             raise ArgumentError(
@@ -169,8 +169,8 @@ class Sink:
         size = stored.size - low_bytes // 2
         if self.external_data == "never" and size > INLINE_LIMIT:
             raise ArgumentError(
-                f"{size} bytes of weights do not fit into one file, since protobuf ends at 2 GiB: use external_data="
-                "'auto' or 'always'."
+                f"{size} bytes of weights do not fit into one file, because protobuf is limited to 2 GiB: use"
+                " external_data='auto' or 'always'."
             )
         is_needed = size > INLINE_LIMIT or bool(stored.files)
         return self.external_data == "always" or (

@@ -105,7 +105,9 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
             else "it is not a regular file: save the model to one"
         )
     if status.st_size >= MESSAGE_LIMIT:
-        raise ValueError(f"it has {status.st_size} bytes, and protobuf ends at 2 GiB")
+        raise ValueError(
+            f"it has {status.st_size} bytes, and protobuf is limited to 2 GiB"
+        )
     with nullcontext() if is_remote(path) else path.open("rb") as file:
         stamp = FileStamp.of(status if file is None else os.fstat(file.fileno()))
         if stamp.size >= _READ_WHOLE:

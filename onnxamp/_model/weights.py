@@ -96,7 +96,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     elif len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))) == count:
         return numpy_helper.to_array(tensor)
     raise ModelError(
-        f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} says."
+        f"The weight {tensor.name!r} does not hold the {count} elements that its shape {shape} requires."
     )
 
 

@@ -90,7 +90,7 @@ def check_functions(model: ModelProto) -> None:
         )
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
-            f"The model's functions are {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
+            f"The model's functions become {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
             f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: make functions"
             " call each other less often, or repeat calls in a Loop."
         )
@@ -129,7 +129,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
     if min(shape, default=0) < 0 or tensor.HasField("segment"):
         raise ModelError(
-            f"{what} has the shape {shape}, or is a segment of a tensor: that cannot be read."
+            f"{what} cannot be read: its shape {shape} has a negative size, or it is a segment of a tensor."
         )
     if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
         raise ModelError(
@@ -147,7 +147,8 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         fits = held in ([], [own]) and found == wanted
     if not fits:
         raise ModelError(
-            f"{what} does not hold the {wanted} {unit} that its shape {shape} says, or not in the field of its type."
+            f"{what} does not hold the {wanted} {unit} that its shape {shape} requires,"
+            " or holds them in the wrong field for its type."
         )
 
 
@@ -174,7 +175,7 @@ def check_sparse(sparse: SparseTensorProto) -> None:
         check_tensor(tensor, what)
     if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
         raise ModelError(
-            f"{what} has the shape {tuple(sparse.dims)} and values of {tuple(sparse.values.dims)}."
+            f"{what} is damaged: its shape is {tuple(sparse.dims)}, and that of its values {tuple(sparse.values.dims)}."
         )
     count, rank = sparse.values.dims[0], len(sparse.dims)
     if sparse.indices.data_type != TensorProto.INT64 or tuple(
@@ -183,7 +184,9 @@ def check_sparse(sparse: SparseTensorProto) -> None:
         (count,),
         (count, rank),
     ):
-        raise ModelError(f"{what} has {count} values, but other indices.")
+        raise ModelError(
+            f"{what} has {count} values, but its indices have another type or shape."
+        )
 
 
 def check_entry(entry: ValueInfoProto) -> None:
@@ -432,7 +435,7 @@ class _Checker:
         if utf8(item.ref_attr_name, "the name of an attribute"):
             if not self.in_function:
                 raise ModelError(
-                    f"{where} refers to an attribute of a function, but is in none."
+                    f"{where} refers to an attribute of a function, but is not in a function."
                 )
             return
         used = {field.name for field, _ in item.ListFields()} & _VALUES

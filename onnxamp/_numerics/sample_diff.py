@@ -195,7 +195,7 @@ class TwoModels(SideBySide):
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
             raise ArgumentError(
-                f"whole=True on CPU would hide what {lowest} does: leave it out, for emulation."
+                f"whole=True on the CPU would hide the effect of {lowest}: leave it out, and onnxamp emulates {lowest}."
             )
         ran_on = self.result.engine.name(lowest)
         return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))

@@ -62,7 +62,7 @@ class CustomOp:
             for name, value in texts.items()
             if not isinstance(value, str) or not value
         ]:
-            raise ArgumentTypeError(f"A custom op needs a {bad[0]}, which is a string.")
+            raise ArgumentTypeError(f"A custom op needs a {bad[0]}, given as a string.")
         if self.domain == "ai.onnx":
             raise ArgumentError(
                 f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: use a domain of your own."

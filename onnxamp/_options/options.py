@@ -124,7 +124,7 @@ class Options:
             values["rescaling"] = Rescaling.from_json(self.rescaling)
         elif not isinstance(self.rescaling, Rescaling | None):
             raise ArgumentTypeError(
-                f"rescaling must come from a plan, not be a {type(self.rescaling).__name__}."
+                f"rescaling must be taken from a plan, not {type(self.rescaling).__name__}."
             )
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -134,8 +134,8 @@ class Options:
             )
         if self.weights_only and self.level in (Level.O0, Level.AUTO):
             raise ContradictionError(
-                f"weights_only (--weights-only) computes in float32, and level {self.level} decides something else:"
-                " drop one."
+                f"weights_only (--weights-only) computes everything in float32, which contradicts level {self.level}:"
+                " drop one of the two."
             )
         if self.low is not FLOAT16 and computes_low(self.target):
             raise ContradictionError(

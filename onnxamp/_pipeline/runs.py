@@ -340,7 +340,8 @@ class PipelineRuns:
             return Measured(None, inf, str(error)[:_LONGEST])
         if isinstance(result, Mapping) != isinstance(self.reference, Mapping):
             raise ArgumentError(
-                f"The function {self.pipeline.called!r} returns sometimes a number, sometimes outputs: return one kind."
+                f"The function {self.pipeline.called!r} sometimes returns a number and sometimes outputs:"
+                " always return the same kind."
             )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():

@@ -133,12 +133,12 @@ def _told(shipped: Shipped) -> Iterator[str]:
     if shipped.failed:
         names = ", ".join(shipped.failed)
         yield (
-            f"A folder for {shipped.kind}, which is as it was before, because these models have no result: {names}."
+            f"The folder for {shipped.kind} is unchanged, because these models have no result: {names}."
             " Other results wait for the next run."
         )
         return
     copied = count(len(shipped.copied), "file")
-    yield f"A folder for {shipped.kind}: its models have the types that it takes, and {copied} beside them are copied."
+    yield f"A folder for {shipped.kind}: its models have the types that are usual there, and {copied} beside them copied."
     if shipped.left:
         names = ", ".join(shipped.left)
         yield f"Skipped, because their names say that they are the same network in other types: {names}."

@@ -255,8 +255,8 @@ def _nans(one: Generation) -> Item:
 
 
 _MEMORY: Final = (
-    "Memory is the most that a process held, with Python or Node, the engine, and the files that it maps. Of a browser it"
-    " is what all of its processes held in the end."
+    "Memory is the peak of a process, including Python or Node, the engine, and the files that it maps. For a browser, it"
+    " is the memory of all its processes at the end."
 )
 
 

@@ -212,7 +212,7 @@ def text_figures(diff: Compared) -> Iterator[Figure]:
     for one in diff.tokens:
         if not one.output:
             told = f"greedily, after {count(one.sequences, 'prompt')}"
-            told += f", {one.parted:,} of which part" if one.parted else ""
+            told += f", {one.parted:,} of which diverge" if one.parted else ""
             yield Figure("same tokens", f"{one.same:,}", told)
 
 
@@ -260,7 +260,7 @@ def _parting(found: Parting) -> str:
     where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
     where += f" of sample {found.sample}" if found.sample else ""
     parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
-    return f"Output {found.output!r}: {parted} part, the first at {where}: {_change(found)}."
+    return f"Output {found.output!r}: {parted} diverge, the first at {where}: {_change(found)}."
 
 
 def _change(found: Parting) -> str:

@@ -46,14 +46,14 @@ def expected_parts(
     yield Item(told)
     if expected.jumps:
         yield Item(
-            f"{count(len(expected.jumps), 'node')} select by value, and may select something else: what that changes is"
-            " not foreseen.",
+            f"{count(len(expected.jumps), 'node')} select by value, and may select something else: the effect of that is"
+            " not predicted.",
             Level.WARNING,
             members=expected.jumps,
         )
     if expected.spread:
         yield Item(
-            f"What is before {count(len(expected.spread), 'node')} without a gradient is known less exactly.",
+            f"Errors upstream of {count(len(expected.spread), 'node')} without a gradient are known less exactly.",
             members=expected.spread,
         )
     rows = ((row.node, row.op, percent(row.share, 1.0)) for row in expected.nodes)

@@ -105,7 +105,7 @@ def _why_nothing(tuned: TunedPipeline) -> str:
     nearest = min(able, key=lambda trial: trial.error)
     return (
         f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
-        f" --tolerance {_UP * nearest.error:.2g} takes it."
+        f" --tolerance {_UP * nearest.error:.2g} accepts it."
     )
 
 

@@ -238,7 +238,7 @@ class _Rescaling:
         least = (
             ""
             if rescaling.gap is None
-            else f"; at most {rescaling.gap:,} fewer could do"
+            else f"; at most {rescaling.gap:,} fewer may suffice"
             if rescaling.gap
             else ""
         )

@@ -114,7 +114,7 @@ def upcast_tensor(source: TensorProto, base_dir: BaseDir) -> TensorProto:
         numbers = numpy_helper.to_array(source)
     except ValueError as error:
         raise ModelError(
-            f"The tensor {source.name!r} does not hold what its shape says: {error}."
+            f"The tensor {source.name!r} does not hold what its shape requires: {error}."
         ) from error
     result.raw_data = numbers.astype("<f4").tobytes()
     return result

@@ -94,8 +94,8 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
     if wanted == BROWSER:
         if not whole:
             raise ArgumentError(
-                "A browser runs whole models alone, which is enough for bench and diff: --provider webgpu computes the"
-                " same for everything else."
+                "A browser runs only whole models, which is enough for bench and diff. For everything else, use"
+                " --provider webgpu, which computes the same."
             )
         the_browser()
     elif wanted not in BUILT_IN:
@@ -154,7 +154,7 @@ def cuda_trouble() -> str | None:
     if not device_present():
         return "there is no NVIDIA device, or its driver is not installed"
     if _CUDA not in ort.get_available_providers():
-        return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu in its stead"
+        return "the installed onnxruntime has no CUDA provider; install onnxruntime-gpu instead"
     missing = _preload(ort.preload_dlls) if hasattr(ort, "preload_dlls") else ""
     hint = f" ({missing})" if missing else ""
     try:

@@ -174,7 +174,7 @@ def versioned(device: str, version: str) -> str:
     ):
         warn(
             [
-                f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are taken."
+                f"The kernels of ONNX Runtime {version} are not known yet for {device}: those of {known[-1]} are used."
             ]
         )
         return f"{device}@{known[-1]}"

@@ -82,7 +82,7 @@ class Cluster:
                 pickled = self.ray.cloudpickle.dumps(work)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise ArgumentError(
-                    f"The cluster cannot be sent what workers need ({error})."
+                    f"Workers of the cluster cannot be sent what they need ({error})."
                 ) from None
             self._number += 1
             self._work, self._begun = (self._number, [self.ray.put(pickled)]), work

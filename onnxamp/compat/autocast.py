@@ -251,7 +251,7 @@ def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
     if wanted < own:
         warn(
             [
-                f"opset={wanted} is not obeyed: the model's opset is {own}, and models are not taken back."
+                f"opset={wanted} is ignored: the model's opset is {own}, and onnxamp does not downgrade models."
             ]
         )
         return "keep"

@@ -120,7 +120,7 @@ def build_train_network(
         )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentTypeError(
-            f"optimizer must be one of onnxamp.train, not {type(optimizer).__name__}."
+            f"optimizer must be one from onnxamp.train, not {type(optimizer).__name__}."
         )
     boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)

@@ -360,7 +360,7 @@ def decorate(
     wrong = [item for item in given if not isinstance(item, Optimizer)]
     if wrong and optimizers is not None:
         raise ArgumentTypeError(
-            f"optimizers must be of onnxamp.train, not {type(wrong[0]).__name__}."
+            f"optimizers must be from onnxamp.train, not {type(wrong[0]).__name__}."
         )
     if not isinstance(master_weight, bool | None):
         raise ArgumentTypeError(

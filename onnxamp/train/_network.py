@@ -141,7 +141,7 @@ class TrainNetwork:
         names = self.plan.data
         if len(arrays) != len(names):
             raise ArgumentError(
-                f"A step takes {', '.join(names)}, in this order; given are {len(arrays)} arrays."
+                f"A step takes {', '.join(names)}, in this order, not {len(arrays)} arrays."
             )
         return self.step(dict(zip(names, arrays, strict=True)))
 

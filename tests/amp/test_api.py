@@ -90,7 +90,7 @@ def test_switches_are_bools(option: str, model: ModelProto) -> None:
 
 
 def test_what_is_no_plan_is_not_applied(model: ModelProto) -> None:
-    with pytest.raises(onnxamp.ArgumentTypeError, match="must come from plan_model or load_plan, not be a str"):
+    with pytest.raises(onnxamp.ArgumentTypeError, match="must be one that plan_model or load_plan returns, not str"):
         onnxamp.apply_plan(model, "plan.json")  # type: ignore[type-var]
 
 

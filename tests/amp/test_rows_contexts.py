@@ -427,7 +427,7 @@ def _() -> None:
 @row("`TypeError`: models or optimizers are none")
 def _() -> None:
     raises(TypeError, "model must be", models=3)
-    raises(TypeError, "must be of onnxamp.train", models=mlp(), optimizers="adam")
+    raises(TypeError, "must be from onnxamp.train", models=mlp(), optimizers="adam")
 
 
 # --- devices ----------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _() -> None:
 @row("`train_network(data, label)`")
 def _() -> None:
     assert built()(feeds()["x"], feeds()["label"]) == built().step(feeds())
-    with pytest.raises(ValueError, match="A step takes x, label, in this order; given are 1 arrays"):
+    with pytest.raises(ValueError, match="A step takes x, label, in this order, not 1 arrays"):
         built()(feeds()["x"])
 
 

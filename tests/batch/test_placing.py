@@ -219,7 +219,7 @@ def test_a_data_file_of_others_stops_the_folder_and_stays() -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped())
     Path("out").mkdir()
     Path("out/model.onnx.data").write_bytes(b"mine")
-    with pytest.raises(onnxamp.OutputError, match="move it away, or choose another folder"):
+    with pytest.raises(onnxamp.OutputError, match="move the file away, or choose another folder"):
         convert(external_data="always")
     assert contents(Path("out")) == {"model.onnx.data": b"mine"}
     Path("out/model.onnx.data").rename("elsewhere")

@@ -119,7 +119,7 @@ def test_containers_that_cannot_keep_their_types_are_told(kind: str) -> None:
     model = low_model(f"""<ir_version: 10, opset_import: ["" : 22]>
         g (float16[5,32] x) => ({kind}(float16[5,32]) s) {{ y = Relu (x) s = {op} (y) }}""")
     with pytest.warns(
-        onnxamp.OptionWarning, match=rf"'s' is a {kind}\(float16\), of which there is no Cast: it becomes"
+        onnxamp.OptionWarning, match=rf"'s' is a {kind}\(float16\), which no Cast converts, so it becomes"
     ):
         onnxamp.convert_model(model, from_dtype="auto")
     onnxamp.convert_model(model, from_dtype="auto", keep_io_types=False)

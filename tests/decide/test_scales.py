@@ -186,7 +186,7 @@ def test_concatenated_integers_are_loaded() -> None:
         assert onnxamp.convert_model(result, level, target="tensorrt") == result
     ready = prepare(Model.of(model), Options.of("O2", {"target": "tensorrt"}))
     np.testing.assert_array_equal(outputs(ready.graph.model), outputs(model))
-    assert "Requantized before a Concat" in ready.notes[0]
+    assert "Quantized the inputs of a Concat" in ready.notes[0]
 
 
 @pytest.mark.parametrize("options", [{"target": "webgpu"}, {"black_list": ["Concat"]}, {"keep_nodes": ["f"]}])
@@ -208,7 +208,7 @@ SCALE = """<ir_version: 10, opset_import: ["" : 21]> g (uint8[1] q, float[1] x) 
 def test_a_concat_stays_that_is_quantized_elsewhere_or_is_a_scale(text: str) -> None:
     model = onnx.parser.parse_model(text)
     ready = prepare(Model.of(model), Options.of("O2", {"target": "cuda"}))
-    assert not [note for note in ready.notes if note.startswith("Requantized")]
+    assert not [note for note in ready.notes if note.startswith("Quantized")]
     onnx.checker.check_model(onnxamp.convert_model(model, target="cuda"), full_check=True)
 
 

@@ -305,7 +305,7 @@ class TestBodies:
         assert region.around == ("choose",)
         assert region.nodes == ("pre", "choose")
         assert "not taken" in region.notes[0]
-        assert "'inner' is inside of 'choose' (If)" in region.notes[1]
+        assert "'inner' is inside 'choose' (If)" in region.notes[1]
         assert region.differing == {}
 
     def test_an_if_is_a_node_like_others(self):
@@ -319,7 +319,7 @@ class TestBodies:
         region = extract_region(model_of(LOOP), "step", before=0, after=0, samples=samples_of(feeds))
         assert region.nodes == ("true", "turn")
         assert set(region.inputs) == {"n", "h", "k"}
-        assert "'step' is inside of 'turn' (Loop)" in region.notes[0]
+        assert "'step' is inside 'turn' (Loop)" in region.notes[0]
         assert_same_as_whole(region, model_of(LOOP), feeds)
 
     def test_a_body_that_is_low(self):

@@ -510,7 +510,7 @@ def test_folds_that_are_not_made_are_told_where_nothing_else_is(tmp_path: Path) 
     target = tmp_path / "same.onnx"
     made = onnxamp.convert_file(source, target, "O1", fold=True, opset="keep", black_list=["Mul"], validate=False)
     assert target.read_bytes() == source.read_bytes()
-    why = "1 RMSNorm stays decomposed: that needs opset 23, and --opset keep is asked for."
+    why = "1 RMSNorm stays decomposed: that needs opset 23, which --opset keep rules out."
     assert made.notes.count(why) == 1
 
 

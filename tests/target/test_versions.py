@@ -140,7 +140,7 @@ def test_unknown_versions_are_refused(target, message):
 )
 def test_a_newer_version_gets_the_kernels_of_the_newest_that_is_known_for_the_device(target, newest):
     (device, version), taken = target.split("@"), newest.partition("@")[2]
-    told = f"ONNX Runtime {version} are not known yet for {device}: those of {taken} are taken"
+    told = f"ONNX Runtime {version} are not known yet for {device}: those of {taken} are used"
     with pytest.warns(OptionWarning, match=re.escape(told)):
         options = Options(target=target)
     assert options.target == newest
@@ -163,7 +163,7 @@ def test_auto_is_what_is_installed(monkeypatch, installed, providers, target):
 def test_an_installed_version_that_is_not_known_for_cuda_gets_the_newest_of_cuda(monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", "1.32.0")
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    with pytest.warns(OptionWarning, match="1.32.0 are not known yet for cuda: those of 1.31 are taken"):
+    with pytest.warns(OptionWarning, match="1.32.0 are not known yet for cuda: those of 1.31 are used"):
         assert check_target("auto") == "cuda@1.31"
 
 

@@ -101,7 +101,7 @@ def test_training_begins_with_float32_masters() -> None:
     ({"excluded_layers": ["Conv"]}, "'Conv'"),
     ({"excluded_layers": "("}, "not a regular expression"),
     ({"excluded_layers": [int]}, "must hold strings"),
-    ({"optimizers": "adam"}, "must be of onnxamp.train"),
+    ({"optimizers": "adam"}, "must be from onnxamp.train"),
     ({"models": 3}, "model must be"),
 ])  # fmt: skip
 def test_wrong_wishes(change: dict[str, Any], said: str) -> None:

@@ -314,12 +314,10 @@ def _why_late(
     opset = min(fold.opset for fold in late)
     text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
     if ceiling is not None and opset > ceiling:
-        return f"{text}, and --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} is asked for."
+        return f"{text}, which --opset {'keep' if ceiling == graph.book.opsets[''] else ceiling} rules out."
     if opset > _newest(target):
         version = version_meant(target)
-        return (
-            f"{text}, and ONNX Runtime {version} loads none beyond {_newest(target)}."
-        )
+        return f"{text}, but ONNX Runtime {version} loads no opset beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
     return (
         f"{text}, where {', '.join(losers)} would lose kernels on {target}."

@@ -251,7 +251,7 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
             if (
                 step := next((step for step in steps if not step.is_silent), None)
             ) is not None:
-                why = f"it stands in the function {function.name}, whose nodes are not rewritten; inline it"
+                why = f"it is in the function {function.name}, whose nodes onnxamp does not rewrite; inline it"
                 found.append(
                     Obstacle(
                         step.version, node.name or node.output[0], node.op_type, why

@@ -78,7 +78,7 @@ def _command(*, is_software: bool) -> list[str]:
         os.environ.get(CHROMIUM, ""), posix=sys.platform != "win32"
     ):
         command = [shutil.which(named[0]) or "", *named[1:]]
-        wrong = f"{named[0]!r}, which {CHROMIUM} names, is no program"
+        wrong = f"{named[0]!r}, which {CHROMIUM} names, is not a program"
     else:
         command = [find_chromium() or ""]
         wrong = f"no Chromium is installed; apt-get install chromium installs it, and {CHROMIUM} may name another one"
@@ -330,7 +330,7 @@ class Browser:
         lowest = lowest_precision(Graph.of(proto).types)
         if lowest == "bfloat16":
             raise RuntimeFailure(
-                "onnxruntime-web computes no bfloat16: --dtype float16 converts for browsers."
+                "onnxruntime-web does not compute bfloat16: convert with --dtype float16."
             )
         if lowest == "float16" and not self.has_float16:
             raise RuntimeFailure(
@@ -392,7 +392,7 @@ class WebSession:
         self.assigned, self.left = _placed(facts["placed"])
         if not any(provider != _CPU for provider in self.assigned):
             raise RuntimeFailure(
-                f"onnxruntime-web {browser.web} runs nothing of the model on WebGPU, and the CPU was not requested."
+                f"onnxruntime-web {browser.web} runs no node of the model on WebGPU, and the CPU was not requested."
             )
 
     def feed(self, feeds: Feeds) -> None:

@@ -101,7 +101,7 @@ def convert_float_to_float16(
     opened = Model.of(model)
     if check_fp16_ready and "tensor(float16)" in opened.ask(graph_of).types:
         raise ArgumentError(
-            "The model holds float16 already: pass check_fp16_ready=False to convert what is float32 in it."
+            "The model holds float16 already: pass check_fp16_ready=False to convert the rest of it."
         )
     blocked = DEFAULT_OP_BLOCK_LIST if op_block_list is None else op_block_list
     return convert_all_but(
@@ -298,7 +298,7 @@ def auto_convert_mixed_precision_model_path(
     if location is not None and location != f"{target.name}.data":
         warn(
             [
-                f"location={location!r} is not obeyed: a data file would be called {target.name + '.data'!r}."
+                f"location={location!r} is ignored: a data file would be called {target.name + '.data'!r}."
             ]
         )
     if verbose:
@@ -358,7 +358,7 @@ def _accepted(
     )
     plan, tuned = decide(request)
     if tuned is None or not tuned.held:
-        raise ArgumentError(f"No conversion is accepted by {judge.name!r}.")
+        raise ArgumentError(f"{judge.name!r} accepts no conversion.")
     return replace(request, plan=plan, warn=lambda _: None)  # the warnings were given
 
 
