@@ -91,7 +91,7 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
     found = level.upper() if isinstance(level, str) else ""
     if found not in known:
         raise ArgumentError(
-            f"Unknown level {level!r}: {function} knows {', '.join(known)}."
+            f"Unknown level {level!r}: {function} takes {', '.join(known)}."
         )
     return found
 

@@ -217,7 +217,7 @@ class _Fallbacks:
             )
             told = self.told("Level O1 passes.", lower.command(*self.command, ()))
             yield _Way(lower.options, told, Level.O1.value)
-            self.outcomes.append("So does level O1.")
+            self.outcomes.append("Level O1 fails as well.")
 
     def measured(self) -> Iterator[_Way]:
         """Return the result of level auto."""

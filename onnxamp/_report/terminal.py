@@ -243,7 +243,7 @@ class _Shown:
         if left := [
             title for at, title in enumerate(part.columns) if title and at not in widths
         ]:
-            told.append(f"Left out for want of room: {', '.join(left)}.")
+            told.append(f"Left out for lack of space: {', '.join(left)}.")
         yield from (_hanging(" ", _text(text, "dim")) for text in told)
 
     def _widths(

@@ -128,7 +128,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, ve
         for row in part.rows:
             cells = [row.cells[at] for at in shown]
             line = [line for line in lines if cells and all(cell in line for cell in cells)]
-            assert line or "Left out for want of room" in told or not cells
+            assert line or "Left out for lack of space" in told or not cells
 
 
 @settings(deadline=None)
@@ -177,7 +177,7 @@ def test_columns_go_in_the_order_that_the_table_names(capsys: pytest.CaptureFixt
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", str(width))
             print_report(Report("test", sections=(section("Table", [made]),)))
-        assert " ".join(capsys.readouterr().out.split()).endswith(f"Left out for want of room: {left}.")
+        assert " ".join(capsys.readouterr().out.split()).endswith(f"Left out for lack of space: {left}.")
 
 
 def test_nothing_is_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:

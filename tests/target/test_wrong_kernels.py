@@ -78,7 +78,7 @@ def test_angles_stay_float32_where_devices_may_be_off(op: str, target: str, dtyp
     model = parse("(float[8] x) => (float[8] y) { [here] y = OP (x) }".replace("OP", op))
     hazards = onnxamp.plan_model(model, "O3", target=target, dtype=dtype).hazards
     reasons = [hazard.detail for hazard in hazards if (hazard.node, hazard.reason) == ("here", "wrong kernel")]
-    assert reasons == ["webgpu: a device may compute them of float16 angles beyond pi with any error"] * kept
+    assert reasons == ["webgpu: for float16 angles beyond pi, a device may compute them with any error"] * kept
 
 
 def test_a_check_warns_of_angles_in_float16() -> None:
