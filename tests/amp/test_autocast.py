@@ -85,7 +85,7 @@ def test_training_networks_follow() -> None:
 @pytest.mark.parametrize(("wishes", "said"), [
     ({"level": "O3"}, "Unknown level 'O3'"),
     ({"dtype": "float8"}, "Unknown dtype 'float8'"),
-    ({"level": 2}, "Unknown level 2: auto_cast knows O0, OD, O1, O2"),
+    ({"level": 2}, "Unknown level 2: auto_cast takes O0, OD, O1, O2"),
     ({"custom_white_list": ["Relu"], "custom_black_list": ["Relu"]}, "Relu: in white_list"),
 ])  # fmt: skip
 def test_wrong_wishes(wishes: dict, said: str) -> None:

@@ -116,7 +116,7 @@ def _() -> None:
     with amp.auto_cast(level="O2"):
         assert low(enable=False) == set()
         assert low(enable=False, dtype="float32", custom_white_list=["Relu"], custom_black_list=["relu"]) == set()
-    raises(ValueError, "auto_cast knows O0, OD, O1, O2", enable=False, level="O4")
+    raises(ValueError, "auto_cast takes O0, OD, O1, O2", enable=False, level="O4")
 
 
 @row("`custom_white_list={'softmax'}`")
@@ -265,7 +265,7 @@ def _() -> None:
 @row("`ValueError`: the level is unknown")
 def _() -> None:
     for level in ("O3", "O4", "auto", 1, None):
-        raises(ValueError, "auto_cast knows O0, OD, O1, O2", level=level)
+        raises(ValueError, "auto_cast takes O0, OD, O1, O2", level=level)
 
 
 @row("`ValueError`: the dtype is unknown")
@@ -415,7 +415,7 @@ def _() -> None:
 @row("`ValueError`: level or dtype of `decorate`")
 def _() -> None:
     for level in ("O0", "O3", "OD", 2):
-        raises(ValueError, "decorate knows O1, O2", models=mlp(), level=level)
+        raises(ValueError, "decorate takes O1, O2", models=mlp(), level=level)
     raises(ValueError, "choose one of float16, bfloat16", models=mlp(), dtype="float32")
 
 

@@ -170,7 +170,7 @@ def _() -> None:
 @row("`ValueError`: the level is not supported")
 def _() -> None:
     for level in ("O4", "", "O", 2, None):
-        raises(ValueError, "auto_mixed_precision knows O0, O1, O2, O3", network=model(), amp_level=level)
+        raises(ValueError, "auto_mixed_precision takes O0, O1, O2, O3", network=model(), amp_level=level)
 
 
 @row("`ValueError`: `dtype` is neither float16 nor bfloat16")
