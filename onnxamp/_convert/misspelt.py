@@ -54,7 +54,7 @@ def raised(model: Model, options: Options) -> Model:
     if held and options.from_dtype not in ("auto", *held[: len(held) == 1]):
         raise ArgumentError(
             f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
-            " (from_dtype='auto') raises whatever is low precision."
+            " (from_dtype='auto') raises all low-precision values."
         )
     return model.ask(_raised, options.keep_io_types) if held else model
 

@@ -488,7 +488,7 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
         if not least <= found <= most:
             wanted = f"at least {least}" if found < least else f"at most {most}"
             raise ModelError(
-                f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema wants {wanted}."
+                f"Node {_label(node)!r} ({node.op_type}) has {found} {kind}; its schema requires {wanted}."
             )
     for position, (name, port) in enumerate(
         zip(node.input, signature.inputs, strict=False)
@@ -521,7 +521,7 @@ def _check_attributes(
                 for kind in (item.type, known[item.name])
             )
             raise ModelError(
-                f"{what} has an attribute {item.name!r} of type {found}; its schema wants {wanted}."
+                f"{what} has an attribute {item.name!r} of type {found}; its schema requires {wanted}."
             )
     if len(names) < len(node.attribute):
         raise ModelError(f"{what} has two attributes of one name.")

@@ -365,7 +365,7 @@ def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
     return (
         *notes,
         *(
-            f"Only the result gives the output {name!r}; it is not compared."
+            f"Only the result has the output {name!r}; it is not compared."
             for name in outputs
         ),
     )

@@ -150,7 +150,7 @@ def effort(tuned: Tuned) -> Iterator[str]:
     if tuned.coarse:
         yield (
             "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
-            f" allows for {number(tuned.coarse)} more. --tolerance X allows for X alone."
+            f" allows for {number(tuned.coarse)} more. --tolerance X allows only for X."
         )
     if tuned.stopped:
         yield "The search reached its time limit: --search-time SECONDS raises it."

@@ -93,7 +93,7 @@ def inference_fault(typing: Typing) -> str:
             else None
         )
         if None not in (kind, found) and kind != found:
-            return f"gives {kind} by its schema, but {found} by what onnx infers"
+            return f"outputs {kind} by its schema, but onnx infers {found}"
     return ""
 
 

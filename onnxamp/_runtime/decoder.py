@@ -82,8 +82,8 @@ class Decoder(NamedTuple):
         if tokens is None:
             given = ", ".join(sorted(entry.name for entry in graph.input)[:5])
             raise ArgumentError(
-                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and give {LOGITS}: this model takes"
-                f" {given} and gives {', '.join(sorted(outputs)[:5])}."
+                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and return {LOGITS}: this model takes"
+                f" {given} and returns {', '.join(sorted(outputs)[:5])}."
             )
         maker = input_maker(model.ask(graph_of))
         entries = {entry.name: entry for entry in maker.entries.values()}

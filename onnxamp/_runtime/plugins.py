@@ -349,7 +349,9 @@ def _engine(package: str) -> PluginDevice | str:
     except ImportError:
         return f"the package {package} is not installed; {plugin.install} installs it"
     except AttributeError as error:
-        return f"the package {package} is no plugin provider of ONNX Runtime ({error})"
+        return (
+            f"the package {package} is not a plugin provider of ONNX Runtime ({error})"
+        )
     with _printed() as printed:
         try:
             devices = _devices(package, names, library, plugin)

@@ -168,7 +168,10 @@ def cuda_trouble() -> str | None:
         return f"ONNX Runtime says: {reason(str(error) or type(error).__name__)}{hint}"
     if session.get_providers()[0] == _CUDA:
         return None
-    return f"ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]' brings libraries{hint}"
+    return (
+        "ONNX Runtime cannot load its CUDA provider: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        f" installs its libraries{hint}"
+    )
 
 
 def _preload(preload: Callable[..., None]) -> str:

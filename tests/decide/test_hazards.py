@@ -195,7 +195,7 @@ def test_a_node_without_its_inputs_or_outputs_is_refused(op):
     model = parse(f"(float[2] x) => (float[2] y) {{ z = {op} y = Neg (x) }}")
     if op.startswith("Exp"):
         del model.graph.node[0].output[:]
-    with pytest.raises(ModelError, match="its schema wants at least"):
+    with pytest.raises(ModelError, match="its schema requires at least"):
         onnxamp.convert_model(model)
 
 

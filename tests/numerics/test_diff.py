@@ -159,7 +159,7 @@ def test_other_outputs():
         diff_models(two, one)
     found = diff_models(one, two)
     assert found.passed
-    assert found.notes == ("Only the result gives the output 'Z'; it is not compared.",)
+    assert found.notes == ("Only the result has the output 'Z'; it is not compared.",)
 
 
 def test_a_file_that_is_no_model():

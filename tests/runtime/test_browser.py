@@ -79,7 +79,9 @@ class TestFinding:
 
     def test_a_folder_without_it_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(WEB, str(tmp_path))
-        with pytest.raises(RuntimeFailure, match=f"{WEB} names, holds no {BUNDLE}; npm install onnxruntime-web"):
+        with pytest.raises(
+            RuntimeFailure, match=f"{WEB} names, does not contain {BUNDLE}; npm install onnxruntime-web"
+        ):
             find_web()
 
     @pytest.mark.usefixtures("web")

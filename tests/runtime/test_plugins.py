@@ -55,7 +55,7 @@ def test_a_missing_package_is_named_with_what_installs_it() -> None:
 def test_a_package_of_another_kind_is_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "onnxruntime_tools_of_mine.py").write_text("version = 1")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RuntimeFailure, match="onnxruntime-tools-of-mine is no plugin provider of ONNX Runtime"):
+    with pytest.raises(RuntimeFailure, match="onnxruntime-tools-of-mine is not a plugin provider of ONNX Runtime"):
         choose_provider("onnxruntime-tools-of-mine")
 
 

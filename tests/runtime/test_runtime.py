@@ -152,13 +152,13 @@ class TestSession:
             sys.stdout.write("".join(f"Failed to load lib{name}.so\n" for name in missing))
 
         cuda_double.preload, cuda_double.falls_back = preload, True
-        assert cuda_trouble().endswith("brings libraries")
+        assert cuda_trouble().endswith("installs its libraries")
         assert asked == [None, f"{tmp_path}/nvidia/cu13/lib", f"{tmp_path}/nvidia/cudnn/lib"]
 
     def test_the_first_missing_library_is_named(self, cuda_double):
         cuda_double.preload = lambda directory: sys.stdout.write("Failed to load a.so\nb")
         cuda_double.falls_back = True
-        assert cuda_trouble().endswith("brings libraries (Failed to load a.so)")
+        assert cuda_trouble().endswith("installs its libraries (Failed to load a.so)")
 
     def test_profile(self, double, tmp_path):
         session = make_session(double, profile_to=tmp_path / "profile")

@@ -28,7 +28,7 @@ def _type_number(proto: NodeProto, _: Site) -> list[NodeProto]:
     if isinstance(name, str):
         types = dict(TensorProto.DataType.items())
         if name.upper() not in types:
-            raise StuckError(f"it casts to {name!r}, which is no type")
+            raise StuckError(f"it casts to {name!r}, which is not a type")
         name = types[name.upper()]
     set_attribute(proto, "to", name)
     return [proto]

@@ -300,7 +300,7 @@ def find_web() -> Path:
             folder,
             folder / "node_modules" / _PACKAGE / "dist",
         ]
-        wrong = f"{named}, which {WEB} names, holds no {BUNDLE}"
+        wrong = f"{named}, which {WEB} names, does not contain {BUNDLE}"
     else:
         package = find_package(_PACKAGE, f"dist/{BUNDLE}")
         inner = [] if package is None else [package / "dist"]
