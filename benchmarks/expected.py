@@ -221,7 +221,8 @@ def draw(rows: Sequence[Facts]) -> str:
         y = TOP + 24 + 22 * number
         lines.append(f'<circle class="{kind.split()[0]}" cx="{LEFT + SIZE + 20}" cy="{y - 4}" r="4"/>')
         lines.append(f'<text x="{LEFT + SIZE + 32}" y="{y}">{kind}: {counts[kind]}</text>')
-    words = f"Relative L2 error: expected (horizontal) and measured (vertical). Shaded: within {FACTOR:g} times. Dashed: the bound"
+    words = "Relative L2 error: expected (horizontal) and measured (vertical). "
+    words += f"Shaded: within {FACTOR:g} times. Dashed: the bound"
     lines.append(f'<text class="dim" x="{LEFT}" y="{SIZE + TOP + 44}">{words}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
