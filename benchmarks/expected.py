@@ -38,7 +38,7 @@ from onnxamp._runtime.run import Run
 ROOT: Final = Path(__file__).resolve().parent.parent
 FACTOR, SHARE = 1.5, 0.9
 """How far expected and measured errors may be apart, and the share of models that must hold this."""
-SAMPLES: Final = 32
+SAMPLES: Final = 128
 KINDS: Final = ("differentiable", "no gradient", "selects", "does not run")
 SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 16, 64)
 """Numbers of an output, of which chance decides the less the more there are."""
