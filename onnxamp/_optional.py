@@ -94,7 +94,7 @@ def runtime_fault() -> str | None:
 
     packages = metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
     return (
-        f"ONNX Runtime {version} is installed, but onnxamp needs {LEAST_RUNTIME} or newer to run models: pip install"
+        f"ONNX Runtime {version} is installed, but to run models, onnxamp needs {LEAST_RUNTIME} or newer: pip install"
         f" --upgrade {packages[0]}"
     )
 

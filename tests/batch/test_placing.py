@@ -71,7 +71,7 @@ def test_no_folder_without_all_its_models_and_no_work_done_twice() -> None:
     (shipped,) = report.shipped
     assert (shipped.failed, shipped.copied) == (("onnx/decoder.onnx",), ())
     printed = " ".join(run("convert", "in", "-o", "out", "--jobs", "1", "--no-validate").output.split())
-    assert "as it was before, because these models have no result: onnx/decoder.onnx." in printed
+    assert "is unchanged, because these models have no result: onnx/decoder.onnx." in printed
     onnx.save(model, path)
     assert outcomes(convert()) == ["converted", "up to date"]
     whole = contents(Path("out"))
