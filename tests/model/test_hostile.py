@@ -325,7 +325,7 @@ LIES = {
     "attribute of no type": (other("graph.node.1.attribute.0", type=0), "type 0"),
     "attribute of unknown value": (other("graph.node.1.attribute.0", type=AttributeProto.TENSOR), "holds i"),
     "attribute of wrong type": (
-        lambda m: m.graph.node[1].attribute[0].CopyFrom(helper.make_attribute("to", "float")), "wants INT"),
+        lambda m: m.graph.node[1].attribute[0].CopyFrom(helper.make_attribute("to", "float")), "requires INT"),
     "attribute twice": (lambda m: m.graph.node[1].attribute.append(m.graph.node[1].attribute[0]), "two attributes"),
     "attribute missing": (lambda m: m.graph.node[1].ClearField("attribute"), "lacks the attribute 'to'"),
     "attribute unknown": (other("graph.node.1.attribute.0", name="two"), "'two', which its schema lacks"),
