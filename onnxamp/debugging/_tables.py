@@ -23,8 +23,7 @@ Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""
 
 _LEADS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20'")
-"""The first characters of formulas, including full-width forms, and the apostrophe, so that one can always be removed.
-"""
+"""First characters of formulas, including full-width forms, and the apostrophe, so that one can always be removed."""
 
 _ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MOST_ROWS: Final = 1_048_575
