@@ -125,7 +125,7 @@ def convert_model(
             "auto" raises any low-precision type.
         keep_functions: keep calls of model-local functions instead of inlining them.
         custom_ops: declarations of custom ops, which can then be lowered: a TOML file, a
-            :class:`CustomOp`, or a list of them. :func:`custom_ops` also takes the library that runs them.
+            :class:`CustomOp`, or a list of them. :func:`custom_ops` also accepts the library that runs them.
         opset: the opset of the result: "auto" upgrades an old model op by op to the lowest opset that allows lowering
             more nodes, if that saves Casts or the type needs it, and only as far as results stay the same; "keep" never
             upgrades; a number is the opset to upgrade to first.

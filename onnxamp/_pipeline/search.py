@@ -174,7 +174,7 @@ class PipelineSearch:
         missed: Sequence[tuple[Choice, float]],
         held: tuple[Choice, float] | None,
     ) -> tuple[Choice, float] | None:
-        """Return the better of the choice that passed and what level auto finds between it and the one that missed."""
+        """Return the better of the choice that passed and one of level auto between it and the one that missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
         own, last = (
             (self.job.own_error(name, nearest) if isfinite(error) else None),

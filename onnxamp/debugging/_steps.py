@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class _Shown(NamedTuple):
-    """A session that outputs its intermediate values, and what these are."""
+    """A session that outputs its intermediate values, and a description of these."""
 
     session: "ort.InferenceSession"
     flow: Flow

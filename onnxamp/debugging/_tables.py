@@ -62,7 +62,7 @@ def write_table(
         alarming: the rows that a spreadsheet highlights in red.
 
     Raises:
-        ArgumentError: the suffix is unknown, or a spreadsheet cannot hold this many rows.
+        ArgumentError: the suffix is unknown, or there are too many rows for a spreadsheet.
         OutputError: the file cannot be written; an existing file does not change.
     """
     path = table_path(path)

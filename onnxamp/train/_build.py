@@ -69,7 +69,7 @@ def build_train_network(
             result of :func:`decorate`. All float initializers that the loss depends on are trained, except for settings
             of ops and scalars in formulas. A model that is already converted, for example with
             :func:`onnxamp.amp.auto_mixed_precision`, gets float32 masters of its low-precision weights; train it at
-            level "O0", which leaves its precision as it is.
+            level "O0", which does not change its precision.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
         loss_fn: a :class:`Loss`, such as :func:`MSELoss` returns, or a function as for :class:`Loss`; "cross-entropy"
             (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or "binary-cross-entropy"

@@ -326,7 +326,7 @@ def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
     """Return the model with float32 initializers stored in other types; a Cast after each restores float32.
 
     Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
-    that is an output of the model stays as it is. Linear in nodes.
+    that is an output of the model does not change. Complexity: linear in the number of nodes.
 
     Args:
         graph: a well-formed model.

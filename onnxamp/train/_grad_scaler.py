@@ -289,7 +289,7 @@ class AmpScaler(MovingLossScaleManager):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned, even during training.
 
-        A disabled scaler stays as it is.
+        A disabled scaler does not change.
 
         Raises:
             EmptyStateError: the state is empty, like that of a disabled scaler.
@@ -323,8 +323,8 @@ class GradScaler(AmpScaler):
     """The loss scale of ``paddle.amp.GradScaler``, for training loops written for Paddle.
 
     :func:`build_train_network` takes it as ``loss_scale_manager``. Then either call :meth:`TrainNetwork.step`, or write
-    the loop line by line as in Paddle; the results are the same. Pass the optimizer or the network where Paddle takes
-    the optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
+    the training loop as in Paddle; the results are the same. Pass the optimizer or the network where Paddle takes the
+    optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
 
     Args:
         enable: False scales nothing.

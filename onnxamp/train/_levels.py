@@ -253,7 +253,7 @@ class Decorated(ModelHolder):
         source: the original model. :func:`build_train_network` starts from its float32 weights, so decorating a model
             does not round the trained weights.
         dtype: the low-precision type, "float16" or "bfloat16".
-        excluded: the layers that stay float32.
+        excluded: the layers that stay in float32.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for their types in ``model``.
         master_grad: whether all parts of a gradient are summed in float32.
 
