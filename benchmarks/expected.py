@@ -38,7 +38,7 @@ from onnxamp._runtime.run import Run
 ROOT: Final = Path(__file__).resolve().parent.parent
 FACTOR, SHARE = 1.5, 0.9
 """How far expected and measured errors may be apart, and the share of models that must hold this."""
-SAMPLES: Final = 32
+SAMPLES: Final = 128
 KINDS: Final = ("differentiable", "no gradient", "selects", "does not run")
 SIZES: Final = (1, 2, 3, 4, 5, 6, 8, 10, 16, 64)
 """Numbers of an output, of which chance decides the less the more there are."""
@@ -221,7 +221,8 @@ def draw(rows: Sequence[Facts]) -> str:
         y = TOP + 24 + 22 * number
         lines.append(f'<circle class="{kind.split()[0]}" cx="{LEFT + SIZE + 20}" cy="{y - 4}" r="4"/>')
         lines.append(f'<text x="{LEFT + SIZE + 32}" y="{y}">{kind}: {counts[kind]}</text>')
-    words = f"expected relative L2 error; upwards the measured one. Shaded: within {FACTOR:g} times. Dashed: the bound"
+    words = "Relative L2 error: expected (horizontal) and measured (vertical). "
+    words += f"Shaded: within {FACTOR:g} times. Dashed: the bound"
     lines.append(f'<text class="dim" x="{LEFT}" y="{SIZE + TOP + 44}">{words}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
