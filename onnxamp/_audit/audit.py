@@ -226,7 +226,7 @@ def audit_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     build: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """Find what is wrong or slow in a model, converted by any tool, without running it.
+    """Find faults and slow parts of a model, converted by any tool, without running it.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.

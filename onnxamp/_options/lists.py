@@ -164,7 +164,7 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
+        A new list of op types ("domain::OpType" outside ai.onnx) and the framework's names that stand for no single op.
 
     Raises:
         ArgumentError: there is no such preset.
@@ -191,7 +191,7 @@ def get_black_list(lists: str = "mindspore") -> list[str]:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
+        A new list of op types ("domain::OpType" outside ai.onnx) and the framework's names that stand for no single op.
 
     Raises:
         ArgumentError: there is no such preset.

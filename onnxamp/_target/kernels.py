@@ -467,7 +467,7 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
 
 
 def _may_be_wrapped(target: str, op: Typed) -> bool:
-    """Return whether the CPU provider beside the target runs a float16 node, as it is or in float32 between Casts."""
+    """Return whether the CPU provider beside the target runs a float16 node, directly or in float32 between Casts."""
     return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(
         op
     )
