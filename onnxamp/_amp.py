@@ -1,4 +1,4 @@
-"""Mixed precision as ``mindspore.amp`` and ``paddle.amp`` offer it, for ONNX models."""
+"""The mixed-precision functions of ``mindspore.amp`` and ``paddle.amp``, for ONNX models."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,10 +37,9 @@ def auto_mixed_precision(
     """Convert a model at a level, by MindSpore's lists and as literally as MindSpore does.
 
     The counterpart of ``mindspore.amp.auto_mixed_precision``. At O2, every op that is not black-listed becomes low
-    precision, regardless of the cost of Casts. The black list holds BatchNormalization and LayerNormalization.
-    Exporters
-    often write a LayerNorm as several ops: these stay float32 as hazards. Nodes that low precision is known to break
-    stay float32 at all levels, and a warning names those that the level would lower.
+    precision, regardless of the cost of Casts. The black list contains BatchNormalization and LayerNormalization.
+    Exporters often write a LayerNorm as several ops; these stay in float32 as hazards. Nodes that are known to break in
+    low precision stay in float32 at all levels, and a warning names those that the level would lower.
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
@@ -76,7 +75,7 @@ def auto_mixed_precision(
 
 
 def _converted(network: Any, options: Options) -> Any:
-    """Return the converted model, with a warning of hazards."""
+    """Return the converted model, and warn of hazards."""
     converted, result = converted_as(network, options)
     warn(named_hazards(make_plan(converted.analysis).hazards, options), HazardWarning)
     return result
@@ -86,7 +85,7 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
     """Return the level of an AMP function, whose letter may be in either case.
 
     Raises:
-        ArgumentError: the function does not know it.
+        ArgumentError: the function does not support it.
     """
     found = level.upper() if isinstance(level, str) else ""
     if found not in known:
@@ -97,7 +96,7 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
 
 
 def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
-    """Yield a sentence per kind of hazard about the nodes that stay float32, although the level would lower their
+    """Yield a sentence per kind of hazard about the nodes that stay in float32 although the level would lower their
     ops.
     """
     if options.level == Level.O0:
@@ -127,7 +126,7 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
 
 
 _NAMED: Final = 8
-"""Nodes that a warning names; plans name all."""
+"""The number of nodes that a warning names; plans name all."""
 
 
 def custom_mixed_precision(
@@ -137,11 +136,11 @@ def custom_mixed_precision(
     black_list: Iterable[str] | None = None,
     dtype: DtypeLike = "float16",
 ) -> Any:
-    """Convert a model by one list of op types in place of the presets.
+    """Convert a model by one list of op types instead of a preset.
 
-    The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists hold ONNX op types, or the names that MindSpore
-    and Paddle have for them ("Conv2d", "Dense", "matmul_v2"). The name of a cell stands for all ops that exporters
-    write for it: the Add of its bias, or the ops of a Gelu.
+    The counterpart of ``mindspore.amp.custom_mixed_precision``. Lists contain ONNX op types, or their names in
+    MindSpore and Paddle ("Conv2d", "Dense", "matmul_v2"). The name of a cell stands for all ops that exporters write
+    for it: the Add of its bias, or the ops of a Gelu.
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
@@ -154,14 +153,14 @@ def custom_mixed_precision(
         The converted ModelProto, or a Graph for a Graph.
 
     Raises:
-        ArgumentError: neither list is given, or both are, or a value is unknown (a ValueError).
+        ArgumentError: neither list or both lists are given, or a value is unknown (a ValueError).
         ArgumentTypeError: an argument has the wrong type, such as a string for a list (a TypeError).
         ModelError: the model cannot be read or is invalid.
 
     Warns:
-        OptionWarning: a name is unknown, what it means is in no form that can be recognized or must stay in float32, or
-            the black list lacks an entry of MindSpore's.
-        HazardWarning: nodes stay float32 although the black list does not have their ops.
+        OptionWarning: a name is unknown, its ops cannot be recognized in the model or must stay in float32, or the
+            black list lacks an entry of MindSpore's list.
+        HazardWarning: nodes stay in float32 although the black list does not contain their ops.
 
     Example:
         >>> from onnxamp import amp
@@ -211,10 +210,10 @@ def auto_cast(
     asyncio tasks are not affected.
 
     Args:
-        enable: False switches an outer context off; of the other arguments, only the level is checked then.
+        enable: False turns an outer context off; in that case, only the level is checked among the other arguments.
         custom_white_list, custom_black_list: ops to add to Paddle's lists, by the names of ONNX, Paddle or MindSpore.
             Products of a value with itself count as squares; "linear" includes the Add of its bias.
-        level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products), all else in float32;
+        level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products), with everything else in float32;
             "O1" these, unlisted ops that read only low precision, and exact ops (Reshape, Relu) where that saves Casts;
             "O2" all but black-listed ops. Case does not matter.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
@@ -254,7 +253,7 @@ def auto_cast(
 
 
 def _only(white: frozenset[str]) -> Rule:
-    """Return a rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their readers."""
+    """Return a rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their consumers."""
 
     def rule(node: NodeProto) -> str | None:
         key = op_key(node)
@@ -265,14 +264,14 @@ def _only(white: frozenset[str]) -> Rule:
 
 
 def active_cast() -> Options | None:
-    """Return the options that the innermost :func:`auto_cast` sets; None outside of one."""
+    """Return the options that the innermost :func:`auto_cast` sets; None outside of any."""
     return _ACTIVE.get()
 
 
 def is_float16_supported(device: str | None = None) -> bool:
     """Return whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
 
-    CUDA's driver is asked for the compute capability of the device, which must be 5.3 or higher, and ONNX Runtime
+    This asks the CUDA driver for the compute capability of the device, which must be 5.3 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider computes float16 graphs in float32, so the answer for the CPU is False.
 
     Args:
@@ -294,7 +293,7 @@ def is_float16_supported(device: str | None = None) -> bool:
 def is_bfloat16_supported(device: str | None = None) -> bool:
     """Return whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
 
-    CUDA's driver is asked for the compute capability of the device, which must be 8.0 or higher, and ONNX Runtime
+    This asks the CUDA driver for the compute capability of the device, which must be 8.0 or higher, and ONNX Runtime
     whether it can run there. Its CPU provider has hardly any bfloat16 kernels, so the answer for the CPU is False.
 
     Args:

@@ -1,6 +1,7 @@
-"""The public functions of conversion: each turns its arguments into a Model and Options, and runs the pipeline.
+"""The public conversion functions: each turns its arguments into a Model and Options, and runs the pipeline.
 
-Those that convert warn of options that match nothing, cannot be obeyed or break something; a Plan holds these warnings.
+Functions that convert warn of options that match nothing, cannot be followed or break something; a Plan contains these
+warnings.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from onnxamp._tuning.results import TunedModel
 
 TUNING_SAMPLES: Final = 4
-"""Random samples that level auto takes."""
+"""The number of random samples that level auto uses."""
 
 
 class SurgeonGraph(Protocol):
@@ -88,64 +89,64 @@ def convert_model(
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
-            has a low-precision kernel, "auto" what measured errors allow (see :func:`tune_model`).
+            has a low-precision kernel, "auto" as much as measured errors allow (see :func:`tune_model`).
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy or ml_dtypes type, or as an ONNX
             element type such as ``onnx.TensorProto.BFLOAT16``.
         lists: the preset of white and black lists: "default", "conservative", "fast", "mindspore" or "paddle". The
             default lowers normalizations and softmax where the target's kernels accumulate them in float32;
-            "conservative" keeps them in float32 everywhere. Level "auto" uses none.
+            "conservative" keeps them in float32 everywhere. Level "auto" uses no preset.
         white_list: more op types to lower; "domain::OpType" outside ai.onnx, and the names of MindSpore and Paddle
             ("Conv2d", "matmul_v2"). Overrides the preset and the level, but not kernels, schemas,
             hazards or overrides of nodes.
         black_list: more op types to keep in float32. Overrides the preset.
         keep_high: regular expressions: nodes whose full name matches stay in float32.
         force_low: regular expressions: nodes whose full name matches are lowered despite lists and hazards;
-            a warning names those that are known to break.
+            a warning names the nodes that are known to break.
         keep_nodes: literal names of nodes or of their outputs: these nodes stay in float32.
-        low_weights: regular expressions: weights are stored in low precision if their full name matches,
-            or that of a node that reads them. A reader in float32 gets them through a Cast.
-        weights_only: store weights in low precision and compute everything in float32: the file is smaller, and nothing
-            is faster. Weights that low precision does not hold, and small ones, stay in float32.
+        low_weights: regular expressions: weights are stored in low precision if their full name, or that of a node that
+            reads them, matches. A consumer in float32 gets them through a Cast.
+        weights_only: store weights in low precision and compute everything in float32: the file is smaller, but nothing
+            is faster. Small weights, and weights that low precision cannot represent, stay in float32.
         init_max: nodes that read a constant with an element beyond this magnitude stay in float32.
-        data_max: nodes that read or write a float beyond this magnitude on the samples stay in float32, which
-            runs the model. Nodes in bodies of loops and branches are ignored.
+        data_max: nodes that read or write a float beyond this magnitude on the samples stay in float32. This runs the
+            model. Nodes in bodies of loops and branches are ignored.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do. Inputs with a
-            default that low precision breaks stay float32 in any case.
-        target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that ignore
-            types; or "any" (everything that ONNX allows, with or without a kernel, unless a provider accepts it and
-            then fails).
+            default that low precision breaks always stay in float32.
+        target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu"
+            optionally with a version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for
+            devices that ignore types; or "any" (everything that ONNX allows, with or without a kernel, unless a
+            provider accepts it and then fails).
         strict: at O2, lower every op that is not black-listed, regardless of the cost of Casts, except exact
             ops (Reshape, Relu) among ops that have no low-precision kernel.
-        hazards: keep nodes in float32 that are known to break in low precision.
+        hazards: keep nodes in float32 if they are known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
             longer override; None if every float initializer is an input, as some exporters write them.
-        from_dtype: raise a model of this low-precision type to float32 first, with its inputs and outputs as they are;
+        from_dtype: first raise a model of this low-precision type to float32, without changing its inputs and outputs;
             "auto" raises any low-precision type.
         keep_functions: keep calls of model-local functions instead of inlining them.
         custom_ops: declarations of custom ops, which can then be lowered: a TOML file, a
-            :class:`CustomOp`, or a list of them. :func:`custom_ops` also takes the library that runs them.
-        opset: the opset of the result: "auto" upgrades an old model op by op to the lowest opset that allows more nodes
-            to be low, if that saves Casts or the type needs it, and only as far as results stay the same; "keep" never
+            :class:`CustomOp`, or a list of them. :func:`custom_ops` also accepts the library that runs them.
+        opset: the opset of the result: "auto" upgrades an old model op by op to the lowest opset that allows lowering
+            more nodes, if that saves Casts or the type needs it, and only as far as results stay the same; "keep" never
             upgrades; a number is the opset to upgrade to first.
         fold: fold each decomposed LayerNorm, RMSNorm, Gelu and Softmax into its standard op, and batch normalizations
             into weights; upgrades the model if such an op needs a newer opset. None folds patterns that can be
             low precision only as a single op, if that makes the result faster; False folds nothing.
         folded: outputs of the patterns that ``fold=None`` has chosen, as recorded in plans.
         rescale: first multiply constants by powers of two, which is exact, so that values that overflow
-            on ``samples`` fit the low-precision type; also folds patterns. None: only at level "auto", if that pays.
-            See :doc:`/how-to/rescale`.
+            on ``samples`` fit the low-precision type; also folds patterns. None: only at level "auto", if that pays
+            off. See :doc:`/how-to/rescale`.
         rescaling: exponents found earlier, as recorded in plans.
         split_k: split products that are too long for the target's float16 sums into sums of shorter
             ones, instead of keeping them in float32. See :doc:`/how-to/webgpu`.
         rounding: how to round weights: "nearest", or "compensated", which keeps products of matrices,
             convolutions and recurrent ops on ``samples`` close to the original; "auto" is "nearest", and at level
-            "auto" whichever pays. See :doc:`/how-to/rounding`.
+            "auto" whichever pays off. See :doc:`/how-to/rounding`.
         unsound: outputs of nodes that stay in float32 to avoid a bug of onnxamp, as recorded in plans.
         rule: called with each NodeProto; returns "low", "high", or None for no opinion.
-        strict_options: raise an ArgumentError for a name or a pattern that matches nothing in the model, as the command
-            line does, instead of a warning.
-        tolerance: level "auto" only: the largest error to accept, in units of the metric.
+        strict_options: raise an ArgumentError instead of warning for a name or a pattern that matches nothing in the
+            model, as the command line does.
+        tolerance: level "auto" only: the largest accepted error, in units of the metric.
         samples: level "auto", ``rescale``, ``data_max`` and ``rounding`` only: inputs for measuring errors,
             ranges and products; random ones by default, whose ranges differ from real ones.
         metric: level "auto" only: how errors are measured.
@@ -183,7 +184,7 @@ def convert_model(
 
 
 def _of_writing(progress: "Progress") -> Report:
-    """Return a report that passes on how much is written, and nothing else."""
+    """Return a report that passes on only how much is written."""
 
     def report(activity: str, done: int, total: int) -> None:
         if activity == "writing":
@@ -193,7 +194,7 @@ def _of_writing(progress: "Progress") -> Report:
 
 
 def _count(options: Options) -> int:
-    """Return how many random samples measurements take."""
+    """Return how many random samples measurements use."""
     return TUNING_SAMPLES if options.level == Level.AUTO else 1
 
 
@@ -225,24 +226,24 @@ def convert_file(
     case the float32 model. If the original does not run on this machine, onnxamp writes the result without validation.
 
     Args:
-        src: the model. Its external data are memory-mapped and streamed.
+        src: the model. Its external data is memory-mapped and streamed.
         dst: the file to write; an existing file is replaced once the new one is complete.
         level, metric, options: as :func:`convert_model`.
-        tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
-            bfloat16), and what level "auto" tunes to (1e-2).
+        tolerance: the largest accepted error. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
+            bfloat16) and the goal of level "auto" (None for 1e-2).
         samples: the inputs on which the models are compared and measured; random ones by default.
         validate: compare the result with the original. False writes it without validation, and runs the model only
             if an option needs measurements.
         provider: where models run, "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
         plan: repeat the decisions of this plan; its level and options replace those of the call.
-        external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB),
-            "always", or "never".
+        external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB), "always"
+            or "never".
         shard_bytes: split the data file into several of about this many bytes.
         data_names: "onnx" (``NAME.data``) or "transformers.js" (``NAME_data``, ``NAME_data_1``, ...).
-        progress: called with (bytes written, bytes in all) while weights are written.
-        jobs: worker processes that read and write the data files of a large model, and measure ranges on samples; None
-            for this process.
-        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        progress: called with (bytes written, bytes in total) while weights are written.
+        jobs: the number of worker processes that read and write the data files of a large model, and measure ranges on
+            samples; None to use this process only.
+        cluster: the Ray cluster that the workers belong to: "local" for one on this machine, or an address.
         state: a file that records finished data files and measurements, so that an interrupted
             conversion can resume. Until then, finished files wait in a hidden folder beside ``dst``.
 
@@ -315,7 +316,7 @@ def plan_model(
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         level, tolerance, metric, options: as :func:`convert_model`.
-        samples: as for :func:`convert_model`; with samples, the plan tells the error to expect on inputs like them.
+        samples: as for :func:`convert_model`; with samples, the plan contains the expected error on similar inputs.
 
     Returns:
         A :class:`Plan`: print it, save it as JSON, or apply it with :func:`apply_plan`.
@@ -361,7 +362,7 @@ def apply_plan(model: Any, plan: Plan, *, samples: "SamplesLike | None" = None) 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph: the model that the plan was made for, or a new
             export of it.
-        plan: what to do, from :func:`plan_model` or :func:`load_plan`.
+        plan: the plan, from :func:`plan_model` or :func:`load_plan`.
         samples: inputs of the model, which a plan with ``rounding="compensated"`` needs.
 
     Returns:
@@ -401,7 +402,7 @@ def converted_as(
     plan: Plan | None = None,
     samples: "SamplesLike | None" = None,
 ) -> tuple[Converted, Any]:
-    """Convert as :func:`convert_as`; return the conversion besides its result."""
+    """Convert as :func:`convert_as` does, and also return the conversion."""
     request = Request(
         model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples)
     )
@@ -438,14 +439,14 @@ def tune_model(
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
-        tolerance: the largest accepted error; see ``metric``. The default allows as well for what rounding values to
-            integers costs a quantized model itself.
+        tolerance: the largest accepted error; see ``metric``. For a quantized model, the default also allows for the
+            error of its own rounding to integers.
         metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
             function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
-            error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list what an op
-            selected by its values (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
+            error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list items that
+            an op selected by value (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
         samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
-            order of the inputs, or of arrays, such as a loader of PyTorch. None for ``count`` random samples (with
+            order of the inputs, or of arrays, such as a PyTorch loader. None for ``count`` random samples (with
             ``seed``, and sizes of named dimensions from ``dims``).
         device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
             otherwise the installed GPU, or an A100 if none is known.
@@ -454,20 +455,22 @@ def tune_model(
             returned.
         provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
             is a device.
-        runs: the most candidates to convert and measure.
+        runs: the maximum number of candidates to convert and measure.
         state: a file that keeps measurements, so that an interrupted tuning resumes, and a run with another tolerance
             or ``pick`` measures only the converted model.
         pick: return this candidate instead of the best one, whatever its error.
         progress: called with the current activity, the steps done, and their number.
-        budget: bytes of values and weights that a run on the CPU may hold at a time, in addition to the model.
+        budget: bytes of values and weights that a run on the CPU may keep in memory at a time, in addition to the
+            model.
         seconds: time limit, after which no further candidate is converted and the best measured one is returned.
             With a state file, another tuning continues where this one stopped.
-        allow_slower: choose the candidate within the tolerance that has the most in low precision, regardless
-            of its time. By default, the fastest is chosen, and no candidate is estimated to be slower than float32.
+        allow_slower: choose the candidate within the tolerance that lowers the most, regardless of its time. By
+            default, the fastest one is chosen, and candidates that are estimated to be slower than float32 are
+            excluded.
         accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
             "package:function". A candidate that it rejects misses the tolerance, regardless of its error.
-        jobs: worker processes that share the samples; None for this process.
-        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
+        jobs: the number of worker processes that share the samples; None to use this process only.
+        cluster: the Ray cluster that the workers belong to: "local" for one on this machine, or an address.
         options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
 
     Returns:
@@ -484,7 +487,7 @@ def tune_model(
         >>> tuned.error <= 1e-2
         True
     """
-    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads what runs models
+    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads the code that runs models
     from onnxamp._tuning.results import TunedModel  # noqa: PLC0415
 
     asked = Options.of(Level.AUTO, options)
@@ -519,5 +522,5 @@ def tune_model(
 
 
 def _like(model: Any, proto: ModelProto) -> Any:
-    """Return the result in the form in which the model came in."""
+    """Return the result in the form in which the model was given."""
     return to_graphsurgeon(proto) if is_graphsurgeon(model) else proto

@@ -1,4 +1,4 @@
-"""The float formats: their limits, and which conversion loses nothing.
+"""The float formats: their limits, and the lossless conversions between types.
 
 Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``, ``"seq(tensor(float))"``,
 ``"optional(tensor(float))"``. Element types are the integers of ``onnx.TensorProto.DataType``.
@@ -22,7 +22,7 @@ DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """All that is known of a low-precision float format.
+    """A low-precision float format.
 
     The limits follow IEEE 754-2019 (binary16) and the bfloat16 definition (float32 without its lower 16 bits).
     """
@@ -31,7 +31,7 @@ class Format:
     elem: int
     """Its number in ``onnx.TensorProto.DataType``."""
     bytes: int
-    """Bytes of a number."""
+    """Bytes per number."""
     max_finite: float
     overflow: float
     """Smallest magnitude that rounds to infinity: half a step beyond ``max_finite``."""
@@ -46,19 +46,19 @@ class Format:
     tolerance: float
     """Default limit of the relative L2 error per output of a model in this format."""
     moved_by_order: str
-    """By how much the order of accumulation alone was measured to move outputs."""
+    """The measured effect of the order of accumulation alone on outputs."""
     is_wrapped: bool
-    """Whether ONNX Runtime puts Casts around a node in it that the CPU has no kernel for."""
+    """Whether ONNX Runtime puts Casts around nodes in this format for which the CPU has no kernel."""
     suffix: str
-    """The suffix of names of low values and files."""
+    """The suffix of the names of low values and files."""
     short: tuple[str, ...] = ()
     """Usual short names."""
 
     def __hash__(self) -> int:
-        return hash(self.name)  # formats are keys of caches that every weight asks
+        return hash(self.name)  # a cache key for every weight
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return low_type, (self.name,)  # other processes have one object for each, too
+        return low_type, (self.name,)  # other processes also have one object for each
 
     @property
     def tensor(self) -> str:
@@ -118,9 +118,9 @@ BFLOAT16: Final = Format(
     short=("bf16",),
 )
 FORMATS: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
-"""The low-precision formats by name: no other list names them."""
+"""The low-precision formats by name; there is no other list of them."""
 LOWEST_FIRST: Final = tuple(sorted(FORMATS, key=lambda name: FORMATS[name].mantissa))
-"""Their names, the one with the fewest digits first."""
+"""Their names, with the fewest digits first."""
 FLOAT32_BYTES: Final = 4
 LOW_ELEMS: Final = frozenset(low.elem for low in FORMATS.values())
 LOW_TENSORS: Final = frozenset(low.tensor for low in FORMATS.values())
@@ -131,7 +131,7 @@ FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
 
 FLOAT: Final = "tensor(float)"
 FLOAT_TENSORS: Final = LOW_TENSORS | {FLOAT}
-"""Types of float32 tensors and of those in low precision."""
+"""Types of float32 and low-precision tensors."""
 
 ELEM_NAMES: Final[dict[int, str]] = {
     TensorProto.FLOAT: "float",
@@ -160,7 +160,7 @@ ELEM_NAMES: Final[dict[int, str]] = {
     25: "uint2",
     26: "int2",
 }
-"""Element types by number; a number that is missing here is spelled ``elemN`` (see :func:`tensor_type`)."""
+"""Element types by number; a missing number N is written ``elemN`` (see :func:`tensor_type`)."""
 
 _TENSOR_TYPES: Final = {elem: f"tensor({name})" for elem, name in ELEM_NAMES.items()}
 
@@ -168,9 +168,9 @@ ELEM_NUMBERS: Final = {name: number for number, name in ELEM_NAMES.items()}
 
 _TENSOR: Final = re.compile(r"\btensor\((\w+)\)")
 _PLAIN: Final = {"float": "float32", "double": "float64"}
-"""Element types that ONNX calls otherwise than everybody else."""
+"""Element types whose ONNX names differ from the usual names."""
 
-# Significand bits (with the hidden one), least and greatest exponent: enough to tell what contains what.
+# Significand bits (with the hidden one), least and greatest exponent: enough to tell which type contains which.
 _FLOATS: Final = {
     low.name: (
         low.mantissa + 1,
@@ -199,11 +199,11 @@ _SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.sh
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the name of an element type, as NumPy has it, however it is given: "float16", "bfloat16", "float32".
+    """Return NumPy's name for an element type that is given in any form: "float16", "bfloat16", "float32".
 
     Args:
         dtype: a name, a NumPy or ml_dtypes type (``numpy.float16``, ``ml_dtypes.bfloat16``), a ``numpy.dtype``, or a
-            number of ``onnx.TensorProto.DataType``, which the values of ``onnx_ir.DataType`` are, too.
+            number of ``onnx.TensorProto.DataType``, including the values of ``onnx_ir.DataType``.
 
     Raises:
         ArgumentTypeError: it is none of these.
@@ -224,11 +224,11 @@ def dtype_name(dtype: object) -> str:
 
 
 def low_type(dtype: object) -> Format:
-    """Return the low-precision format that ``dtype`` stands for; see :func:`dtype_name` for how it may be given.
+    """Return the low-precision format that ``dtype`` stands for; see :func:`dtype_name` for its possible forms.
 
     Raises:
-        ArgumentTypeError: ``dtype`` stands for no element type.
-        ArgumentError: the type is not a low-precision one.
+        ArgumentTypeError: ``dtype`` does not stand for an element type.
+        ArgumentError: the type is not a low-precision type.
     """
     name = dtype_name(dtype)
     if name not in FORMATS:
@@ -244,17 +244,15 @@ def tensor_type(elem: int) -> str:
 
 
 def element_name(type_name: str | None) -> str:
-    """Return the element type of a tensor type, as ONNX calls it: "float" of ``tensor(float)``; "" of any other
-    type.
-    """
+    """Return ONNX's name for the element type of a tensor type: "float" for ``tensor(float)``; "" for other types."""
     head, _, name = (type_name or "").partition("tensor(")
     return "" if head else name[:-1]
 
 
 def readable_types(text: str | None) -> str:
-    """Types as people write them: "float32" for ``tensor(float)``, "seq(float16)" for ``seq(tensor(float16))``.
+    """Return types in readable form: "float32" for ``tensor(float)``, "seq(float16)" for ``seq(tensor(float16))``.
 
-    Whatever else stands in the text is left alone; None is "unknown".
+    The rest of the text is unchanged; None becomes "unknown".
     """
     return (
         "unknown"
@@ -264,7 +262,7 @@ def readable_types(text: str | None) -> str:
 
 
 def retyped(type_name: str, low: Format) -> str:
-    """``type_name`` with float32 replaced by ``low``, at any depth: ``seq(tensor(float))`` and so on."""
+    """Return ``type_name`` with float32 replaced by ``low``, at any depth: ``seq(tensor(float))`` and so on."""
     return type_name.replace(FLOAT, low.tensor)
 
 

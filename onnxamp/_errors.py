@@ -1,4 +1,4 @@
-"""All errors that onnxamp raises deliberately, and what their messages are made of.
+"""All errors that onnxamp raises deliberately, and the helpers that build their messages.
 
     OnnxAmpError
     ├── ArgumentError (ValueError)         an argument has an impossible value
@@ -20,7 +20,7 @@
     ├── NumericsError (RuntimeError)       a checked value holds NaN or Inf
     └── InternalError                      a bug: the result would be wrong
 
-Each message says what is wrong, where, and what to do. Files on disk are intact when one of them is raised.
+Each message says what is wrong, where, and what to do. Files on disk are intact when an error is raised.
 """
 
 from collections.abc import Collection, Iterable
@@ -28,9 +28,9 @@ from typing import Final
 
 
 def printable(text: str) -> str:
-    """Return a text with its control and direction characters (terminal escapes in names, say) written out.
+    """Return a text with control and direction characters, such as terminal escapes in names, written out.
 
-    Names in a model are not trusted: everything that goes to a terminal passes through here.
+    Names in a model are not trusted, so all terminal output passes through here.
     """
     return (
         text
@@ -103,7 +103,7 @@ class MissingPackageError(OnnxAmpError, ImportError):
 
 
 class CallOrderError(OnnxAmpError, RuntimeError):
-    """A method was called twice, or before another one that it needs."""
+    """A method was called twice, or before another method that it needs."""
 
 
 class RuntimeFailure(OnnxAmpError):  # noqa: N818 - "error" would say that onnxamp itself is at fault
@@ -137,7 +137,7 @@ class NumericsError(OnnxAmpError, RuntimeError):
 
 
 class InternalError(OnnxAmpError):
-    """onnxamp noticed a bug of its own before it did harm; please report the model.
+    """onnxamp detected a bug of its own before it did harm; please report the model.
 
     Conversions catch it: the nodes around the fault, or the whole model, stay in float32, and a warning says why.
 
@@ -152,21 +152,21 @@ class InternalError(OnnxAmpError):
 
 for _error in [value for value in list(globals().values()) if isinstance(value, type)]:
     if issubclass(_error, OnnxAmpError):
-        _error.__module__ = "onnxamp"  # tracebacks show where users import them from
+        _error.__module__ = "onnxamp"  # where users import them from
 
 
 _LIKELY: Final = 20
-"""Names that are compared letter by letter."""
+"""Number of names that are compared letter by letter."""
 
 
 def first_of(names: Collection[str]) -> str:
-    """Return the first of some names, quoted, with the number of the others."""
+    """Return the first of some names, quoted, and the number of the others."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{next(iter(names))!r}{more}"
 
 
 def nearest(names: Iterable[str], text: str) -> str | None:
-    """Return the name that a text is likely meant to be; None if there is none. Linear in names."""
+    """Return the name that a text is most likely meant to be; None if there is none. Complexity: linear in names."""
     from difflib import get_close_matches  # noqa: PLC0415 - few names are misspelled
     from heapq import nlargest  # noqa: PLC0415
 
@@ -176,12 +176,12 @@ def nearest(names: Iterable[str], text: str) -> str | None:
 
 
 def suggestion(names: Iterable[str], text: str) -> str:
-    """Return a question after the nearest name, to follow a sentence; "" if none is near."""
+    """Return a question that suggests the nearest name, to follow a sentence; "" if none is near."""
     near = nearest(names, text)
     return "" if near is None else f" Did you mean {near!r}?"
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return all runs of three letters."""
+    """Return all sequences of three letters in the text."""
     small = text.lower()
     return frozenset(small[at : at + 3] for at in range(len(small) - 2))

@@ -1,7 +1,7 @@
 """Optional packages: those of optional rooms, and ONNX Runtime.
 
-``_data/optional.toml`` lists optional rooms, which are loaded when they are first used. Each stands behind an interface
-of the core, which knows only its name in that list.
+``_data/optional.toml`` lists the optional rooms, which are loaded when they are first used. Each implements an
+interface of the core, which knows only its name in that list.
 """
 
 import tomllib
@@ -15,8 +15,8 @@ from typing import Any, Final
 from onnxamp._errors import MissingPackageError
 
 LEAST_RUNTIME: Final = "1.30"
-"""The oldest ONNX Runtime that models are run with. Older ones end the process at float16 defaults of inputs (up to
-1.29) and at bound outputs (1.28)."""
+"""The oldest supported ONNX Runtime. Older versions crash the process on float16 defaults of inputs (up to 1.29) and on
+bound outputs (1.28)."""
 
 
 @cache
@@ -31,7 +31,7 @@ def optional(name: str, needs: str = "") -> Any:
 
     Args:
         name: its name in the list.
-        needs: the beginning of the message where its package is missing, as in "--cluster needs".
+        needs: the beginning of the message if its package is missing, as in "--cluster needs".
 
     Raises:
         MissingPackageError: its package is not installed.
@@ -44,7 +44,7 @@ def optional(name: str, needs: str = "") -> Any:
 
 def _is_installed(package: str) -> bool:
     spec = find_spec(package)
-    return spec is not None and spec.origin is not None  # a folder of that name is none
+    return spec is not None and spec.origin is not None  # not a mere folder
 
 
 def require(package: str, needs: str, extra: str) -> None:
@@ -52,11 +52,11 @@ def require(package: str, needs: str, extra: str) -> None:
 
     Args:
         package: the name by which it is imported.
-        needs: the beginning of the message where it is missing, as in "A spreadsheet needs openpyxl".
+        needs: the beginning of the message if it is missing, as in "A spreadsheet needs openpyxl".
         extra: the extra of onnxamp that installs it.
 
     Raises:
-        MissingPackageError: it is not.
+        MissingPackageError: it is not installed.
     """
     if not _is_installed(package):
         raise MissingPackageError(
@@ -65,7 +65,7 @@ def require(package: str, needs: str, extra: str) -> None:
 
 
 def has_runtime() -> bool:
-    """Return whether ONNX Runtime is installed, whichever of its packages brings it. It is not imported."""
+    """Return whether ONNX Runtime is installed, from any of its packages, without importing it."""
     spec = find_spec("onnxruntime")
     places = None if spec is None else spec.submodule_search_locations
     return places is not None and bool(PathFinder.find_spec("onnxruntime.capi", places))
@@ -90,7 +90,7 @@ def runtime_fault() -> str | None:
     version = import_module("onnxruntime").__version__
     if _numbers(version) >= _numbers(LEAST_RUNTIME):
         return None
-    from importlib import metadata  # noqa: PLC0415 - costs as much as all else that a command begins with
+    from importlib import metadata  # noqa: PLC0415 - costs as much as the rest of a command's start
 
     packages = metadata.packages_distributions().get("onnxruntime", ["onnxruntime"])
     return (

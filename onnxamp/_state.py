@@ -1,12 +1,13 @@
-"""State files: what a job has done is kept as soon as it is done, and an interrupted job goes on with the rest.
+"""State files: a job saves each result as soon as it has it, and an interrupted job resumes with the remaining work.
 
-A state file holds one JSON object a line. The first says what the file is. Then each line tells of a *part*, which is
-what one kind of work keeps: what it depends on, or one thing that was done. Lines are added and never changed, so a
-process that is killed leaves one incomplete line at most, which the next run cuts off. Each line ends with a checksum,
-so that nothing is taken for a measurement that was changed since. Values stay in the file until they are asked for.
+A state file contains one JSON object per line. The first line identifies the file. Every other line belongs to a
+*part*, the results of one kind of work, and records what the part depends on, or one result. Lines are appended and
+never changed, so a process that is killed leaves at most one incomplete line, which the next run cuts off. Each line
+ends with a checksum, so that lines changed later are not mistaken for measurements. Values stay in the file until they
+are requested.
 
-A part belongs to the work that began it: where anything that it depends on has changed since, that is an error which
-says what.
+A part belongs to the work that began it. If anything that it depends on has changed since, that is an error, and the
+message names the change.
 """
 
 import errno
@@ -40,18 +41,18 @@ from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'
 _SUM: Final = b', "sum": "%08x"}\n'
-"""The end of a line: the CRC-32 of the text before it."""
+"""The end of a line: the CRC-32 of the preceding text."""
 _SAVE_EVERY: Final = 5.0
-"""Seconds between two uploads of a state at a URL, which cannot be added to: what a killed job loses at most."""
+"""Seconds between two uploads of a state at a URL, which cannot be appended to: the most that a killed job loses."""
 
 Facts: TypeAlias = Mapping[str, str]
 """The dependencies of a part: "the model" -> its fingerprint, ..."""
 _Place: TypeAlias = tuple[int, int]
-"""Offset and length of a line."""
+"""The offset and the length of a line."""
 
 
 def fingerprint(*parts: str | bytes | memoryview) -> str:
-    """Return a short hash of parts in order."""
+    """Return a short hash of the parts in order."""
     from hashlib import sha256  # noqa: PLC0415 - few runs need it
 
     digest = sha256()
@@ -81,7 +82,7 @@ class Part(Mapping[str, Any]):
         return self._state._read(self._places[key])["is"]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Keep a value.
+        """Store a value.
 
         Raises:
             OutputError: the file cannot be written.
@@ -91,26 +92,26 @@ class Part(Mapping[str, Any]):
 
 @dataclass(slots=True)
 class State:
-    """A state file that is open; :func:`opened` opens it."""
+    """An open state file; :func:`opened` opens it."""
 
     path: Path
     _file: BinaryIO
     _refused: OSError | None = None
-    """Why nothing can be written, where that is so: a finished job needs nothing more."""
+    """The reason why nothing can be written, if so. A finished job needs to write nothing more."""
     _parts: dict[str, Part] = field(default_factory=dict)
     _end: int = 0
     _saved: float = field(default_factory=monotonic)
 
     def part(self, name: str, facts: Facts, *, renew: bool = False) -> Part:
-        """Return the part of that name; an empty one if there is none.
+        """Return the part of this name, or an empty one if there is none.
 
         Args:
-            name: says whose it is, for people, too.
-            facts: what it depends on.
-            renew: begin anew where these have changed.
+            name: identifies the part, also to people.
+            facts: what the part depends on.
+            renew: start over if these have changed.
 
         Raises:
-            ArgumentError: these have changed. OutputError: the file cannot be written.
+            ArgumentError: the facts have changed. OutputError: the file cannot be written.
         """
         known = self._parts.get(name)
         if known is not None and not renew:
@@ -121,10 +122,10 @@ class State:
         return known
 
     def check(self, name: str, facts: Facts) -> None:
-        """Check what the part of that name depends on, before anything is done for it.
+        """Check the facts that the part of this name depends on, before any work is done for it.
 
         Raises:
-            ArgumentError: any of these facts have changed.
+            ArgumentError: any of these facts has changed.
         """
         known = self._parts.get(name)
         changed = (
@@ -139,12 +140,12 @@ class State:
             )
 
     def drop(self, name: str) -> None:
-        """Forget a part: its work is finished."""
+        """Forget a part, because its work is finished."""
         if self._parts.pop(name, None) is not None:
             self._add({"part": name, "facts": None})
 
     def check_writable(self) -> None:
-        """Check that work which is done can be kept.
+        """Check that results can be saved.
 
         Raises:
             OutputError: the file can only be read.
@@ -170,17 +171,17 @@ class State:
         return place
 
     def _upload(self) -> None:
-        """Write what is at a URL; files here are written at once."""
+        """Upload the state if it is at a URL; local files are written immediately."""
         if isinstance(self._file, BytesIO):
             with _writing(self.path):
                 self.path.write_bytes(self._file.getvalue())
             self._saved = monotonic()
 
     def _load(self) -> None:
-        """Find all lines, and cut off what a killed process left of one.
+        """Find all lines, and cut off an incomplete one that a killed process left.
 
         Raises:
-            ValueError: the file is no state, or a line that others follow is damaged.
+            ValueError: the file is not a state, or a line other than the last is damaged.
         """
         self._file.seek(0)
         head = self._file.readline()
@@ -218,12 +219,12 @@ class State:
 
 
 def _summed(line: bytes) -> bytes:
-    """Return a line with its checksum, in place of the brace that ends its object."""
+    """Return a line with its checksum in place of the brace that ends its object."""
     return line[:-1] + _SUM % crc32(line)
 
 
 def _is_whole(data: bytes) -> bool:
-    """Return whether a line is as it was written."""
+    """Return whether a line is intact."""
     return data == _summed(data[: -len(_SUM % 0)] + b"}")
 
 
@@ -235,16 +236,17 @@ StateLike: TypeAlias = State | str | PathLike[str] | None
 def opened(
     given: StateLike, *, renew: bool = False, waits: bool = True
 ) -> Iterator[State | None]:
-    """The state in a file, which is made where it is missing; no other process can open it meanwhile.
+    """Open the state in a file, which is created if it is missing. No other process can open it in the meantime.
 
     Args:
-        given: the file. One at a URL is uploaded every few seconds, and at the end; nothing locks it. A state that
-            is open stays open; None for None.
-        renew: replace what is no state, and wait while another process has it open, which a killed run may have left.
-        waits: whether to wait then. A script that its own workers run again would wait for itself.
+        given: the file. A file at a URL is uploaded every few seconds and at the end, and is not locked. An open state
+            stays open; None yields None.
+        renew: replace a file that is not a state, and wait while another process has it open, such as one left by a
+            killed run.
+        waits: whether to wait in that case. A script that its own workers run again would wait for itself.
 
     Raises:
-        ArgumentError: the file is no state, or another process has it open. OutputError: it cannot be written.
+        ArgumentError: the file is not a state, or another process has it open. OutputError: it cannot be written.
     """
     if given is None or isinstance(given, State):
         yield given
@@ -259,15 +261,15 @@ def opened(
         with cleaned_up(state._upload):
             yield state
     except BaseException:
-        with suppress(OSError):  # it is known what is wrong
+        with suppress(OSError):  # the problem is already known
             file.close()
         raise
-    with _writing(path):  # closing writes what could not be written before once more
+    with _writing(path):  # closing retries what could not be written before
         file.close()
 
 
 def _opened(path: Path) -> tuple[BinaryIO, OSError | None]:
-    """Open a state file, and return what keeps it from being written to if it can only be read."""
+    """Open a state file, and return it with the error that makes it read-only, if any."""
     if is_remote(path):
         return BytesIO(path.read_bytes() if path.exists() else b""), None
     try:
@@ -302,13 +304,13 @@ def _lock(path: Path, file: BinaryIO, *, wait: bool) -> None:
         raise ArgumentError(
             f"Another process is using the state file {str(path)!r}: wait for it to end, or name another file."
         ) from None
-    except OSError:  # this file system has no locks
+    except OSError:  # this file system does not support locks
         return
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Say of what the system refuses that it is about the state file."""
+    """Report errors of the operating system as errors about the state file."""
     try:
         yield
     except OSError as error:
@@ -322,9 +324,9 @@ def _listed(words: list[str]) -> str:
 
 
 def as_data(item: Any, *, named: bool = True) -> Any:
-    """Dataclasses, mappings and tuples as what JSON knows; infinities and NaN as strings.
+    """Return dataclasses, mappings and tuples as JSON types, and infinities and NaN as strings.
 
-    ``named``: a dataclass is an object; else the list of its fields.
+    ``named``: whether a dataclass becomes an object; otherwise, it becomes the list of its fields.
     """
     if is_dataclass(item) and not isinstance(item, type):
         values = {
@@ -347,15 +349,15 @@ def as_data(item: Any, *, named: bool = True) -> Any:
 
 
 def from_data(kind: Any, data: Any) -> Any:
-    """Return the inverse of :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, texts and numbers.
+    """Invert :func:`as_data` for a dataclass of dataclasses, mappings, tuples, sets, strings and numbers.
 
     Raises:
-        TypeError, KeyError, ValueError: the data are no such record.
+        TypeError, KeyError, ValueError: the data are not such a record.
     """
     options = get_args(kind) if get_origin(kind) is UnionType else (kind,)
     if data is None and type(None) in options:
         return None
-    # Where a string is possible beside a number it stays one: worst elements may be either.
+    # If both a string and a number are possible, a string stays one: worst elements may be either.
     kind = str if isinstance(data, str) and str in options else options[0]
     if get_origin(kind) is Literal:
         if data not in get_args(kind):
@@ -373,14 +375,14 @@ def from_data(kind: Any, data: Any) -> Any:
         number = float(data)
         return (
             number if isinstance(data, str) else data
-        )  # an integer stays one, and is written as such again
+        )  # an integer stays an integer, so that it is written as one again
     if kind is not Any and not isinstance(data, kind):
         raise TypeError(kind)
     return data
 
 
 def _collection(kind: Any, data: Any) -> Any:
-    """Return a tuple, a set or a mapping."""
+    """Return data as a tuple, a set or a mapping."""
     inside = get_args(kind)
     if get_origin(kind) is frozenset:
         return frozenset(from_data(inside[0], item) for item in data)

@@ -1,6 +1,6 @@
-"""All warnings that onnxamp gives when it does something else than it was asked for.
+"""All warnings that onnxamp issues when it deviates from a request.
 
-OnnxAmpWarning (UserWarning) is the root of OptionWarning (an option matches nothing, cannot be obeyed or breaks
+OnnxAmpWarning (UserWarning) is the root of OptionWarning (an option matches nothing, cannot be followed, or breaks
 something) and of HazardWarning (a level would lower nodes that are known to break; they stay float32).
 """
 
@@ -14,7 +14,7 @@ from onnxamp._errors import printable
 
 
 class OnnxAmpWarning(UserWarning):
-    """Base class of the warnings of conversions.
+    """Base class of all warnings about conversions.
 
     Example:
         >>> import onnxamp, warnings
@@ -49,7 +49,7 @@ class HazardWarning(OnnxAmpWarning):
 
 
 for _category in (OnnxAmpWarning, OptionWarning, HazardWarning):
-    _category.__module__ = "onnxamp"  # warnings show where users import them from
+    _category.__module__ = "onnxamp"  # where users import them from
 
 _PACKAGE: Final = str(Path(__file__).parent)
 
@@ -57,7 +57,7 @@ _PACKAGE: Final = str(Path(__file__).parent)
 def warn(
     messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning
 ) -> None:
-    """Give warnings that point at the line that called onnxamp."""
+    """Issue warnings that point at the line that called onnxamp."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(
         (_PACKAGE, _CONTEXTS)
@@ -68,4 +68,4 @@ def warn(
 
 
 _CONTEXTS: Final = str(Path(sys.modules["contextlib"].__file__ or "contextlib"))
-"""The module in which generator-based contexts run, which is not the user's code."""
+"""The module that runs generator-based contexts, which is not the user's code."""

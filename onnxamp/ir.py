@@ -19,7 +19,7 @@ from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import LevelName
 
 require("onnx_ir", "onnxamp.ir needs onnx-ir", "ir")
-import onnx_ir as ir  # noqa: E402 - missing packages are told by name
+import onnx_ir as ir  # noqa: E402 - missing packages are reported by name
 
 __all__ = ["MixedPrecisionPass"]
 
@@ -27,11 +27,11 @@ __all__ = ["MixedPrecisionPass"]
 class MixedPrecisionPass(ir.passes.FunctionalPass):
     """Convert a model to mixed precision, as :func:`onnxamp.convert_model` does.
 
-    The pass returns a new model; it leaves the given one as it is.
+    The pass returns a new model and does not change the given one.
 
     Args:
         level: as for :func:`onnxamp.convert_model`.
-        options: its keyword arguments.
+        options: the keyword arguments of :func:`onnxamp.convert_model`.
 
     Raises:
         As :func:`onnxamp.convert_model`, when the pass runs.
@@ -52,7 +52,7 @@ class MixedPrecisionPass(ir.passes.FunctionalPass):
 
 
 def _with_weights(model: ir.Model) -> ModelProto:
-    """Return the model as a proto, with the weights that it has in files."""
+    """Return the model as a proto, with its weights loaded from files."""
     proto = ir.to_proto(model)
     for tensor in proto.graph.initializer:
         value = model.graph.initializers[tensor.name].const_value

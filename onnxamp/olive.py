@@ -1,7 +1,7 @@
 """A pass for the workflows of Olive (``pip install "onnxamp[olive]"``).
 
-Olive finds passes in its package configuration. ``python -m onnxamp.olive`` prints Olive's own with this pass added,
-for ``olive run --package-config``.
+Olive finds passes in its package configuration. ``python -m onnxamp.olive`` prints Olive's own configuration with this
+pass added, for ``olive run --package-config``.
 """
 
 import json
@@ -17,7 +17,7 @@ from onnxamp._options.options import Options
 from onnxamp._target.targets import targets
 
 require("olive", "onnxamp.olive needs Olive", "olive")
-from olive.common.config_utils import ParamCategory  # noqa: E402 - missing packages are told by name
+from olive.common.config_utils import ParamCategory  # noqa: E402 - missing packages are reported by name
 from olive.hardware import AcceleratorSpec  # noqa: E402
 from olive.model import ONNXModelHandler  # noqa: E402
 from olive.model.utils import resolve_onnx_path  # noqa: E402
@@ -33,9 +33,9 @@ __all__ = ["OnnxAmp"]
 class OnnxAmp(Pass):  # type: ignore[misc]
     """Convert a model to mixed precision, and validate the result, as :func:`onnxamp.convert_file` does.
 
-    The configuration takes the arguments of :func:`onnxamp.convert_file` that JSON can spell. Unless ``target`` is
-    given, the model is converted for the execution provider of Olive's accelerator, or for CUDA if Olive names none. A
-    search tries the levels O1 to O3.
+    The configuration accepts the arguments of :func:`onnxamp.convert_file` that JSON can represent. Unless ``target``
+    is given, the model is converted for the execution provider of Olive's accelerator, or for CUDA if Olive names none.
+    A search tries the levels O1 to O3.
     """
 
     @staticmethod
@@ -99,14 +99,14 @@ class OnnxAmp(Pass):  # type: ignore[misc]
 
 
 def _target_of(accelerator_spec: AcceleratorSpec) -> str:
-    """Return the target that an execution provider has here."""
+    """Return the onnxamp target of an execution provider."""
     provider = accelerator_spec.execution_provider or ""
     name = provider.removesuffix("ExecutionProvider").lower()
     return name if name in targets() else Options.target
 
 
 def _package_config() -> dict[str, Any]:
-    """Olive's package configuration, with the pass."""
+    """Return Olive's package configuration with the pass added."""
     path = Path(OlivePackageConfig.get_default_config_path())
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     config["passes"]["OnnxAmp"] = {

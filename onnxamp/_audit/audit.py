@@ -1,4 +1,4 @@
-"""Audit of a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
+"""Audits a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -93,9 +93,9 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
-    """Return the oldest version of ONNX Runtime from which on all load the model, and why the one before it does not.
+    """Return the oldest ONNX Runtime from which all versions load the model, and why the version before it does not.
 
-    None where the newest one does not load it either, or the target has no versions.
+    Return None if the newest version does not load the model, or if the target has no versions.
 
     Complexity: linear in nodes, and in distinct typings times versions.
     """
@@ -118,7 +118,7 @@ def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None
 
 
 def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Finding]:
-    """Why the target's version of ONNX Runtime does not load the model, whatever its kernels."""
+    """Yield the reasons, other than kernels, why the target's version of ONNX Runtime does not load the model."""
     if version_of(target):
         action = "Export the model for an older opset and IR version, or use a newer ONNX Runtime."
         for text in _unloadable(graph, model, target):
@@ -132,7 +132,7 @@ def release_faults(graph: Graph, model: ModelProto, target: str) -> Iterator[Fin
 
 
 def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
-    """Low nodes whose kernels are wrong on the target, or in its version."""
+    """Yield the low-precision nodes whose kernels compute wrong results on the target, or in its version."""
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
     for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
@@ -154,16 +154,16 @@ def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
 
 
 _LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
-"""Precisions of nodes that are low in part at least."""
+"""Precisions of nodes that are at least partly low."""
 
 
 def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
-    """Build an engine from a model, and add to its audit what the builder says.
+    """Build an engine from a model, and add the builder's answers to the model's audit.
 
     Args:
-        audit: what is known without building.
+        audit: the audit without an engine.
         model: the model.
-        feeds: inputs whose shapes the engine is for, where the model leaves them open.
+        feeds: inputs that fix the shapes that the model leaves open.
 
     Raises:
         ArgumentError: the audit is for a target that builds no engines.
@@ -189,7 +189,7 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
 
 
 def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
-    """Return a refusal, with what to do about it."""
+    """Return the finding for a refusal, with the remedy."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
     rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
@@ -226,17 +226,17 @@ def audit_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     build: Mapping[str, Any] | None = None,
 ) -> Audit:
-    """Find what is wrong or slow in a model, converted by any tool, without running it.
+    """Find faults and slow parts of a model, converted by any tool, without running it.
 
     Args:
         model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" also of a
-            version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that
+        target: where the model will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu" may name
+            a version of ONNX Runtime ("cuda@1.24"); "auto" for the installed one; "float16-only" for devices that
             ignore types; or "any" (ignores kernels).
         base_dir: folder of the external data of a ModelProto; not needed for a path.
         shapes: input name -> shape, for estimates. By default, unknown dimensions count as 64.
         build: build an engine for the shapes of these inputs (name -> array; at least those with
-            dynamic shapes); "tensorrt" only. None builds none.
+            dynamic shapes); "tensorrt" only. If None, no engine is built.
 
     Returns:
         The findings, worst first, and one record per node. Sizes are in bytes. If the model breaks a rule of ONNX,
@@ -246,9 +246,9 @@ def audit_model(
         ArgumentError: the target is unknown, or builds no engines.
         ArgumentTypeError: ``model`` is of another type.
         ModelError: the file cannot be read.
-        RuntimeFailure: an engine is asked for, and its builder is not installed.
+        RuntimeFailure: an engine is requested, but its builder is not installed.
 
-    Complexity: near linear in nodes; weights are read twice at most, memory-mapped if they are external.
+    Complexity: near linear in nodes; weights are read at most twice, and memory-mapped if they are external.
 
     Example:
         >>> from onnxamp import audit_model
@@ -257,7 +257,7 @@ def audit_model(
         []
     """
     target = check_target(target)
-    if isinstance(model, ModelProto):  # whatever is wrong with it becomes a finding
+    if isinstance(model, ModelProto):  # its faults become findings
         source = Model(model, None if base_dir is None else Path(base_dir))
     else:
         source = Model.of(model)

@@ -1,8 +1,8 @@
-"""Where the nodes of a model run on a target: which provider has a kernel for them, and what falling back costs.
+"""Places the nodes of a model on a target: which provider has a kernel for them, and what falling back costs.
 
 ONNX Runtime tries, in this order: a kernel of the target's provider, a kernel of the CPU provider, the function body of
-the op. A float16 node without any of these runs in float32 on the CPU, between Casts; a bfloat16 one does not load.
-TensorRT builds all nodes or nothing.
+the op. A float16 node without any of these runs in float32 on the CPU, between Casts; a bfloat16 node does not load.
+TensorRT builds all nodes or none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:
-    """Return the target's provider, as reports name it."""
+    """Return the name of the target's provider in reports."""
     return device_of(target).upper()
 
 
@@ -74,12 +74,12 @@ def cure(target: str, typing: "Typing") -> str:
 
 
 def _providers(target: str) -> tuple[str, ...]:
-    """Where ONNX Runtime looks for a kernel, in this order."""
+    """Return the providers that ONNX Runtime searches for a kernel, in order."""
     return tuple(dict.fromkeys((target, cpu_of(target))))
 
 
 def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
-    """Types of parameters, with float32 in place of low precision."""
+    """Return the types of parameters, with float32 in place of low precision."""
     types = dict(bound)
     for low in FORMATS.values():
         types = {
@@ -93,7 +93,7 @@ def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> 
 
 
 _FEW: Final = 100
-"""Elements up to which a constant may be on the host or on the device."""
+"""Most elements of a constant that may be on the host or on the device."""
 
 _STAYING: Final = frozenset(
     f"tensor({name})"
@@ -106,12 +106,12 @@ _STAYING: Final = frozenset(
         "float8e5m2fnuz",
     )
 )
-"""Types of inputs that keep a node on the target, since the CPU has few kernels for them."""
+"""Input types that keep a node on the target, because the CPU has few kernels for them."""
 
 
 @cache
 def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
-    """Op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
+    """Return op key -> positions of its "inputs" or "outputs" that the target's kernels expect in host memory."""
     table = target_table(target, "memory").get(which, {})
     return {op: frozenset(ports) for op, ports in table.items()}
 
@@ -119,18 +119,18 @@ def memory_table(target: str, which: str) -> Mapping[str, frozenset[int]]:
 def host_nodes(
     graph: Graph, shapes: Sequence[Shape | None], providers: Sequence[str], target: str
 ) -> set[int]:
-    """The nodes that run on the CPU because their inputs are there: no data move for them.
+    """Return the nodes that run on the CPU because their inputs are there, so that no data moves for them.
 
     Args:
         graph: the model.
         shapes: by value index.
-        providers: by node, the provider if only kernels counted.
+        providers: by node, the provider that would run it if only kernels counted.
         target: "cuda" or "cpu".
 
     Complexity: linear in nodes and ports.
     """
     on_host = set[int]()  # values
-    nodes, readers = set[int](), set[int]()  # and nodes that read such values
+    nodes, readers = set[int](), set[int]()  # readers: nodes that read these values
     for index in graph.order:
         node = graph.nodes[index]
         is_reader, is_home = index in readers, providers[index] == target.upper()
@@ -155,7 +155,7 @@ def _prefers_host(
     target: str,
     on_host: AbstractSet[int],
 ) -> bool:
-    """Return whether all inputs of the node are on the host, and not because its kernel expects them there."""
+    """Return whether all inputs of the node are on the host, other than because its kernel expects them there."""
     wanted = memory_table(target, "inputs").get(node.key, frozenset())
     for port, value in enumerate(node.inputs):
         if value == ABSENT or graph.types[value] in _STAYING:
@@ -171,7 +171,7 @@ def _prefers_host(
 
 
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
-    """Return whether a value is a constant, or the default of an input, of few elements."""
+    """Return whether a value is a constant, or the default of an input, with few elements."""
     shape, producer = shapes[value], view.producer(value)
     is_stored = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT) or (
         producer is not None and producer.key == "Constant"
@@ -187,11 +187,11 @@ def _reader(view: View, maker: int, user: int) -> int:
 
 
 NONE: Final = "none"
-"""Provider of a node that nothing runs."""
+"""Provider of a node that no provider can run."""
 
 
 class Place(NamedTuple):
-    """Where nodes of one kind run, and what there is to say about it (no ``text``: nothing)."""
+    """Where nodes of one kind run, and the finding about it (none if ``text`` is empty)."""
 
     provider: str
     severity: str = ""
@@ -211,14 +211,14 @@ def place_nodes(
     target: str,
     broken: set[str],
 ) -> tuple[Sequence[str], Sequence[Finding]]:
-    """Return the provider of every node on a target ("cuda", one of a version, or "any": unknown), and the findings.
+    """Return the provider of every node on a target, and the findings.
 
     Args:
         graph: the model.
-        shapes: by value index, as far as they are known for all inputs.
+        shapes: by value index, if they are known for all inputs.
         volumes: shapes for estimates.
-        target: where it will run.
-        broken: labels of nodes whose types are wrong: nothing is said about their kernels.
+        target: where the model will run: "cuda", a version of it, or "any" (providers are unknown).
+        broken: labels of nodes whose types are wrong; there are no findings about their kernels.
 
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
@@ -252,13 +252,13 @@ def place_nodes(
 
 
 class Typing(NamedTuple):
-    """A node that stands for all of its kind and types.
+    """A node that represents all nodes of its kind and types.
 
     Attributes:
-        signature: that of its op.
+        signature: the signature of its op.
         bound: type parameter -> type.
         flowing: the types of its inputs and outputs.
-        wrapped: whether it reads float16: without a kernel it runs in float32 between Casts.
+        wrapped: whether it reads float16: without a kernel, it then runs in float32 between Casts.
     """
 
     node: Node
@@ -279,7 +279,7 @@ class Typing(NamedTuple):
         return kernel_table(target).get(self.node.key, ())
 
     def typed(self, bound: Mapping[str, str]) -> Typed:
-        """Return the node with these types, as targets are asked about it."""
+        """Return the node with these types, in the form that queries to targets take."""
         return Typed(self.signature, bound, self.node.proto)
 
     def runs_on(self, target: str, bound: Mapping[str, str]) -> bool:
@@ -290,7 +290,7 @@ class Typing(NamedTuple):
 def distinct_typings(
     graph: Graph, target: str
 ) -> tuple[list[object], dict[object, Typing]]:
-    """Return the typing of each node, as a key that is None where kernels do not matter, and a node for every key."""
+    """Return the typing of each node as a key (None where kernels do not matter), and a node for every key."""
     keys, examples = list[object](), dict[object, Typing]()
     for node in graph.nodes:
         if (
@@ -320,14 +320,14 @@ def distinct_typings(
 
 
 def _by_kernels(graph: Graph, target: str) -> list[Place]:
-    """Where each node would run if only kernels counted."""
+    """Return where each node would run if only kernels counted."""
     keys, examples = distinct_typings(graph, target)
     known = {key: place(target, example) for key, example in examples.items()}
     return [Place("") if key is None else known[key] for key in keys]
 
 
 def _unhonoured(graph: Graph, target: str) -> list[Finding]:
-    """That float32 is float16 on the target, if there is any."""
+    """Return the finding that the target runs float32 nodes in float16, if there are any."""
     if not computes_low(target) or FLOAT not in graph.types:
         return []
     text = f"{target} computes in float16 regardless of types, so float32 protects no value"
@@ -336,7 +336,7 @@ def _unhonoured(graph: Graph, target: str) -> list[Finding]:
 
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
-    """Return nodes without a schema: nothing can be said about them."""
+    """Return findings for nodes without a schema, which cannot be checked."""
     text = (
         "no schema is known for this op: its types, kernels and hazards are not checked"
     )
@@ -393,7 +393,7 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
 
 
 def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """Return the CPU, where its kernel takes the types as they are."""
+    """Return the CPU as the place of nodes whose types its kernel takes unchanged."""
     text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
@@ -401,7 +401,7 @@ def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
 
 
 def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
-    """Return the CPU, where it runs in float32."""
+    """Return the CPU as the place of nodes that run there in float32, between Casts."""
     text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
         text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
@@ -411,7 +411,7 @@ def _between_casts(target: str, typing: Typing, at: str, refused: str | None) ->
 
 
 def _in_engine(target: str, typing: Typing) -> Place:
-    """Whether a builder takes the node, since it builds all nodes or nothing."""
+    """Return whether a builder takes the node; it builds all nodes or none."""
     signature, bound, raised = typing.signature, typing.bound, in_float32(typing.bound)
     if signature.declared or typing.runs_on(target, bound):
         return Place(home(target))
@@ -428,7 +428,7 @@ def _in_engine(target: str, typing: Typing) -> Place:
 
 
 def _control_flow(target: str, typing: Typing) -> Place:
-    """Control flow runs where its kernel is; the nodes of its subgraphs run where theirs are."""
+    """Return where control flow runs: where its kernel is. The nodes of its subgraphs run where theirs are."""
     node, signature = typing.node, typing.signature
     for low in FORMATS.values():
         held = (name for name in typing.flowing if low.tensor in name)
@@ -446,7 +446,7 @@ def _control_flow(target: str, typing: Typing) -> Place:
 def _summary(
     graph: Graph, volumes: Sized, copied: set[int], shaping: int
 ) -> Iterator[Finding]:
-    """Yield the cost of all fallbacks together, and a note that shape arithmetic on the CPU costs nothing."""
+    """Yield the total cost of all fallbacks, and a note that shape arithmetic on the CPU costs nothing."""
     if copied:
         crossing = {
             value
@@ -483,7 +483,7 @@ def _summary(
 
 
 def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
-    """Yield values of the node that a node of the target makes or reads. Graph inputs and weights are on the host."""
+    """Yield the node's values that a node of the target produces or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
         if (

@@ -1,4 +1,4 @@
-"""Faults in types and versions: what no runtime loads, or the installed one does not know."""
+"""Faults in types and versions that no runtime loads, or that the installed runtime does not know."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _REDECLARE = "Correct the declaration, or remove it: runtimes infer types themse
 
 
 def type_faults(graph: Graph) -> list[Finding]:
-    """Return nodes that contradict their schema, and declarations that contradict the types of values.
+    """Return findings for nodes that contradict their schema, and declarations that contradict the types of values.
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
@@ -105,12 +105,12 @@ def _node_faults(
 
 
 def _types(graph: Graph, values: Sequence[int]) -> list[str | None]:
-    """Types of a node's inputs or outputs; None if one is absent or unknown."""
+    """Return the types of a node's inputs or outputs; None for those that are absent or unknown."""
     return [None if value == ABSENT else graph.types[value] for value in values]
 
 
 def _contradicted(graph: Graph) -> dict[int, str]:
-    """Value -> the type that the model declares for it, if its type is another."""
+    """Return value -> declared type, for the values whose actual type differs."""
     contradicted: dict[int, str] = {}
     for scope in graph.scopes:
         if scope.opaque:
@@ -131,7 +131,7 @@ def _contradicted(graph: Graph) -> dict[int, str]:
 
 
 def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Finding]:
-    """Inputs and initializers that are declared with another type than they have."""
+    """Yield inputs and initializers whose declared type differs from their actual type."""
     for value, wanted in declared.items():
         if graph.producer(value) is None:
             text = f"is {readable_types(graph.types[value])}, but the model declares {readable_types(wanted)}"
@@ -163,7 +163,7 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
 
 
 def _output_fault(graph: Graph, node: Node) -> str | None:
-    """Return the first output whose type the schema does not admit (a Cast to bfloat16 before opset 13, say)."""
+    """Return the first output whose type the schema does not admit, such as a Cast to bfloat16 before opset 13."""
     signature = node.signature
     if signature is None or node.key in op_facts().control_flow:
         return None
@@ -204,7 +204,7 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
 
 
 def _same_names(graph: Graph) -> Iterator[Finding]:
-    """Yield nodes of one graph that share a name; empty names are no names."""
+    """Yield nodes of one graph that share a name; empty names do not count."""
     taken = set[tuple[int, str]]()
     for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
@@ -220,11 +220,11 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
 
 
 def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
-    """Versions that the installed ONNX Runtime does not know, and imports that are missing.
+    """Return versions that the installed ONNX Runtime does not know, and missing imports.
 
     Args:
         model: the model.
-        graph: its graph; None if there is none, since the installed onnx does not know its opset.
+        graph: its graph; None if the installed onnx does not know its opset, so that it has none.
     """
     findings = list[Finding]()
     imports = tuple(
@@ -255,7 +255,7 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
 
 
 def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | None:
-    """Why ONNX Runtime refuses models with this IR version and these imports; None if it loads them, or is missing."""
+    """Return why ONNX Runtime refuses this IR version and these imports; None if it loads them, or is not installed."""
     if not has_runtime():
         return None
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
@@ -308,7 +308,7 @@ class Sized:
 
     Attributes:
         shapes: shape by value index.
-        assumed: dimension of an input -> the size that is assumed, as for random inputs; empty for given inputs.
+        assumed: dimension of an input -> its assumed size, the same as for random inputs; empty for given inputs.
     """
 
     shapes: Sequence[Shape | None]
@@ -316,7 +316,7 @@ class Sized:
 
     @property
     def told(self) -> str:
-        """At which sizes figures hold, to follow them; "" where nothing is assumed."""
+        """The sizes for which figures hold, as a phrase that follows the figures; "" if nothing is assumed."""
         return f" at {listed(self.assumed)} (assumed)" if self.assumed else ""
 
     def elements(self, value: int) -> int | None:
@@ -326,7 +326,7 @@ class Sized:
 
 
 def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
-    """Return the shapes for given inputs; without any, for inputs of the sizes that random ones have."""
+    """Return the shapes for the given inputs; if there are none, for inputs as large as random ones."""
     if given:
         return Sized(
             shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
@@ -394,7 +394,7 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
 
 
 def element_bytes(type_name: str | None) -> int:
-    """Bytes of one element of a type, at any depth: 4 if the type is unknown, 0 for strings, at least 1 otherwise."""
+    """Return the bytes per element of a type, at any depth: 4 if it is unknown, 0 for strings, otherwise 1 or more."""
     name = (type_name or "float").rsplit("(", maxsplit=1)[-1].rstrip(")")
     if name == "string":
         return 0
@@ -437,7 +437,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
 
 
 def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
-    """Report Casts to low precision and back: such a pair rounds, which may be intended."""
+    """Yield Casts to low precision and back: such a pair rounds, which may be intended."""
     for node in graph.nodes:
         before = graph.producer(node.input(0)) if _is_float_cast(graph, node) else None
         if (

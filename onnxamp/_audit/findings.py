@@ -1,4 +1,4 @@
-"""Results of an audit: frozen records, which reports print and save."""
+"""Results of an audit: frozen records that reports print and save."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from onnxamp._public import Shown
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a model, or costs time.
+    """A fault of a model, or something that costs time.
 
     Attributes:
         severity: "error" (it will not load, or is known to break), "warning" (it may break or is slow), or "note".
@@ -41,7 +41,7 @@ _SEVERITIES: Final = ("error", "warning", "note")
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, then warnings and notes, each in the order in which they were found."""
+    """Return errors first, then warnings and notes, each in the order in which they were found."""
     return tuple(
         sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
     )
@@ -52,7 +52,7 @@ class NodeFacts:
     """How a node will run.
 
     Attributes:
-        position: index of the node, those of subgraphs included.
+        position: index of the node, counting the nodes of subgraphs.
         node: its label: the name, or else the first output.
         op: its op type.
         scope: name of the subgraph it is in ("loop1.body"); "" for the main graph.
@@ -75,15 +75,15 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAtRisk:
-    """A scale of quantized numbers that low precision does not hold as it is.
+    """A scale of quantized numbers that low precision cannot hold unchanged.
 
     Attributes:
         node: label of the node that reads it.
         op: its op type.
-        type: what it quantizes to, such as "int8".
-        stored: the type of the scale, such as "float32": there is no harm in one that is not low.
-        low: the low-precision type that does not suit it.
-        why: what would be lost, or is lost.
+        type: the type that it quantizes to, such as "int8".
+        stored: the type of the scale, such as "float32"; a scale that is not low does no harm.
+        low: the low-precision type that cannot hold it.
+        why: the loss, actual or potential.
     """
 
     node: str
@@ -100,11 +100,11 @@ class Casts:
 
     Attributes:
         count: Casts between floats.
-        bytes: what they move, but for those of unknown size.
+        bytes: bytes that they move, without those of unknown size.
         redundant: how many are redundant.
         unsized: how many have an unknown size.
-        assumed: what is assumed: dimension of an input -> its size, where no inputs were given, and the iterations of
-            loops that are not constant.
+        assumed: assumptions: dimension of an input -> its size, where no inputs were given, and the iterations of
+            loops whose number is not constant.
     """
 
     count: int
@@ -116,11 +116,11 @@ class Casts:
 
 @dataclass(frozen=True, slots=True)
 class LoadsFrom:
-    """Which versions of ONNX Runtime load a model on a target.
+    """The versions of ONNX Runtime that load a model on a target.
 
     Attributes:
-        version: the oldest from which on all do, among those whose kernels are known ("1.20" is the oldest of these).
-        because: why the version before it does not; "" if it is the oldest.
+        version: the oldest version from which all load it, among those whose kernels are known (the oldest is "1.20").
+        because: why the version before it does not load it; "" if there is none.
     """
 
     version: str
@@ -138,7 +138,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Audit(Shown):
-    """Everything that is known about a model before it runs.
+    """All information about a model that is available before it runs.
 
     Attributes:
         target: "cuda", "cpu", "webgpu", "tensorrt" or "any", possibly with a version of ONNX Runtime ("cuda@1.24").

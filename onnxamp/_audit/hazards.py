@@ -1,8 +1,8 @@
-"""Hazards of a model that has low precision already.
+"""Hazards of a model that is already in low precision.
 
-Two kinds of rules look for them. The rules of :mod:`onnxamp._decide.hazards` know float32 models, so they see this one
-raised to float32 (:mod:`onnxamp._audit.hazards`), and count where a node really computes in low precision. The others
-look for what a conversion did to constants: epsilons that became zero, masks that became infinite.
+Two kinds of rules look for them. The rules of :mod:`onnxamp._decide.hazards` expect float32 models, so they see this
+model raised to float32 (:class:`RaisedGraph`), and apply where a node really computes in low precision. The other rules
+look for constants that a conversion damaged: epsilons that became zero, masks that became infinite.
 """
 
 from collections import Counter
@@ -40,13 +40,13 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 
 @dataclass
 class RaisedConstants(Constants):
-    """Constants whose saturated sentinels look like the sentinels that they were before a conversion."""
+    """Constants with saturated sentinels restored to their values before a conversion."""
 
     saturated: frozenset[float] = frozenset()
-    """Magnitudes that a conversion gives to sentinels."""
+    """Magnitudes to which a conversion saturates sentinels."""
 
     def stats(self, value: int) -> ConstantStats | None:
-        """Statistics of the constant, with sentinels restored."""
+        """Return the statistics of the constant, with sentinels restored."""
         stored = self.stored(value)
         if (
             stored is None
@@ -57,11 +57,11 @@ class RaisedConstants(Constants):
         return ConstantStats(_LARGEST, copysign(_LARGEST, stored.uniform), 0.0)
 
     def stored(self, value: int) -> ConstantStats | None:
-        """Statistics of the numbers as they are stored; None if the value is not constant."""
+        """Return the statistics of the numbers as they are stored; None if the value is not constant."""
         return super().stats(value)
 
     def number(self, value: int) -> float | None:
-        """Return the number that all elements of the constant have, as it is stored."""
+        """Return the stored number that all elements of the constant have."""
         stored = self.stored(value)
         return None if stored is None else stored.uniform
 
@@ -72,7 +72,7 @@ class RaisedGraph(Graph):
 
     low: Format
     actual: Types
-    """The types without disguise."""
+    """The real types."""
     sizes: Sequence[Shape | None]
     """Shapes by value index."""
 
@@ -107,7 +107,7 @@ class RaisedGraph(Graph):
         )
 
     def low_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
-        """(position, value) of the node's low-precision tensor inputs."""
+        """Yield (position, value) of the node's low-precision tensor inputs."""
         low = self.low.tensor
         return (
             (port, value)
@@ -116,7 +116,7 @@ class RaisedGraph(Graph):
         )
 
     def low_constants(self, node: Node) -> Iterator[tuple[int, float]]:
-        """(position, number) of the node's low-precision inputs that are constants of a single number."""
+        """Yield (position, number) of the node's low-precision inputs that are constants with a single number."""
         for port, value in self.low_inputs(node):
             number = self.constants.number(value)
             if number is not None:
@@ -124,7 +124,7 @@ class RaisedGraph(Graph):
 
 
 def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
-    """Return the graph with one low-precision type seen as float32; nothing is resolved or inferred again."""
+    """Return the graph with one low-precision type shown as float32; nothing is resolved or inferred again."""
     return RaisedGraph(
         model=graph.model,
         book=graph.book,
@@ -152,14 +152,14 @@ def low_hazards(
 ) -> list[Finding]:
     """Find low-precision nodes that are known to break.
 
-    Of a float32 model: one note with the number of nodes that a conversion would keep float32.
+    For a float32 model, return one note with the number of nodes that a conversion would keep in float32.
 
     Args:
         graph: the model.
-        view_in: gives the graph with its values of a low type raised to float32, as :func:`raised` does.
+        view_in: returns the graph with its values of a low type raised to float32, as :func:`raised` does.
         target: where the model runs.
 
-    Complexity: near linear in nodes, as the rules; weights are read once per low-precision type.
+    Complexity: near linear in nodes, like the rules; weights are read once per low-precision type.
     """
     present = {name for name in graph.types if name is not None}
     lows = [
@@ -202,14 +202,14 @@ def _hazard(
     severity: str = "warning",
     action: str = _KEEP,
 ) -> Finding:
-    """Return a hazard of a low-precision node; LOW in the text becomes the name of the type."""
+    """Return a hazard of a low-precision node; LOW in the text is replaced by the name of the type."""
     return finding(
         node, severity, "hazard", text.replace("LOW", graph.low.name), action
     )
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """Yield the findings of kinds with an audit, one per low-precision node and kind."""
+    """Yield the findings for hazard kinds that have an audit, one per low-precision node and kind."""
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
@@ -224,7 +224,7 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
             shown = _shown(graph, node, audit)
             if shown:
                 owner = hazard.node
-            # A rule yields the node with the constant first, then what follows from it: one finding says it all.
+            # A rule yields the node with the constant first, then the consequences: one finding covers them all.
             cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
             follows = (
                 cause is not None
@@ -263,7 +263,7 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
 
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
-    """One finding per decomposed normalization, softmax or magnitude, at the op that breaks first."""
+    """Yield one finding per decomposed normalization, softmax or magnitude, at the op that breaks first."""
     narrow, digits = (
         graph.low.is_narrow,
         f"its sums keep only {graph.low.mantissa + 1} bits",
@@ -293,7 +293,7 @@ def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
 
 
 def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
-    """Casts to float32 in front of a decomposed normalization, which ONNX Runtime fuses into a node it cannot load."""
+    """Yield Casts to float32 before a decomposed normalization, which ONNX Runtime fuses into a node it cannot load."""
     for value in graph.ask(absorbed_casts, graph.low):
         cast = graph.producer(value)
         if (
@@ -309,7 +309,7 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
-    """Yield an epsilon that a conversion flushed to zero, in front of what it guarded."""
+    """Yield epsilons that a conversion flushed to zero, before the node that they guarded."""
     adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
     for node in graph.nodes:
         # Clip and Max with 0 are common without any epsilon, and so is a Sqrt of their result.
@@ -332,7 +332,7 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _is_single(graph: RaisedGraph, value: int) -> bool:
-    """Return whether the constant is a single stored number, as epsilons are; vectors of zeros are biases."""
+    """Return whether the constant is a single stored number, like an epsilon; vectors of zeros are biases."""
     maker = graph.producer(graph.constants.source(value))
     return elements(graph.shapes[value]) == 1 and (
         maker is None or maker.key == "Constant"
@@ -358,7 +358,7 @@ def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
 
 
 def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
-    """Infinities that are multiplied (0 times infinity is NaN) or added as a mask, and constant divisors that are 0."""
+    """Yield infinities that are multiplied (0 times infinity is NaN) or added as a mask, and constant divisors of 0."""
     for node in graph.nodes:
         if node.key == "Div" and (1, 0.0) in graph.low_constants(node):
             yield _hazard(
@@ -380,7 +380,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
-    """Masks at the very end of the range, which adding a score leaves. Half of the range would do."""
+    """Yield masks at the very end of the range, which overflow when a score is added. Half of the range would do."""
     if (
         not graph.low.is_narrow
     ):  # the end of a wide range is far beyond the last digit of a score
@@ -402,7 +402,7 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 
 def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
-    """Masks that are made in float32, and become infinite in a Cast on their way to the Softmax."""
+    """Yield masks that are computed in float32, and become infinite in a Cast on their way to the Softmax."""
     walk, low = op_facts().mask_arithmetic, graph.low
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
@@ -438,9 +438,9 @@ _RULES: Final[tuple[LowRule, ...]] = (
 
 _LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
 _MANY_SUBNORMAL: Final = 0.01
-"""Share of subnormal elements that is worth a note."""
+"""Share of subnormal elements above which a note is worthwhile."""
 _MANY: Final = 1000
-"""Elements below which shares mean nothing."""
+"""Tensors with fewer elements are too small for shares to be meaningful."""
 
 
 class Contents(NamedTuple):
@@ -454,7 +454,7 @@ class Contents(NamedTuple):
 
 
 def weight_types(model: ModelProto) -> dict[str, int]:
-    """Element type ("float32", "float16", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
+    """Return element type ("float32", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
     sizes: Counter[str] = Counter()
     for tensor in tensors_of(model):
         sizes[readable_types(tensor_type(tensor.data_type))] += stored_bytes(tensor)
@@ -462,7 +462,7 @@ def weight_types(model: ModelProto) -> dict[str, int]:
 
 
 def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
-    """NaN and infinities in weights, digits that low-precision weights have lost, and weights that cannot be read.
+    """Return findings on NaN and infinities in weights, lost digits of low-precision weights, and unreadable weights.
 
     Complexity: one pass over the weights, in blocks.
     """
@@ -497,7 +497,7 @@ def _float_contents(array: NDArray[np.float32]) -> Contents:
 
 
 def _low_contents(array: NDArray[Any], low: Format) -> Contents:
-    """Counts from the bits: sign, exponent, mantissa."""
+    """Count elements by their bits: sign, exponent, mantissa."""
     mantissa = (1 << low.mantissa) - 1
     numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
     exponent = numbers ^ mantissa
@@ -513,7 +513,7 @@ def _low_contents(array: NDArray[Any], low: Format) -> Contents:
 
 
 def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    """One finding for all weights that cannot be read: mostly the whole data file is missing."""
+    """Yield one finding for all weights that cannot be read; in most cases, the whole data file is missing."""
     for name, why in failures[:1]:
         more = (
             f" The same is true of {len(failures) - 1} more weights."
@@ -525,7 +525,7 @@ def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
-    """NaN is never intended. Infinities may be in masks, which have few numbers."""
+    """Yield findings on NaN, which is never intended, and on infinities, which may belong to masks of few numbers."""
     if contents.nan:
         text = f"NaN among {type_name} weights: every op that reads them returns NaN"
         yield finding(
@@ -546,7 +546,7 @@ def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Findi
 
 
 def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
-    """Yield how many low-precision weights are subnormal, with the tensor that has most of them."""
+    """Yield how many low-precision weights are subnormal, and the tensor that has the most."""
     for low, tensors in lows.items():
         total = sum(contents.elements for contents in tensors.values())
         subnormal = sum(contents.subnormal for contents in tensors.values())

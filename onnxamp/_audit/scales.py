@@ -1,4 +1,4 @@
-"""Scales of quantized numbers that low precision does not hold, in a model as it is."""
+"""Scales of quantized numbers that low precision cannot hold, in an unconverted model."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._ops.facts import op_facts
 
 _SCALE = 1
-"""The input of nodes that quantize or dequantize."""
+"""Position of the scale among the inputs of nodes that quantize or dequantize."""
 
 
 def scales_at_risk(
@@ -20,11 +20,11 @@ def scales_at_risk(
 ) -> Iterator[ScaleAtRisk]:
     """Yield scales that leave the range of a low type of the model, are subnormal there, or move their grid.
 
-    Of a model without low precision, those that float16 does not hold. Complexity: linear in nodes and scales.
+    For a model without low precision, yield those that float16 cannot hold. Complexity: linear in nodes and scales.
 
     Args:
         graph: the model.
-        view_in: gives the graph with its values of a low type raised to float32, as :func:`raised` does.
+        view_in: returns the graph with its values of a low type raised to float32, as :func:`raised` does.
     """
     facts = op_facts()
     nodes = graph.nodes_of(facts.quantize | facts.dequantize | facts.scales.keys())
@@ -54,7 +54,7 @@ def scales_at_risk(
 
 
 def _subnormal(graph: Graph, scale: int, low: Format) -> str:
-    """Return how many of a node's scales have fewer digits in low precision, in a clause; "" if none has."""
+    """Return a clause on how many of a node's scales lose digits in low precision; "" if none does."""
     known = magnitudes(graph, scale)
     if known is None:
         return ""

@@ -1,1 +1,1 @@
-"""Batch conversion: a whole folder of models in worker processes, where no model can break another."""
+"""Batch conversion of a whole folder of models in worker processes, so that no model can break another."""

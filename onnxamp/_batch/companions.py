@@ -1,4 +1,4 @@
-"""The files beside the models of a folder, such as configs and tokenizers: software needs them to load the results."""
+"""The files beside the models of a folder, such as configs and tokenizers, that software needs to load the results."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from onnxamp._paths.paths import made_folder
 from onnxamp._state import Part, fingerprint
 
 PART: Final = "companions"
-"""Part of the state of a results folder: for each file beside results that is ours, the fingerprints it may have."""
+"""Part of a results folder's state: the possible fingerprints of each file beside results that onnxamp wrote."""
 
 
 def ship(
@@ -28,18 +28,18 @@ def ship(
     part: Part,
     others: Iterable[Path] = (),
 ) -> Shipped:
-    """Copy the files beside the models of a folder, with the settings that their results need, and put all in place.
+    """Copy the files beside the models of a folder, with the settings that the results need, and put them all in place.
 
-    A file that is there and was not written by an earlier run, or was changed since, stays as it is.
+    An existing file that an earlier run did not write, or that was changed since, is left unchanged.
 
     Args:
         package: the folder.
         jobs: its models, all of which have results.
-        entries: what is remembered of these, by name of the model.
-        source: the folder that is converted, which it is or lies in.
+        entries: the remembered entries of these models, by name.
+        source: the folder that is converted: the package itself, or a folder around it.
         target: the folder of the results.
-        part: what earlier runs wrote.
-        others: folders of other packages, whose files are theirs.
+        part: the state that earlier runs wrote.
+        others: folders of other packages, which keep their own files.
 
     Raises:
         OutputError: a file cannot be written.
@@ -62,7 +62,7 @@ def ship(
         if known is not None and known != wanted and known not in part.get(name, ()):
             kept.append(name)
             continue
-        # A mark moves with the models, even if it stays the same.
+        # A mark moves with the models, even if it is unchanged.
         if known != wanted or (waits and package.kind.is_mark(inside)):
             place = (stage or home) / inside
             made_folder(place.parent)
@@ -107,7 +107,7 @@ def _needed(
 
 
 def _dtype_of_caches(package: Package, result: Path) -> str:
-    """Return the low-precision type of the inputs that the software takes in one; "" where there are none."""
+    """Return the type of the inputs that the software accepts in low precision; "" if there are none."""
     elems = {
         entry.type.tensor_type.elem_type
         for entry in load_model(result).graph.input
@@ -117,7 +117,7 @@ def _dtype_of_caches(package: Package, result: Path) -> str:
 
 
 def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
-    """Return the bytes of a JSON file with settings changed; the same bytes where all have their values already."""
+    """Return the bytes of a JSON file with settings changed; the same bytes if all already have their values."""
     if not changes:
         return data
     before = json.loads(data)

@@ -1,4 +1,4 @@
-"""Converting all models of a folder: find them, skip what is up to date, hand the rest to workers, and remember."""
+"""Conversion of all models of a folder: find them, skip those that are up to date, hand the rest to workers."""
 
 import logging
 import time
@@ -48,10 +48,10 @@ from onnxamp._workers.signals import cleaned_up
 
 
 def index_of(html: Path | None) -> Path | None:
-    """Return the index of the requested pages: index.html in a folder, or the file that is named.
+    """Return the index of the requested pages: index.html in a folder, or the named file.
 
     Raises:
-        ArgumentError: it is no place for a page.
+        ArgumentError: no page can be written there.
     """
     if html is None:
         return None
@@ -68,11 +68,11 @@ def index_of(html: Path | None) -> Path | None:
 
 
 def check_options(options: FolderOptions) -> None:
-    """Refuse wrong options before the first model is read.
+    """Reject wrong options before the first model is read.
 
     Raises:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
-        ArgumentTypeError: ``accept`` is no text. RuntimeFailure: CUDA is requested, but cannot be used.
+        ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
     """
     if options.external_data not in EXTERNAL_DATA:
         raise ArgumentError(
@@ -108,10 +108,10 @@ def check_options(options: FolderOptions) -> None:
 
 
 def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
-    """Return the models below a folder, sorted by name, without hidden ones and those below ``target``.
+    """Return the models below a folder, sorted by name, except hidden ones and those below ``target``.
 
     Raises:
-        ArgumentError: there is none, or results could replace originals.
+        ArgumentError: there are no models, or results could replace originals.
     """
     if not source.is_dir():
         raise ArgumentError(f"{str(source)!r} is not a folder.")
@@ -179,15 +179,15 @@ def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
 
 
 def size_of(job: Job) -> int:
-    """Bytes of the model file."""
+    """Return the size of the model file in bytes."""
     return job.source.stat().st_size if job.source.is_file() else 0
 
 
 _LOG: Final = logging.getLogger("onnxamp")
 _OF_FILES: Final = ("external_data", "shard_bytes")
-"""Options that change no number."""
+"""Options that do not change any number."""
 SEARCHES: Final = ".onnxamp"
-"""Folder, among the results, of what level auto measured."""
+"""Folder among the results for the measurements of level auto."""
 
 
 Told = Callable[[FolderProgress], None]
@@ -232,15 +232,15 @@ def convert_folder(
         level: see :func:`convert_file`, also for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
         jobs: worker processes, which share the processor's cores; by default one per core.
         cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address. All its machines
-            must see the folders. None for processes of this machine, without Ray.
+            must be able to access the folders. None for processes on this machine, without Ray.
         external_data: "auto", "always" or "never".
         shard_bytes: bytes per data file.
         tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
-            bfloat16), and what level "auto" tunes to (1e-2).
+            bfloat16), and the target of level "auto" (1e-2).
         metric: for level "auto" only: how errors are measured.
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
-            model below ``src`` without ".onnx". A model without inputs runs on random ones.
+            model below ``src`` without ".onnx". Models for which there are none run on random inputs.
         prompts: text file with one prompt per line for decoders, see :class:`Prompts`.
         samples: number of random inputs; None for 1, or for 4 to 16 if the target accumulates float16 in float16, as
             webgpu does.
@@ -252,21 +252,21 @@ def convert_folder(
         accept: a function that judges outputs, see :func:`diff_models`; as "package:function" or "file.py:function",
             because workers import it.
         html: where to write pages: a folder for one page per model and an index, or the path of the index.
-        told: progress callback, called when a model is started and when it is done.
+        told: progress callback, called when a model starts and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 
     Returns:
-        What became of each model.
+        The outcome for each model.
 
     Raises:
         ArgumentError: an argument is wrong, there is no model, results could replace originals, or another run writes
             to ``dst``. With ``strict_options``, at the end: a name matches nothing in any model.
-        ArgumentTypeError: ``accept`` is no text.
+        ArgumentTypeError: ``accept`` is not a string.
         OutputError: ``dst`` cannot be created.
         RuntimeFailure: CUDA is requested, but cannot be used.
 
     Warns:
-        OptionWarning: a name matches nothing in any model, or an option cannot be obeyed in one.
+        OptionWarning: a name matches nothing in any model, or an option cannot be followed for a model.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -321,7 +321,10 @@ def run_folder(
     retry: bool = False,
     html: Path | None = None,
 ) -> FolderReport:
-    """:func:`convert_folder` with its options in one record; raises the same. A result without a page is made again."""
+    """Run :func:`convert_folder` with its options in one record; raise the same errors.
+
+    A result without a requested page is converted again.
+    """
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
     found = [
@@ -348,7 +351,7 @@ def run_folder(
             state.check_writable()
         waiting.sort(
             key=size_of, reverse=True
-        )  # so that no worker starts a large one last
+        )  # so that no worker starts a large model last
         work = partial(_jobs_of, options)
         with closing(
             _work(work, waiting, place, len(rows), told, once=mixes)
@@ -379,10 +382,10 @@ def run_folder(
 
 
 def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
-    """Check that the software that loads the models has the low-precision type.
+    """Check that the software that loads the models supports the low-precision type.
 
     Raises:
-        ArgumentError: it does not.
+        ArgumentError: it does not support the type.
     """
     for job in jobs:
         kind = None if job.package is None else job.package.kind
@@ -400,7 +403,7 @@ def _share(
     entries: dict[str, Entry],
     kept: Part,
 ) -> None:
-    """Let results share the weights that their models share, and remember them as they are then."""
+    """Let results share the weights that their models share, and remember the files that this leaves."""
     done = [job for job in jobs if not rows[job.name].has_failed]
     fresh = {name for name, row in rows.items() if row.outcome == "converted"}
     for job, size in share_weights(done, entries, fresh, options):
@@ -419,7 +422,7 @@ def _shipped(
     target: Path,
     state: State,
 ) -> Iterator[Shipped]:
-    """Complete the packages of which every model has a result, and tell of the others."""
+    """Complete the packages in which every model has a result, and report the others."""
     owned: dict[Path, list[Job]] = {}
     for job in jobs:
         if job.package is not None:
@@ -437,7 +440,7 @@ def _shipped(
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
-    """Return the work of a folder: what is done with each job."""
+    """Return the function that handles each job of a folder."""
     return partial(run_job, options)
 
 
@@ -448,7 +451,7 @@ def _known(
     *,
     retry: bool,
 ) -> tuple[dict[str, Row], list[Job]]:
-    """Return the rows of jobs whose outcome is known, and the other jobs, with what is known of their cures."""
+    """Return the rows of jobs whose outcome is known, and the other jobs, with any known cures."""
     rows, waiting = dict[str, Row](), list[Job]()
     for job in jobs:
         entry = state.get(job.name)
@@ -473,9 +476,9 @@ def _known(
 
 
 class _Prints(NamedTuple):
-    """Hashes of everything that determines a result, a failure, or a cure, however it was asked for.
+    """Hashes of everything that determines a result, a failure, or a cure, independent of how it was requested.
 
-    ``search`` is of what the measurements of level auto depend on besides models and inputs, which their file knows.
+    ``search`` covers what the measurements of level auto depend on, except models and inputs, which their file records.
     """
 
     result: str
@@ -505,7 +508,7 @@ def _work(
 ) -> Generator[tuple[Entry, int]]:
     """Yield the result of each job when it is done, and the number of workers. Files of dead workers are removed.
 
-    Plugins keep compiled kernels from one model to the next, and may mix them up: each worker does one job ``once``.
+    With ``once``, each worker does a single job: plugins keep compiled kernels between models and may mix them up.
     """
     running: dict[int, str] = {}
     finished, total = before, before + len(jobs)
@@ -538,7 +541,7 @@ def _work(
 
 
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
-    """Return the outcome of a job, however it ended."""
+    """Return the outcome of a job, regardless of how it ended."""
     if isinstance(found, Failed):
         return failed(job, found.error)
     if isinstance(found, Crash):

@@ -1,13 +1,13 @@
-"""One model of a folder, in a worker process: convert it, compare it with its original, and cure it if that fails.
+"""Handles one model of a folder in a worker process: converts it, compares it with its original, and cures failures.
 
-The state of a results folder lets a later run skip the models that are up to date. A result is so if its entry in
-``.onnxamp.json`` was made by this version of onnxamp with the same options, and every file that was read for it (the
+The state of a results folder lets a later run skip the models that are up to date. A result is up to date if its entry
+in ``.onnxamp.json`` was made by this version of onnxamp with the same options, and every file that was read for it (the
 model, its data files, its inputs) and every file that was written still has the same size and modification time.
 Comparing times alone, as make does, would miss other options and older files that were moved here.
 
-A failure is remembered likewise, if the same files would fail again: it is not tried again until a file that was
-read, an option, or the version of onnxamp or ONNX Runtime changes. So are cures: where a result is made anew under the
-same options, because it is gone or its weights go elsewhere, its cure is not searched for again.
+Failures are remembered in the same way if the same files would fail again. They are not retried until a file that was
+read, an option, or the version of onnxamp or ONNX Runtime changes. Cures are remembered, too: if a result must be
+converted again under the same options, because it is gone or its weights go elsewhere, its cure is reused.
 """
 
 import json
@@ -67,16 +67,16 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What became of a model.
+    """The outcome for a model.
 
     Attributes:
-        row: the same for people.
+        row: the outcome in readable form.
         read: stamps of the files that were read, by path relative to :attr:`Job.home`.
-        written: stamps of the files that were written, by their final paths; none if it failed.
-        cured: the options that passed, as JSON, where those of the call did not; None if they did, or failed.
-        may_pass: a failure need not happen again: it is one of the machine, or of a file that is missing.
-        made_with: a hash of all that determines the result.
-        searched_with: a hash of all that determines its cure.
+        written: stamps of the files that were written, by their final paths; empty if it failed.
+        cured: the options that passed, as JSON, if those of the call did not; None if those passed, or none did.
+        may_pass: whether a retry may succeed, because the failure is due to the machine or to a missing file.
+        made_with: a hash of everything that determines the result.
+        searched_with: a hash of everything that determines its cure.
     """
 
     row: Row
@@ -98,7 +98,7 @@ class Entry:
         )
 
     def is_cure(self, job: "Job", fingerprint: str) -> bool:
-        """Return whether the options that passed are known, and would pass again."""
+        """Return whether the options that passed are known and would pass again."""
         return (
             self.cured is not None
             and self.searched_with == fingerprint
@@ -107,7 +107,7 @@ class Entry:
 
     @property
     def stays_float32(self) -> bool:
-        """Whether no conversion passed."""
+        """Whether the model stays in float32 because no conversion passed."""
         return self.cured is not None and self.cured["level"] == "O0"
 
     def data_of(self, job: "Job") -> set[Path]:
@@ -116,7 +116,7 @@ class Entry:
         return {_place(name, job.home) for name in self.read.keys() - others}
 
     def _is_read(self, job: "Job") -> bool:
-        """Return whether all that the job reads was read then, and has not changed since."""
+        """Return whether all files that the job reads were read then, and have not changed since."""
         needed = (path for path in (job.source, job.inputs) if path is not None)
         return {
             _relative(path, job.home) for path in needed
@@ -126,7 +126,7 @@ class Entry:
 
 
 def remembered(part: Part) -> dict[str, Entry]:
-    """Return the remembered entries by name of the model, without those in the form of another version."""
+    """Return the remembered entries by model name, without those in another version's format."""
     entries = {}
     for name in part:
         with suppress(KeyError, TypeError, ValueError):
@@ -135,7 +135,7 @@ def remembered(part: Part) -> dict[str, Entry]:
 
 
 def _place(path: str, folder: Path) -> Path:
-    """Return the path of a name that :func:`_relative` made."""
+    """Return the path for a name that :func:`_relative` made."""
     named = as_path(path)
     return named if is_remote(named) else folder / named
 
@@ -183,17 +183,17 @@ _TRANSIENT: Final = (
     OSError,
     MemoryError,
 )
-"""Errors that the same files may not meet again."""
+"""Errors that need not recur with the same files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """Options for every model of a folder, see :func:`onnxamp.convert_folder`.
+    """Options for every model of a folder; see :func:`onnxamp.convert_folder`.
 
-    ``cures``: keep more nodes in float32 where that makes a model pass; ``cure_seconds``: time to look for them.
-    ``libraries``: of custom ops, for all sessions. ``accept``: the function that judges, where it can be imported from.
-    ``prompts``: texts for the decoders of the folder. ``given``: the names of the options of the conversion that
-    somebody chose, which kinds of folders leave as they are.
+    ``cures``: keep more nodes in float32 if that makes a model pass; ``cure_seconds``: time limit of the search for
+    them. ``libraries``: custom op libraries for all sessions. ``accept``: the importable name of the function that
+    judges outputs. ``prompts``: texts for the decoders of the folder. ``given``: the names of the conversion options
+    that the user chose, which kinds of folders do not change.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -215,12 +215,12 @@ class FolderOptions:
 
     @property
     def judge(self) -> Accept | None:
-        """The function that judges outputs, imported."""
+        """The imported function that judges outputs."""
         return None if self.accept is None else Accept.of(self.accept)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that all models depend on: that of the function, if it is named, and the texts."""
+        """Files that all models depend on: the file of the judging function, if one is named, and the texts."""
         file = (self.accept or "").rpartition(":")[0]
         code = (Path(file),) if file.endswith(".py") else ()
         return code if self.prompts is None else (*code, self.prompts)
@@ -228,13 +228,13 @@ class FolderOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One model: its name, its file, where the result goes, or what fails, its inputs, and its folder of results.
+    """One model: its name, its file, the path of the result or the failure, its inputs, and its folder of results.
 
-    With ``stage``, a hidden folder in ``home``, results wait there until all of the ``package`` are there (see
-    :mod:`onnxamp._batch.placing`). ``cure`` is what an earlier run found to pass; None if nothing is known. ``page`` is
-    where its report goes, ``search`` where level auto keeps its measurements, and ``shared`` are files that all models
-    depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` what software calls the
-    types of the result.
+    With ``stage``, a hidden folder in ``home``, results wait there until all results of the ``package`` are there (see
+    :mod:`onnxamp._batch.placing`). ``cure`` has the options that passed in an earlier run; None if none are known.
+    ``page`` is the path of its report, ``search`` the path of level auto's measurements, and ``shared`` are files that
+    all models depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` is the
+    software's name for the types of the result.
     """
 
     name: str
@@ -253,27 +253,27 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """Where the result is written."""
+        """The path to which the result is written."""
         return self.staged(self.target)
 
     @property
     def result(self) -> Path:
-        """Where the result is now."""
+        """The current path of the result."""
         return self.output if self.output.exists() else self.target
 
     def staged(self, path: Path) -> Path:
-        """Return where a file of the result waits."""
+        """Return the path at which a file of the result waits."""
         return path if self.stage is None else self.stage / path.relative_to(self.home)
 
     def found(self, name: str) -> Path:
-        """Return where a file of the result is now, whose final path is known by name."""
+        """Return the current path of a file of the result, given the name of its final path."""
         place = _place(name, self.home)
         waiting = self.staged(place)
         return waiting if waiting.exists() else place
 
     @property
     def is_paged(self) -> bool:
-        """Whether no page is wanted, or there is one of the result that is there."""
+        """Whether no page is requested, or the page of the existing result exists."""
         page = self.page
         return page is None or (
             page.exists() and page.stat().st_mtime_ns >= self.result.stat().st_mtime_ns
@@ -294,7 +294,7 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
             custom_ops(options.conversion.custom_ops, library=options.libraries),
         ):
             result = _run(options, job)
-    except MemoryError:  # another machine may have more
+    except MemoryError:  # another machine may have more memory
         raise
     except OnnxAmpError as error:
         result = _failure(job, read, Row(job.name, message=str(error)), error)
@@ -304,14 +304,14 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
 
 
 def failed(job: Job, error: Exception) -> Entry:
-    """Return the outcome of a job that an unexpected error ended."""
+    """Return the outcome of a job that ended with an unexpected error."""
     trace = "".join(traceback.format_exception(error))
     row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
     return _failure(job, read_before(job), row, error)
 
 
 def read_before(job: Job) -> Mapping[str, Stamp]:
-    """Stamps of the files that a job reads, as far as the model itself need not be read to know them."""
+    """Return the stamps of those files of a job that are known without reading the model."""
     return stamps({job.source, *_files(job.inputs), *job.shared}, job.home)
 
 
@@ -351,7 +351,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
 
 
 def sink_of(options: FolderOptions, job: Job) -> Sink:
-    """Return where, and how, the result of a job is written."""
+    """Return the destination and the form of a job's result."""
     return Sink(
         target=job.target,
         external_data=options.external_data,
@@ -362,7 +362,7 @@ def sink_of(options: FolderOptions, job: Job) -> Sink:
 
 
 def written_by(job: Job) -> Mapping[str, Stamp]:
-    """Stamps of the files that make up the result of a job."""
+    """Return the stamps of the files that make up the result of a job."""
     result = job.result
     files = (result, *(result.parent / name for name in data_files_of(result)))
     home = job.home if job.stage is None or result == job.target else job.stage
@@ -370,7 +370,7 @@ def written_by(job: Job) -> Mapping[str, Stamp]:
 
 
 def _request(options: FolderOptions, job: Job, model: Model) -> Request:
-    """Return what is asked for one model: all options of the folder, or those that an earlier run found to pass."""
+    """Return the request for one model: all options of the folder, or those that passed in an earlier run."""
     cured = None if job.cure is None else job.cure.cured
     asked = options.conversion if cured is None else Options.from_json(cured)
     if job.package is not None and cured is None:
@@ -411,7 +411,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
 
 
 def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
-    """Return what a model runs on: its inputs, or texts if it is a decoder; None for random inputs."""
+    """Return the inputs of a model, or texts if it is a decoder; None for random inputs."""
     if job.inputs is not None or tokens_input(model.proto) is None:
         return job.inputs
     if options.prompts is not None:
@@ -421,7 +421,7 @@ def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | 
 
 
 def _files(inputs: Path | None) -> list[Path]:
-    """The files that inputs are read from."""
+    """Return the files from which inputs are read."""
     if inputs is None:
         return []
     return (
@@ -432,7 +432,7 @@ def _files(inputs: Path | None) -> list[Path]:
 
 
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
-    """Return the given sizes of those dimensions that the model has."""
+    """Return the given sizes of the dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
     return {name: size for name, size in options.dims.items() if name in named}
 
@@ -444,8 +444,9 @@ def _absent_dims(options: FolderOptions, model: ModelProto) -> Iterator[Unmatche
 
 
 def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
-    """Return the row with the names that match nothing in its model, which may match in others, apart from its
-    warnings.
+    """Return the row with the names that match nothing in its model kept apart from its warnings.
+
+    They may match in other models.
     """
     texts = {one.text for one in unmatched}
     warnings = tuple(text for text in row.warnings if text not in texts)
@@ -455,7 +456,7 @@ def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
 def _sampling(
     options: FolderOptions, inputs: Path | Prompts | None, model: Model
 ) -> tuple[str, ...]:
-    """Arguments of the command line that make it run the model on the same inputs."""
+    """Return command-line arguments that run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
     judge += [
         text for path in options.libraries for text in ("--custom-ops-library", path)
@@ -487,7 +488,7 @@ def _hazards(plan: Plan) -> Counter[str]:
 
 
 def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
-    """Return what became of a model that was converted."""
+    """Return the outcome for a model that was converted."""
     nodes, diff = conversion.summary.nodes, conversion.validation
     row = Row(
         job.name,

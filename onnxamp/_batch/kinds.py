@@ -1,4 +1,4 @@
-"""Kinds of folders: in which form the software that loads a folder takes the models in it (``_data/folders.toml``)."""
+"""Kinds of folders: the form in which the software that loads a folder expects its models (``_data/folders.toml``)."""
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ from onnxamp._paths.paths import is_remote
 
 
 class Name(NamedTuple):
-    """What the result of a model is called, whose name without its suffix fits a pattern."""
+    """The name of the result of a model whose own name without its suffix fits a pattern."""
 
     pattern: str
     becomes: str
@@ -27,12 +27,12 @@ class Name(NamedTuple):
 
     @property
     def is_left_out(self) -> bool:
-        """Whether such a file holds other types of a network that also exists in float32."""
+        """Whether such a file is a variant, in other types, of a network that also exists in float32."""
         return not self.becomes
 
 
 class Setting(NamedTuple):
-    """A setting in a JSON file that results need; ``value`` names what it is set to."""
+    """A setting in a JSON file that results need; ``value`` names its value."""
 
     file: str
     keys: Sequence[str]
@@ -71,11 +71,11 @@ class Kind:
         return cls(**values)
 
     def marks_of(self, folder: Path) -> bool:
-        """Return whether a folder has all files that make it one of the kind."""
+        """Return whether a folder has all files that mark it as one of this kind."""
         return all(next(folder.glob(mark), None) is not None for mark in self.marks)
 
     def is_mark(self, name: str) -> bool:
-        """Return whether a file is one of those by which the kind is recognized; ``name``: its path in the folder."""
+        """Return whether a file is one that marks the kind; ``name``: its path in the folder."""
         return _fits(name, self.marks)
 
     def name_of(self, path: Path) -> Name:
@@ -88,8 +88,8 @@ class Kind:
         """Return the options for a model of such a folder.
 
         Args:
-            options: those of the call.
-            given: the names of those that somebody chose, which stay.
+            options: the options of the call.
+            given: the names of the options that the user chose, which are kept.
             model: the model.
         """
         chosen = {
@@ -102,7 +102,7 @@ class Kind:
         return replace(options, **chosen)
 
     def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
-        """What suffices where a model's outputs miss the usual limits: limits by metric, and by output."""
+        """Return the limits that suffice if a model's outputs miss the usual limits, by metric and output."""
         names = [entry.name for entry in model.proto.graph.output]
         return {
             metric: {
@@ -129,16 +129,16 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether a file of this name is read by software that loads a folder of models."""
+    """Return whether software that loads a folder of models reads a file of this name."""
     return _fits(name, _table()["companions"])
 
 
 def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, without what is hidden, behind symbolic links, or below ``without``.
+    """Yield the files below a folder, sorted, except hidden ones and those behind symbolic links or below ``without``.
 
     Args:
-        folder: the folder; what may not be listed holds no files.
-        without: folders, resolved.
+        folder: the folder; folders that may not be listed count as empty.
+        without: resolved folders.
     """
     waiting = [folder]
     while waiting:
@@ -155,27 +155,27 @@ def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
 
 
 class Package(NamedTuple):
-    """A folder as some software loads it, of a kind that is known."""
+    """A folder of a known kind, as some software loads it."""
 
     folder: Path
     kind: Kind
 
     @property
     def left_out(self) -> list[Path]:
-        """The models that hold other types of a network that also exists in float32."""
+        """The models that are variants, in other types, of a network that also exists in float32."""
         models = sorted(self.folder.glob(self.kind.models))
         return [path for path in models if self.kind.name_of(path).is_left_out]
 
 
 class Packages:
-    """The packages at and below a folder; each folder is looked at once."""
+    """The packages at and below a folder; each folder is examined once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[Path, Package | None] = {}
 
     def of(self, model: Path) -> Package | None:
-        """The innermost package that has models where this one is; None without any."""
+        """Return the innermost package whose pattern of model paths matches this model; None if there is none."""
         folder = model.parent
         while not is_remote(folder):
             package = self._at(folder)

@@ -1,12 +1,12 @@
-"""The files of a package take their places together: all of them, or none.
+"""Moves the files of a package to their places together: all of them, or none.
 
-Results and what is beside them wait in a hidden folder, within the one that they are for, until every model of the
-package has a result. Then whatever they replace moves into another hidden folder, beginning with the files by which
-software recognizes the package, and they move to their places, those files last. Whoever looks at the folder at any
-moment sees the earlier files, the new ones, or a folder that no software takes for one of its own.
+Results and the files beside them wait in a hidden folder inside the target folder until every model of the package has
+a result. Then the files that they replace move into another hidden folder, starting with the files by which software
+recognizes the package. The new files then move to their places, with those files last. At any moment, the folder
+contains the earlier files, the new ones, or a state that no software recognizes as a package.
 
-If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the others,
-because it finds results in either place (:meth:`onnxamp._batch.job.Job.found`).
+If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the remaining
+ones, because it finds results in either place (:meth:`onnxamp._batch.job.Job.found`).
 """
 
 import shutil
@@ -31,10 +31,10 @@ from onnxamp._paths.paths import made_folder
 STAGE: Final = ".onnxamp.new"
 """The folder in which files wait."""
 _REPLACED: Final = ".onnxamp.old"
-"""The folder of replaced files, while others take their places."""
+"""The folder of replaced files while others take their places."""
 
 _Move = tuple[Path, Path]
-"""Where a file is, and where it goes."""
+"""The current path of a file, and its destination."""
 
 
 def put_in_place(
@@ -43,16 +43,16 @@ def put_in_place(
     companions: Iterable[str],
     kind: Kind,
 ) -> None:
-    """Put all files of a package that wait in their places.
+    """Move all waiting files of a package to their places.
 
     Args:
         jobs: the models of the package, all of which have results.
-        entries: what is remembered of them, by name of the model.
-        companions: other files that wait, by path below the package.
-        kind: of the package.
+        entries: the remembered entries of these models, by name.
+        companions: other waiting files, by path below the package.
+        kind: the kind of the package.
 
     Raises:
-        OutputError: a file cannot be moved, or would replace a data file that is not ours. Nothing has changed.
+        OutputError: a file cannot be moved, or would replace a data file that is not onnxamp's. Nothing has changed.
     """
     home, stage = jobs[0].home, jobs[0].stage
     assert stage is not None
@@ -84,7 +84,7 @@ def put_in_place(
 
 
 def _asides(files: Iterable[Path], home: Path, old: Path) -> list[_Move]:
-    """Return the moves that make room for other files. Folders stay: they are not ours."""
+    """Return the moves that make room for other files. Folders stay, because they are not onnxamp's."""
     return [
         (file, old / file.relative_to(home))
         for file in files
@@ -96,7 +96,7 @@ def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
     """Yield the data files to which only results refer that are about to be replaced.
 
     Raises:
-        OutputError: one that is coming would replace a file that is not ours, or is in use.
+        OutputError: a new file would replace one that is not onnxamp's, or is in use.
     """
     for folder in {job.target.parent for job in jobs}:
         here = [job.target for job in jobs if job.target.parent == folder]
@@ -124,7 +124,7 @@ def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
 
 
 def _move(steps: Iterable[Sequence[_Move]]) -> None:
-    """Move files; each step is on the disk before the next one begins. If one fails, all are undone."""
+    """Move files; each step is on disk before the next one begins. If one fails, all are undone."""
     done = list[_Move]()
     try:
         for moves in steps:

@@ -1,7 +1,7 @@
-"""Models of a folder that refer to one data file, such as a decoder with and without caches: so do their results.
+"""Lets the results of models share a data file if the models do, such as a decoder with and without caches.
 
-Each result is written by itself, with all its weights. Then those that are the same bytes are dropped from all but one.
-A result whose weights another one refers to is never written over, as :mod:`onnxamp._model.data_files` says.
+Each result is first written by itself, with all its weights. Then weights with equal bytes are dropped from all results
+but one. A result to whose weights another one refers is never overwritten; see :mod:`onnxamp._model.data_files`.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from onnxamp._paths.paths import is_remote, made_folder
 
 
 class Shared(NamedTuple):
-    """A result that refers to the weights of others, and how many bytes of its own are left."""
+    """A result that refers to the weights of others, and the bytes of its own weights that are left."""
 
     job: Job
     size: int
@@ -46,17 +46,17 @@ def share_weights(
 
     Args:
         jobs: models that have results.
-        entries: what is remembered of these, by name of the model.
+        entries: the remembered entries of these models, by name.
         fresh: names of the models whose results are new.
         options: how results are written.
 
     Returns:
-        Those whose results were written anew.
+        The models whose results were written anew.
 
     Raises:
         OutputError: a result cannot be written.
 
-    Complexity: the weights of models that share a data file are read once, and written once where they differ.
+    Complexity: the weights of models that share a data file are read once, and written once if they differ.
     """
     for group in _groups(jobs, entries):
         if not any(job.name in fresh or job.result != job.target for job in group):
@@ -78,7 +78,7 @@ def share_weights(
 
 
 def _copied(job: Job, sink: Sink, external: bool) -> int:
-    """Copy a result in its place, with all its weights, to those that wait; returns the bytes of the weights."""
+    """Copy a result that is in place to the waiting files, with all its weights; return the bytes of the weights."""
     made_folder(job.output.parent)
     return save_model(
         load_model(job.result),
@@ -91,14 +91,14 @@ def _copied(job: Job, sink: Sink, external: bool) -> int:
 
 
 def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]]:
-    """The models with results on this machine, in one folder, that share data files with each other."""
+    """Return the groups of models in one folder on this machine that have results and share data files."""
     by_file: dict[tuple[Path, Path], list[Job]] = {}
     for job in jobs:
         if job.package is not None and job.package.kind.data_names != "onnx":
-            continue  # that software finds a data file by the name of its own model
+            continue  # the software of such a folder finds a data file by the name of its own model
         if not is_remote(job.source) and not is_remote(job.target):
             entry = entries[job.name]
-            # Results may share what their originals share no longer.
+            # Results may share data files that their originals no longer share.
             results = {job.home / name for name in entry.written}
             for file in entry.data_of(job) | results:
                 by_file.setdefault((file, job.target.parent), []).append(job)
@@ -108,10 +108,10 @@ def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]
 
 
 def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
-    """Let a result refer to weights that are ``stored`` already, which get those that are not.
+    """Let a result refer to weights that are already ``stored``, and add its other weights to these.
 
     Returns:
-        The bytes that are left in it; None where nothing changed.
+        The bytes that are left in it; None if nothing changed.
     """
     path = sink.stage or sink.target
     model, folder = load_model(path), folder_of(path)
@@ -140,7 +140,7 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
         )
         placed = list(
             _placed(model, folder)
-        )  # what was inside of the model has no digest yet
+        )  # weights that were inside the model have no digest yet
         own = {
             digests.get(number) or _digest(place): place for number, _, place in placed
         }
@@ -153,7 +153,7 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
 
 
 def _remove_unused(group: Sequence[Job]) -> None:
-    """Remove the data files of earlier results to which no model refers any more."""
+    """Remove the data files of earlier results to which no model refers anymore."""
     folder = group[0].output.parent
     own = {
         path.name
@@ -168,7 +168,7 @@ def _remove_unused(group: Sequence[Job]) -> None:
 def _placed(
     model: ModelProto, folder: Path
 ) -> Iterator[tuple[int, TensorProto, DataLocation]]:
-    """Yield the weights in data files, numbered among all, with their places."""
+    """Yield the weights in data files, with their indices among all weights and their places."""
     known = dict[str, DataFile]()
     for number, tensor in enumerate(tensors_of(model)):
         if not has_data_file(tensor):
@@ -179,14 +179,14 @@ def _placed(
 
 
 def _point(tensor: TensorProto, place: DataLocation, folder: Path) -> None:
-    """Let a weight refer to a place."""
+    """Make a weight refer to a place."""
     name = place.path.relative_to(folder.resolve()).as_posix()
     tensor.ClearField("external_data")
     tensor.MergeFrom(external_tensor(name, place.offset, place.length))
 
 
 def _digest(place: DataLocation) -> bytes:
-    """What tells weights apart."""
+    """Return the digest that identifies a weight."""
     digest, left = sha256(), place.length
     with place.opened() as file:
         while left:

@@ -1,1 +1,1 @@
-"""Benchmarks: how fast models run beside each other, and why one is slower than it should be."""
+"""Benchmarks: how fast models run side by side, and why one is slower than it should be."""

@@ -1,4 +1,4 @@
-"""Timing models beside each other on one provider, and finding out what each of them executes."""
+"""Timing models side by side on one provider, and finding out what each of them executes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,9 +58,9 @@ Told: TypeAlias = Callable[[int, int], None]
 Source: TypeAlias = ModelProto | str | PathLike[str]
 
 _REST: Final = 0.02
-"""Seconds before a model runs after one of another engine, whose threads still wait busily for work."""
+"""Seconds to wait before running a model after one of another engine, whose threads still busy-wait for work."""
 _WARM_UP: Final = 2.0
-"""Seconds that warming up may take, per model and batch size."""
+"""The maximum seconds of warming up, per model and batch size."""
 CPU_NOTE: Final = (
     "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing about a"
     " GPU."
@@ -84,8 +84,8 @@ class BenchOptions:
         tf32: CUDA: allow TF32 in float32 products.
         nhwc: CUDA: prefer the NHWC layout for convolutions.
         cuda_graph: CUDA: capture a run as a CUDA graph and replay it.
-        threads: CPU: threads of one operator; 0 leaves the choice to ONNX Runtime.
-        provider: where this model runs; None for the provider of all.
+        threads: CPU: threads per operator; 0 leaves the choice to ONNX Runtime.
+        provider: where this model runs; None for the common provider.
         seconds: how long to time each model at each batch size.
         profile: also profile each model: time per op, memory, and causes of slowness; not in a browser.
 
@@ -104,7 +104,7 @@ class BenchOptions:
     provider: Provider | None = None
 
     def cuda_options(self) -> dict[str, str]:
-        """Return all options of the CUDA provider, explicitly."""
+        """Return all options of the CUDA provider, including defaults."""
         flags = {
             "use_tf32": self.tf32,
             "prefer_nhwc": self.nhwc,
@@ -132,12 +132,12 @@ def bench_models(
             with floats in their own types, and are compared with it.
         provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser"; None for CUDA if there
             is a device. A session never falls back to the CPU as a whole.
-        batches: sizes of the first dimension of the inputs; () for the inputs as they are.
+        batches: sizes of the first dimension of the inputs; () for the inputs as given.
         dims: sizes of named dimensions of random inputs.
         feeds: arrays by input name, instead of random inputs; excludes ``batches``.
-        seed: seed of random inputs.
+        seed: the seed of random inputs.
         options: how to run: one for all models, or one for each.
-        told: progress callback, called with (steps done, steps in all).
+        told: progress callback, called with (steps done, steps in total).
         clock: returns the time in seconds.
 
     Returns:
@@ -177,7 +177,7 @@ def bench_models(
         raise ArgumentError("CUDA graphs need the CUDA provider.")
     first = Model.of(models[0])
     for other in models[1:]:
-        Model.of(other)  # watched from now on, as the first
+        Model.of(other)  # its file is watched from now on, like that of the first
     light = take_weights(first.proto, first.folder, keep=0).model
     if feeds is None:
         run = replace(places[0], emulates=False).open(first, whole=True)
@@ -207,12 +207,12 @@ def bench_models(
 
 
 class _Inputs(NamedTuple):
-    """Inputs at every batch size in ``sizes`` (None: as they are); ``text`` describes them."""
+    """Inputs at every batch size in ``sizes`` (None: as given); ``text`` describes them."""
 
     proto: ModelProto
     sizes: tuple[int | None, ...]
     lead: str
-    """Name of the dimension that is the batch; "" without batches."""
+    """The name of the batch dimension; "" without batches."""
     dims: Mapping[str, int]
     feeds: Mapping[str, Feed] | None
     seed: int
@@ -259,7 +259,7 @@ def _make_inputs(
 
 
 def _leading_dimension(proto: ModelProto) -> str:
-    """Name of the dimension that leads the inputs. Open leading dimensions without a name get one, in place.
+    """Return the name of the leading dimension of the inputs. Name open leading dimensions without a name, in place.
 
     Raises:
         ArgumentError: no input has an open first dimension.
@@ -285,7 +285,7 @@ def _leading_dimension(proto: ModelProto) -> str:
 
 @contextmanager
 def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
-    """Each model as a file, with its name in reports: the path, or the name of the graph."""
+    """Yield each model as a file, with its name in reports: the path, or the name of the graph."""
     with temporary_folder() as folder:
         files = []
         for number, model in enumerate(models):
@@ -307,7 +307,7 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
 
 
 class _Loaded(NamedTuple):
-    """A model that is ready to be timed; ``takes`` names its inputs."""
+    """A model that is ready to be timed; ``takes`` lists the names of its inputs."""
 
     takes: tuple[str, ...]
     how: BenchOptions
@@ -320,7 +320,7 @@ class _Loaded(NamedTuple):
 
 @contextmanager
 def _named(label: str, path: Path | None = None) -> Iterator[None]:
-    """Say which model does not run, by its name in reports: its file may be a temporary one."""
+    """Name the model in errors by its name in reports, because its file may be temporary."""
     try:
         yield
     except RuntimeFailure as error:
@@ -376,7 +376,7 @@ def _load(
     if how.profile and engine.runs_pieces:
         plain = cuda_options | {
             "enable_cuda_graph": "0"
-        }  # the nodes of a graph that is replayed are not seen
+        }  # the nodes of a replayed graph are not visible
         seen = profile(path, given, engine.provider, plain, how.threads)
         facts = replace(facts, **seen._asdict())
     start = clock()
@@ -403,7 +403,7 @@ def _load(
 def _time(
     models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock
 ) -> None:
-    """Time all models at one batch size, and add the timings to them."""
+    """Time all models at one batch size, and add the timings to the models."""
     feeds, number = inputs.at(batch), inputs.sizes.index(batch)
     runs, firsts, costs = [], [], []
     for model in models:
@@ -430,7 +430,7 @@ def _time(
 def _ready(
     model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
 ) -> Timed:
-    """Return the model with its inputs, which ran once; in a browser it is timed there."""
+    """Run the model once, and return it with its inputs; in a browser, it is timed there."""
     if isinstance(model.engine, BrowserEngine):
         model.session.feed(feeds)
         timer: Timed = model.session.time

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI, which generates text with the folders that are made for it."""
+"""ONNX Runtime GenAI, which generates text with folders that are made for it."""
 
 import json
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from onnxamp._runtime.values import Array, Feeds
 
 
 class GenaiGenerator(Stepwise):
-    """A folder of ONNX Runtime GenAI; greedy, and without an end of the text."""
+    """A folder of ONNX Runtime GenAI; it generates greedily, and never ends the text."""
 
     def __init__(
         self, path: Path, decoder: Decoder, provider: Provider, threads: int
@@ -54,7 +54,7 @@ class GenaiGenerator(Stepwise):
     def step(self) -> int:
         """As :meth:`Stepwise.step`."""
         assert self._generator is not None
-        if self.watched:  # it runs the model for them, and would after the token
+        if self.watched:  # runs the model, and would again after the token
             self._logits = np.array(self._generator.get_logits())
         self._generator.generate_next_token()
         return int(self._generator.get_next_tokens()[0])
@@ -65,7 +65,7 @@ class GenaiGenerator(Stepwise):
 
 
 def _sound(folder: Path) -> Array | None:
-    """Return noise for an encoder that hears, the same for all models; None where there is none."""
+    """Return noise for an audio encoder, the same for all models; None if there is no such encoder."""
     config = json.loads((folder / GENAI_CONFIG).read_text(encoding="utf-8"))
     encoder = config["model"].get("encoder", {})
     name = encoder.get("inputs", {}).get("audio_features")

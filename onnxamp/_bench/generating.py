@@ -1,4 +1,4 @@
-"""Timing decoders that generate text, each in a process of its own, in turns after the same prompts."""
+"""Timing decoders that generate text, each in its own process, in turns after the same prompts."""
 
 import json
 import pickle
@@ -32,14 +32,14 @@ from onnxamp._runtime.values import Feeds
 from onnxamp._workers.executor import temporary_folder
 
 _LENGTH: Final = 64
-"""Tokens of a prompt that is random."""
+"""The number of tokens of a random prompt."""
 _ROUNDS: Final = (3, 20)
-"""The least and the largest number of rounds that count, after one that does not."""
+"""The smallest and the largest number of rounds that count, after one warm-up round."""
 _LONG: Final = 30.0
-"""Seconds of a round from which on a single one counts."""
+"""The duration of a round, in seconds, from which a single round is enough."""
 _TITLES: Final = {GENAI: "ONNX Runtime GenAI", JAVASCRIPT: "transformers.js"}
 _ENDING: Final = 10.0
-"""Seconds that a process may take to end, with what its engine started."""
+"""Seconds that a process may take to end, including the processes that its engine started."""
 
 
 @unchanged_sources()
@@ -55,23 +55,24 @@ def bench_decoders(
     threads: int = 0,
     told: Callable[[int, int], None],
 ) -> GenerationReport:
-    """Let decoders generate greedily on ONNX Runtime, and on the software that their folders are for.
+    """Time decoders that generate greedily on ONNX Runtime, and on the software that their folders are for.
 
-    That is ONNX Runtime GenAI, or transformers.js: in Node on the CPU, and in a browser, where nothing else generates.
+    That software is ONNX Runtime GenAI, or transformers.js: in Node on the CPU, and in a browser, where nothing else
+    generates.
 
     Args:
-        models: files. Others are compared with the first, and read its tokens.
+        models: the files. The others are compared with the first one, and read its tokens.
         prompts: texts; None for one prompt of random tokens.
-        count: how many tokens to generate after each prompt, at least 2.
+        count: the number of tokens to generate after each prompt, at least 2.
         provider: "cpu", "cuda", a plugin provider, or "browser"; None for CUDA if there is a device.
         dims: sizes of named dimensions of random inputs.
         seed: seed of random inputs.
         seconds: how long to time each model on each engine.
-        threads: threads of one operator on the CPU; 0 leaves the choice to the engine.
-        told: progress callback, called with (steps done, steps in all).
+        threads: threads per operator on the CPU; 0 leaves the choice to the engine.
+        told: progress callback, called with (steps done, steps in total).
 
     Raises:
-        ArgumentError: a model is no decoder with caches, or nothing generates with it there.
+        ArgumentError: a model is not a decoder with caches, or no engine there generates with it.
         RuntimeFailure: the provider cannot be used, or a model does not run.
     """
     engine, first = choose_engine(provider, whole=True), Model.of(models[0])
@@ -116,7 +117,7 @@ def bench_decoders(
 
 @dataclass(slots=True)
 class _Run:
-    """A model on an engine: what it is, its process, and what each round showed, the first of which does not count."""
+    """A model on an engine: its description, its process, and its results per round; the first round does not count."""
 
     label: str
     kind: str
@@ -127,7 +128,7 @@ class _Run:
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
     def generate(self, count: int) -> float:
-        """Generate after all prompts; return the seconds that it took.
+        """Generate after all prompts, and return the seconds that it took.
 
         Raises:
             RuntimeFailure: the model does not run.
@@ -152,10 +153,10 @@ def _loaded(
     started: Callable[[], Child],
     note: Callable[[str], None],
 ) -> Iterator[_Run]:
-    """Load a model in a process for each engine that takes it, and note which of them does not.
+    """Load a model in a process for each engine that accepts it, and note which engines fail to load it.
 
     Raises:
-        ArgumentError: it has no caches, or no engine takes it. RuntimeFailure: the first engine does not load it.
+        ArgumentError: it has no caches, or no engine accepts it. RuntimeFailure: the first engine does not load it.
     """
     decoder = Decoder.of(model)
     if not decoder.caches:
@@ -202,7 +203,7 @@ def _loaded(
 def _engines(
     path: Path, decoder: Decoder, read: Sequence[Feeds], provider: str
 ) -> list[str]:
-    """Return the engines that take a model: ONNX Runtime, and the software that its folder is for."""
+    """Return the engines that accept a model: ONNX Runtime, and the software that its folder is for."""
     engines, home = [], path.absolute().parent
     if provider != BROWSER:
         engines.append(RUNTIME)
@@ -223,7 +224,7 @@ def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, A
     """Return the answer of a process.
 
     Raises:
-        RuntimeFailure: it ended, or says what is wrong.
+        RuntimeFailure: the process ended, or reports an error.
     """
     found = process.ask(question)
     if found is None:
@@ -234,7 +235,7 @@ def _answer(process: Child, label: str, question: dict[str, Any]) -> dict[str, A
 
 
 def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
-    """Let all generate in turns, in reverse order every other round, after a round that does not count."""
+    """Let all models generate in turns, in reverse order every other round, after a round that does not count."""
     cost = sum(run.generate(count) for run in runs)
     least, most = _ROUNDS if cost < _LONG else (1, 1)
     for number in range(max(least, min(most, int(seconds * len(runs) / cost)))):

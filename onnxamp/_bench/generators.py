@@ -1,6 +1,6 @@
 """Engines that generate text greedily, and the process that times one of them.
 
-A process loads one model, and then generates after all prompts as often as it is asked. Its peak memory is that of the
+A process loads one model, and then generates after all prompts as often as requested. Its peak memory is that of the
 model, with Python and the engine.
 """
 
@@ -25,23 +25,23 @@ from onnxamp._runtime.starting import custom_ops
 from onnxamp._runtime.values import Array, Feeds, as_typed, from_value, to_value
 
 RUNTIME: Final = "onnxruntime"
-"""The engine that feeds caches from step to step itself."""
+"""ONNX Runtime, for which onnxamp feeds caches from step to step."""
 GENAI: Final = "genai"
-"""ONNX Runtime GenAI, which does so for folders with its config."""
+"""ONNX Runtime GenAI, which generates with folders that have its config."""
 GENAI_CONFIG: Final = "genai_config.json"
-"""What a folder for it has."""
+"""The file that identifies a folder for ONNX Runtime GenAI."""
 JAVASCRIPT: Final = "javascript"
-"""transformers.js, which does so for folders of its form: in Node, and in a browser."""
+"""transformers.js, which generates with folders of its layout, in Node and in a browser."""
 
 
 class Text(NamedTuple):
-    """What a model generated after one prompt.
+    """The text that a model generated after one prompt.
 
     Attributes:
         tokens: the tokens.
-        first: seconds to the first of them.
-        steps: seconds of each that follows.
-        nans: how many were chosen from logits that hold NaN; 0 where nobody watched.
+        first: seconds to the first token.
+        steps: seconds of each following token.
+        nans: how many tokens were chosen from logits with NaN; 0 if logits were not watched.
     """
 
     tokens: list[int]
@@ -51,28 +51,28 @@ class Text(NamedTuple):
 
 
 class Generator(Protocol):
-    """A model on an engine, which generates one sequence at a time, greedily and without an end of the text."""
+    """A model on an engine. It generates one sequence at a time, greedily, and never ends the text."""
 
     runtime: str
-    """The engine, with its version."""
+    """The engine and its version."""
 
     def generate(
         self, prompt: Feeds, tokens: list[int], count: int, *, watched: bool
     ) -> Text:
-        """Generate after a prompt; look for NaN in the logits if that is ``watched``."""
+        """Generate after a prompt; if ``watched``, look for NaN in the logits."""
 
     def memory(self) -> int | None:
-        """Return the most memory that the engine has held, in bytes; None where the system does not tell."""
+        """Return the peak memory of the engine, in bytes; None if the system does not report it."""
 
 
 class Stepwise(ABC):
-    """A generator that takes one step after the other, in this process."""
+    """A generator that makes one step after another in this process."""
 
     watched = False
 
     @abstractmethod
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
-        """Read a prompt, and return the token after it; ``count`` tokens are wanted."""
+        """Read a prompt, and return the token after it; ``count`` tokens will be generated."""
 
     @abstractmethod
     def step(self) -> int:
@@ -80,7 +80,7 @@ class Stepwise(ABC):
 
     @abstractmethod
     def logits(self) -> Array:
-        """Return the logits that the last token was chosen from; asked for where ``watched``."""
+        """Return the logits that the last token was chosen from; called only if ``watched``."""
 
     def generate(
         self, prompt: Feeds, tokens: list[int], count: int, *, watched: bool
@@ -101,7 +101,7 @@ class Stepwise(ABC):
 
 
 class RuntimeGenerator(Stepwise):
-    """ONNX Runtime. Caches stay where a run leaves them, on the device if there is one."""
+    """A model in ONNX Runtime. Caches stay where a run leaves them, on the device if there is one."""
 
     def __init__(
         self, path: Path, decoder: Decoder, provider: Provider, threads: int
@@ -146,12 +146,12 @@ class RuntimeGenerator(Stepwise):
 
 
 def serve() -> None:
-    """Answer as :class:`_Timer` does."""
+    """Answer questions with a :class:`_Timer`."""
     answer_with(_Timer)
 
 
 class _Timer:
-    """Loads one model, and times what it generates."""
+    """Loads one model, and times its generation."""
 
     def __init__(self) -> None:
         self._generator: Generator | None = None
@@ -159,16 +159,16 @@ class _Timer:
         self._before: int | None = None
 
     def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Return what a question asks for, or why it cannot be had under "fault"."""
+        """Return the answer to a question, or the reason of a failure under "fault"."""
         asked: Mapping[str, Callable[..., dict[str, Any]]]
         asked = {"load": self.load, "generate": self.generate, "end": self.end}
         try:
             return asked[do](**arguments)
-        except Exception as error:  # noqa: BLE001 - engines raise what they like
+        except Exception as error:  # noqa: BLE001 - engines may raise anything
             return {"fault": str(error) or type(error).__name__}
 
     def load(self, engine: str, task: str) -> dict[str, Any]:
-        """Load a model with an engine; a file holds all that it takes."""
+        """Load a model with an engine; a file contains everything that it needs."""
         given: Mapping[str, Any] = pickle.loads(Path(task).read_bytes())  # noqa: S301 - the file is our own
         self._prompts, provider = given["prompts"], given["provider"]
         self._before = device_memory_used() if provider == "cuda" else None
@@ -180,7 +180,7 @@ class _Timer:
         return {"seconds": perf_counter() - start, "runtime": generator.runtime}
 
     def generate(self, count: int, *, watched: bool) -> dict[str, Any]:
-        """Generate after all prompts: seconds to each first token, and of each step; the tokens, and the memory."""
+        """Generate after all prompts, and return the seconds of first tokens and steps, the tokens, and the memory."""
         generator = self._generator
         assert generator is not None
         texts = [
@@ -199,12 +199,12 @@ class _Timer:
         }
 
     def end(self) -> dict[str, Any]:
-        """End this process, with what the engine started."""
+        """End this process, including what the engine started."""
         raise SystemExit
 
 
 def _loaded(engine: str, *arguments: Any) -> Generator:
-    """Return a model on an engine of this name."""
+    """Return a model on the engine of this name."""
     if engine == GENAI:
         kind = optional(GENAI, "It is").GenaiGenerator
     elif engine == JAVASCRIPT:
@@ -216,7 +216,7 @@ def _loaded(engine: str, *arguments: Any) -> Generator:
 
 
 def _peak_memory() -> int | None:
-    """Return the most memory that this process has held, in bytes; None where the system does not tell."""
+    """Return the peak memory of this process, in bytes; None if the system does not report it."""
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         line = next(line for line in lines if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""transformers.js, which generates text with the folders that are made for it: in Node, and in a browser on WebGPU."""
+"""transformers.js, which generates text with folders that are made for it, in Node and in a browser on WebGPU."""
 
 import json
 import re
@@ -63,7 +63,7 @@ class _Place(ABC):
 
     Attributes:
         name: its name in reports.
-        facts: where it finds transformers.js and the folder, and what it computes on.
+        facts: the locations of transformers.js and the folder, and the device that it computes on.
     """
 
     name: str
@@ -71,10 +71,10 @@ class _Place(ABC):
 
     @abstractmethod
     def ask(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a function of generate.mjs answers.
+        """Call a function of generate.mjs, and return its answer.
 
         Raises:
-            RuntimeFailure: it fails.
+            RuntimeFailure: the function fails.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class _Place(ABC):
 
 
 class _Node(_Place):
-    """A process of Node, which ends when its input does."""
+    """A Node process, which ends when its input ends."""
 
     def __init__(self, package: Path, folder: Path) -> None:
         node = shutil.which("node")
@@ -129,7 +129,7 @@ class _Node(_Place):
 
 
 class _Page(_Place):
-    """A page in a browser of its own."""
+    """A page in its own browser."""
 
     def __init__(self, package: Path, folder: Path) -> None:
         own, beside = package / "node_modules", package.parents[1]
@@ -167,7 +167,7 @@ class _Page(_Place):
         return self._browser.ask("call", question)[0]
 
     def memory(self) -> int | None:
-        """Return what all processes of the browser hold now; pages that they share count once."""
+        """Return the memory that all processes of the browser use now; shared pages count once."""
         try:
             return sum(map(_held, _family(self._browser.pid)))
         except OSError:
@@ -175,7 +175,7 @@ class _Page(_Place):
 
 
 def _family(pid: int) -> Iterator[int]:
-    """Yield a process and all that it started, as Linux lists them."""
+    """Yield a process and all its descendants, as Linux lists them."""
     waiting = [pid]
     while waiting:
         one = waiting.pop()
@@ -185,10 +185,10 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _held(pid: int) -> int:
-    """Return the bytes that a process holds, with its share of those that several hold; 0 where nothing is told.
+    """Return the bytes that a process uses, with its share of shared memory; 0 if none are reported.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the system does not report it.
     """
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return 1024 * sum(map(int, re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)))

@@ -7,8 +7,8 @@ from typing import Final
 from onnxamp._public import Shown
 
 SAME: Final = 0.02
-"""By how much two sessions of the same model may differ all the time, for the places of their weights in memory: of 18
-pairs on one CPU thread, two differed by 2 %, and four by more than their interval.
+"""How much two sessions of the same model may differ permanently, because their weights are at different addresses: of
+18 pairs on one CPU thread, two differed by 2 %, and four by more than their interval.
 """
 
 
@@ -25,9 +25,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast as the first model: the median over rounds, and its 95 % interval (bootstrap).
+    """How many times as fast as the first model a model is: the median over rounds, and its 95 % interval (bootstrap).
 
-    ``spread`` is how far single rounds are from the median: half of what lies between the 10th and the 90th percentile.
+    ``spread`` is how far single rounds are from the median: half the distance between the 10th and the 90th percentile.
     """
 
     value: float
@@ -37,12 +37,12 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the model is slower than the first one by more than the spread and than sessions of one model."""
+        """Whether the model is slower than the first one by more than the spread and the noise between sessions."""
         return self.high < 1 and self.value + max(self.spread, SAME) < 1
 
     @property
     def is_faster(self) -> bool:
-        """Whether the model is faster, likewise."""
+        """Whether the model is faster than the first one by more than the same limits."""
         return self.low > 1 and self.value - max(self.spread, SAME) > 1
 
 
@@ -51,11 +51,11 @@ class Timing:
     """One model at one batch size.
 
     Attributes:
-        model: label of the model.
-        batch: None for the inputs as they were given.
+        model: the label of the model.
+        batch: the batch size; None for the inputs as given.
         latency: seconds per run.
         throughput: samples per second (batch over median latency); runs per second without a batch size.
-        speedup: over the first model, None for that.
+        speedup: the speedup over the first model; None for the first model itself.
     """
 
     model: str
@@ -67,14 +67,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Time that the nodes of one op type, provider and float type took in a profiled run.
+    """The time that the nodes of one op type, provider and float type took in a profiled run.
 
     Attributes:
-        op: op type as ONNX Runtime executes it: fused ops under the name of the fusion.
+        op: the op type that ONNX Runtime executes: fused ops have the name of the fusion.
         provider: "CUDA" or "CPU".
-        dtype: lowest float type the nodes read or write; "no floats" if there is none.
-        nodes: how many there are.
-        seconds: total time of one run; None where the engine does not tell it.
+        dtype: the lowest float type the nodes read or write; "no floats" if there is none.
+        nodes: the number of nodes.
+        seconds: the total time in one run; None if the engine does not report it.
     """
 
     op: str
@@ -86,18 +86,18 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model: what was measured independently of batch sizes.
+    """The measurements of one model that do not depend on the batch size.
 
     Attributes:
-        model: label: the path, or the number and the name of the graph.
-        options: options of the CUDA provider; on CPU the number of threads.
+        model: the label: the path, or the number and the name of the graph.
+        options: the options of the CUDA provider; on CPU, the number of threads.
         lowest: the model's lowest float type.
-        load: seconds to make the session.
-        assigned: nodes by provider, before the fusions that depend on the provider.
+        load: seconds to create the session.
+        assigned: the number of nodes by provider, before fusions that depend on the provider.
         memory: bytes of device memory beyond the CUDA context; None on CPU and without a profile.
-        ops: what ran, slowest first; empty without a profile.
-        kinds: op type -> nodes of the model itself.
-        odd: op type -> low-precision convolutions and products whose channels are not a multiple of 8.
+        ops: the ops that ran, slowest first; empty without a profile.
+        kinds: op type -> number of nodes of the model itself.
+        odd: op type -> number of low-precision convolutions and products whose channels are not a multiple of 8.
     """
 
     model: str
@@ -123,7 +123,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BenchReport(Shown):
-    """Times of models on the same inputs, side by side.
+    """The times of models on the same inputs, side by side.
 
     Attributes:
         ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.
@@ -133,8 +133,8 @@ class BenchReport(Shown):
         timings: one entry per model and batch size.
         profiled: batch size of the profiles; None for the inputs as they are.
         slower: labels of models that are slower than the first at some batch size, by more than the measured spread.
-        causes: what slows the models down.
-        notes: what to know when reading the numbers.
+        causes: the causes that slow the models down.
+        notes: remarks for interpreting the numbers.
 
     Example:
         >>> from onnxamp import BenchOptions, bench_models
@@ -157,21 +157,21 @@ class BenchReport(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A decoder that generated text greedily on one engine.
+    """The measurements of a decoder that generated text greedily on one engine.
 
     Attributes:
-        model: path of the file.
-        runtime: the engine, with its version.
+        model: the path of the file.
+        runtime: the engine and its version.
         load: seconds to load the model.
         first: seconds from a prompt to its first token.
         step: seconds per token after the first.
-        prefill, decode: tokens per second that are read in prompts, and that are generated after the first.
-        first_ratio, step_ratio: how many times as fast as the first model on that engine; None for that.
-        same: tokens as those of the first model there, up to the first that differs after each prompt.
-        nans: tokens of the first round that were chosen from logits with NaN.
-        memory: the most bytes that its process held, with Python and the engine, and in a browser the bytes that all
-            of its processes hold behind the last round; None if the system does not tell.
-        device_memory: bytes of the device's memory that it takes; None on the CPU.
+        prefill, decode: prompt tokens read per second, and tokens generated per second after the first.
+        first_ratio, step_ratio: how many times as fast as the first model on that engine; None for the first model.
+        same: the number of tokens that agree with the first model there, up to the first difference after each prompt.
+        nans: the number of tokens of the first round that were chosen from logits with NaN.
+        memory: the peak memory of its process in bytes, including Python and the engine; in a browser, the bytes that
+            all of its processes use after the last round; None if the system does not report it.
+        device_memory: bytes of device memory that the model uses; None on the CPU.
     """
 
     model: str
@@ -191,14 +191,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReport:
-    """Decoders beside each other, all after the same prompts.
+    """Decoders side by side, all after the same prompts.
 
     Attributes:
         ran_on: as for :class:`BenchReport`.
         inputs: description of the prompts.
-        tokens: tokens that each generated after all prompts together.
+        tokens: the number of tokens that each generated after all prompts together.
         runs: one entry per model and engine, the reference first.
-        notes: what to know when reading the numbers.
+        notes: remarks for interpreting the numbers.
     """
 
     ran_on: str

@@ -1,4 +1,4 @@
-"""Timing functions beside each other: warmed up until they are stable, in turns, and with the spread of the result.
+"""Timing functions side by side: warmed up until they are stable, in turns, and with the spread of the result.
 
 Each function runs in blocks of a few consecutive runs, as in production. The blocks of all functions take turns, in
 reverse order every other round, so that drifting clocks and temperatures affect all functions alike.
@@ -45,7 +45,7 @@ class Executed(NamedTuple):
 
 @cache
 def executed() -> Executed:
-    """Return the facts, parsed at the first call."""
+    """Return the facts, which are parsed on the first call."""
     data = read_table("executed")
     ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
     return Executed(
@@ -56,23 +56,23 @@ def executed() -> Executed:
 Run = Callable[[], None]
 Clock = Callable[[], float]
 Timed = Callable[[int], list[float]]
-"""Runs so many times in a row, and returns the seconds of each."""
+"""A function that runs so many times in a row, and returns the seconds of each run."""
 Blocks = list[list[float]]
-"""Seconds of each run, by round."""
+"""The seconds of each run, by round."""
 
 _WINDOW: Final = 5
 _STEADY: Final = 0.03
-"""Warm means: the medians of two windows of ``_WINDOW`` runs differ by less than this share."""
+"""A function is warm if the medians of two windows of ``_WINDOW`` runs differ by less than this share."""
 _BLOCK: Final = 0.02
-"""Seconds that a block should last ..."""
+"""The desired duration of a block, in seconds."""
 _MOST: Final = 50
-"""... and runs that it may have."""
+"""The maximum number of runs in a block."""
 _ROUNDS: Final = (8, 60)
 _RESAMPLES: Final = 2000
 
 
 def timed(run: Run, clock: Clock) -> Timed:
-    """Return a function, timed from outside."""
+    """Return a function that runs ``run`` several times, and times it from outside."""
 
     def block(count: int) -> list[float]:
         taken = []
@@ -89,7 +89,7 @@ def warm_up(run: Timed, clock: Clock, longest: float) -> float:
     """Run until two consecutive windows take the same time, or ``longest`` seconds have passed.
 
     Returns:
-        Seconds per run at the end.
+        The seconds per run at the end.
     """
     start = clock()
     before, now = math.inf, run(1)[0]
@@ -105,12 +105,12 @@ def interleave(
 
     Args:
         runs: the functions, at least one.
-        each: seconds that one run of each takes, from :func:`warm_up`.
+        each: the seconds that one run of each function takes, from :func:`warm_up`.
         seconds: time per function.
         rest: seconds to wait before each block.
 
     Returns:
-        The rounds of each function, all in the same number.
+        The rounds of each function, the same number for all.
     """
     sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
     round_cost = sum(
@@ -120,7 +120,7 @@ def interleave(
         min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1])
     )
     blocks: list[Blocks] = [[] for _ in runs]
-    with no_collections():  # a collection would fall into the turn of one function
+    with no_collections():  # a garbage collection would count for only one function
         for number in range(rounds):
             order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
             for index in order:
@@ -128,20 +128,20 @@ def interleave(
                     time.sleep(rest)
                 runs[index](
                     1
-                )  # does not count: it refills the caches that the other functions have used
+                )  # not counted: it refills the caches that other functions have overwritten
                 blocks[index].append(runs[index](sizes[index]))
     return blocks
 
 
 def latency(first: float, blocks: Blocks) -> Latency:
-    """Quantiles over all runs of all rounds."""
+    """Return quantiles over all runs of all rounds."""
     every = np.concatenate([np.asarray(block) for block in blocks])
     middle, p90, p99 = (float(x) for x in np.quantile(every, (0.5, 0.9, 0.99)))
     return Latency(first, middle, p90, p99, every.size)
 
 
 def ratio(reference: Blocks, other: Blocks) -> Ratio:
-    """Return how many times as fast ``other`` is: the median over rounds of the ratio of the two medians of a round.
+    """Return how many times as fast ``other`` is: the median over rounds of the ratio of a round's two medians.
 
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
@@ -191,7 +191,7 @@ def profile(
         provider: where to run it.
         cuda_options: options of the CUDA provider.
         threads: as for :func:`~onnxamp._runtime.session.make_session`.
-        runs: at least 1; a run to warm up comes on top.
+        runs: the number of runs, at least 1, in addition to a warm-up run.
 
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
@@ -203,7 +203,7 @@ def profile(
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
-    """Return nodes of a profile by op, provider and type, slowest first.
+    """Return the nodes of a profile by op, provider and type, slowest first.
 
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
@@ -214,7 +214,7 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
             continue
         if (
             untold or name in seconds
-        ):  # a graph that an engine compiles is not: its kernels stand in its place
+        ):  # a graph that an engine compiles is skipped: its kernels are listed instead
             kinds.setdefault(
                 name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
             )
@@ -234,7 +234,7 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
 
 
 def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Op, provider and type of a kernel that a compiling engine lists."""
+    """Return op, provider and type of a kernel that a compiling engine lists."""
     provider = str(args.get("ep", ""))
     words = executed().kernels.get(provider, {})
     dtype = str(args.get(words.get("kernel", ""), "")).rpartition("_")[2]
@@ -246,7 +246,7 @@ def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Op type -> number of low-precision convolutions and matrix products whose channels are not a multiple of 8.
+    """Count low-precision convolutions and matrix products whose channels are not a multiple of 8, by op type.
 
     Such shapes are slow on tensor cores, or cannot use them.
     """
@@ -287,11 +287,11 @@ def _dtype(args: Mapping[str, Any]) -> str:
 
 _CAST_SHARE: Final = 0.03
 _SEARCH: Final = 20.0
-"""A first run this many times as long as the others tells that cuDNN searched."""
+"""A first run this many times as long as the others means that cuDNN searched for algorithms."""
 _LAUNCH: Final = 8e-6
-"""Seconds per kernel below which launches are the bottleneck: one takes 3 to 5 microseconds on the host."""
+"""Seconds per kernel below which launches are the bottleneck: a launch takes 3 to 5 microseconds on the host."""
 _SHOWN: Final = 6
-"""Op types that a sentence names at most."""
+"""The maximum number of op types in a sentence."""
 
 Said: TypeAlias = Iterator[tuple[str, str, str]]
 """Kind, text and action of each cause."""
@@ -307,11 +307,11 @@ class Evidence(NamedTuple):
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes of a slowdown, see the table of the module. Complexity: linear in op types."""
+    """Return the causes of a slowdown; see the table of the module. Complexity: linear in the number of op types."""
     if not evidence.model.ops or (
         not evidence.on_cuda and evidence.model.lowest != "float32"
     ):
-        return ()  # on CPU, float16 is computed in float32, and slow for other reasons than on a GPU
+        return ()  # on CPU, float16 is computed in float32, and is slow for other reasons than on a GPU
     rules = (_casts, _fallbacks, _fusions, _layout, _channels, _search, _launches)
     return tuple(
         Cause(evidence.model.model, *said) for rule in rules for said in rule(evidence)
@@ -462,7 +462,7 @@ def _launches(e: Evidence) -> Said:
 
 
 def fused_ops(bench: Bench) -> Counter[str]:
-    """Op types of which more nodes ran than the model has: what ONNX Runtime's fusions made."""
+    """Count nodes that ran but are not in the model, by op type: these come from fusions of ONNX Runtime."""
     own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
     extra = {
         op: count - own.get(op, 0)
@@ -473,7 +473,7 @@ def fused_ops(bench: Bench) -> Counter[str]:
 
 
 def _ran(bench: Bench) -> Counter[str]:
-    """Return nodes that ran, by op type."""
+    """Return the number of nodes that ran, by op type."""
     ran = Counter[str]()
     for row in bench.ops:
         ran[row.op] += row.nodes
@@ -481,6 +481,6 @@ def _ran(bench: Bench) -> Counter[str]:
 
 
 def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
-    """Return nodes and seconds of the wanted rows together; those that the engine does not tell count as none."""
+    """Return the total nodes and seconds of the wanted rows; unreported times count as zero."""
     chosen = [row for row in rows if wanted(row)]
     return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

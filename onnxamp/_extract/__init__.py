@@ -1,1 +1,1 @@
-"""Cutting the region around a node out of a model, with what enters it: a small model that reproduces the numbers."""
+"""Extraction of the region around a node and its inputs from a model: a small model that reproduces the numbers."""

@@ -1,4 +1,4 @@
-"""From a model and the name of a node to the region around it."""
+"""Extracts the region around a node, given a model and the node's name."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite
@@ -42,7 +42,7 @@ def values_of(
     """Run the nodes that some values need, and no others.
 
     Args:
-        feeds: as the model takes them.
+        feeds: the inputs of the model.
         wanted: names of values of the main graph.
 
     Returns:
@@ -66,7 +66,7 @@ def _as_written(side: Side, name: str) -> Array | None:
     if value is not None and not (value.has_value() and value.is_tensor()):
         return None
     array: Array = side.output(name)
-    # The copy is needed: the memory goes with the run.
+    # The copy is needed, because the memory is freed with the run.
     return (
         array.copy()
         if low is None
@@ -75,22 +75,23 @@ def _as_written(side: Side, name: str) -> Array | None:
 
 
 def is_finite(array: Array) -> bool:
-    """Return whether an array is free of NaN and infinities, as all arrays but floats are."""
+    """Return whether an array is free of NaN and infinities; only floats can have them."""
     return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
 
 
 def _as_double(array: Array) -> Array:
-    """For element types that NumPy's functions do not know."""
+    """Return an array as float64, because NumPy's functions do not know its element type."""
     return array.astype(np.float64)
 
 
 def differences(
     flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run
 ) -> dict[str, float]:
-    """Outputs of a model that differ from what is expected in any bit.
+    """Compare the outputs of a model with the expected ones bit for bit.
 
     Returns:
-        By name: the largest difference relative to the largest element; infinite if shapes, NaN or infinities differ.
+        For each output that differs, by name: the largest difference relative to the largest element; infinite if
+        shapes, NaN or infinities differ.
     """
     results = values_of(flow, feeds, list(expected), run)
     pairs = ((name, value, results[name]) for name, value in expected.items())
@@ -102,7 +103,7 @@ def differences(
 
 
 def same(one: Array, other: Array) -> bool:
-    """Return whether two arrays are equal bit for bit, apart from the bits of NaN."""
+    """Return whether two arrays are equal bit for bit, ignoring the bits of NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     if "float" not in one.dtype.name:
@@ -143,7 +144,7 @@ def extract_region(
     budget: int = BUDGET,
     progress: Progress | None = None,
 ) -> Region:
-    """Cut the region around a node out of a model, and record its inputs.
+    """Extract the region around a node from a model, and record its inputs.
 
     The nodes are those of the model as written, in its precision. To record values, the model runs up to the
     region; on the CPU, low precision is emulated. For a node in a branch of an If, the branches that the sample
@@ -166,8 +167,8 @@ def extract_region(
 
     Raises:
         ArgumentTypeError: the model, the samples or ``around`` are of another type.
-        ArgumentError: no node has the name, the samples do not fit the model, or a sequence would have to enter the
-            region.
+        ArgumentError: no node has the name, the samples do not fit the model, or the region would need a sequence as
+            input.
         ModelError: the model cannot be read. RuntimeFailure: it does not run as far as the region.
 
     Example:
@@ -222,7 +223,7 @@ def extract_region(
 
 
 def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
-    """Return a model without the defaults of inputs that the sample gives."""
+    """Return a model without the defaults of inputs that the sample contains."""
     overridden = {
         tensor.name for tensor in opened.proto.graph.initializer
     } & feeds.keys()
@@ -236,14 +237,14 @@ def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
 
 
 class _Centre(NamedTuple):
-    """The nodes in question, and the model whose main graph holds them or nodes that contain them."""
+    """The requested nodes, and the model whose main graph holds them or nodes that contain them."""
 
     opened: Model
     graph: MainGraph
     nodes: Sequence[Node]
     notes: Sequence[str]
     branched: bool = False
-    """Whether branches that one sample takes have replaced their Ifs."""
+    """Whether the branches that one sample takes have replaced their Ifs."""
 
 
 def _find_centre(
@@ -252,7 +253,7 @@ def _find_centre(
     view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
-    except ArgumentError:  # reports name nodes in functions, too
+    except ArgumentError:  # reports also name nodes in functions
         if not opened.proto.functions:
             raise
         opened = Model(inline_functions(opened.proto), opened.folder)
@@ -278,7 +279,7 @@ def _find_centre(
 
 
 def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
-    """Notes on nodes that are in a body."""
+    """Return notes on nodes that are in a body."""
     pairs = (
         (node, graph.view.nodes[graph.wiring.outermost[node.index]])
         for node in nodes
@@ -316,7 +317,7 @@ def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
 def _record(
     centre: _Centre, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
 ) -> tuple[Recorded, str, int]:
-    """What enters and leaves the region, the sample that it is from, and the bytes of weights that stay in graphs.
+    """Return the inputs and outputs of the region, their sample, and the bytes of weights that stay in graphs.
 
     Args:
         feeds: the first sample, which is the only one if its branches were taken.

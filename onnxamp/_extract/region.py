@@ -34,7 +34,7 @@ _SUGGESTIONS: Final = 5
 
 
 class MainGraph(NamedTuple):
-    """A main graph with what choosing a region needs to know about it."""
+    """A main graph with the information needed to choose a region."""
 
     view: Graph
     wiring: Wiring
@@ -48,12 +48,12 @@ class MainGraph(NamedTuple):
         return cls(view, wiring, _constant(view, wiring))
 
     def producers(self, node: int) -> Iterator[int]:
-        """Return nodes whose outputs a node needs."""
+        """Yield nodes whose outputs a node needs."""
         values = (self.view.values[value] for value in self.wiring.needs[node])
         return (value.producer for value in values if value.producer != ABSENT)
 
     def consumers(self, node: int) -> Iterator[int]:
-        """Return nodes that need a node's outputs."""
+        """Yield nodes that need a node's outputs."""
         return (
             reader
             for value in self.outputs(node)
@@ -66,7 +66,7 @@ class MainGraph(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A region by index: nodes in topological order, and the values that enter it, leave it, and that it holds."""
+    """A region by index: nodes in topological order, and the values that enter it, leave it, and are inside it."""
 
     nodes: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -78,12 +78,12 @@ def find_nodes(view: View, around: Iterable[str]) -> list[Node]:
     """Return the nodes of all scopes with these names, in the file's order.
 
     Args:
-        around: names of nodes or of their outputs; a text that is no name is a regular expression for whole names.
+        around: names of nodes or of their outputs; any other text is a regular expression for whole names.
 
     Raises:
         ArgumentError: one of them names nothing; the message suggests similar names.
 
-    Complexity: linear in names for each, and slower only on the way to the error.
+    Complexity: linear in names for each, and slower only if there is an error.
     """
     chosen: dict[int, Node] = {}
     for text in around:
@@ -104,7 +104,10 @@ def _named(view: View, fits: Callable[[str], object]) -> list[Node]:
 
 
 def _compiled(text: str) -> tuple[Callable[[str], object], str]:
-    """Return the text as a regular expression; or what matches nothing, and the reason: names may hold brackets."""
+    """Return the matcher of a regular expression, and "".
+
+    If the text is not one, because names may contain brackets, return a matcher of nothing and the reason.
+    """
     try:
         return re.compile(text).fullmatch, ""
     except re.error as error:
@@ -112,7 +115,7 @@ def _compiled(text: str) -> tuple[Callable[[str], object], str]:
 
 
 def _unknown(view: View, text: str, reason: str) -> str:
-    """Return the message about a name that does not exist; ``reason`` is why it is no regular expression, if so."""
+    """Return the message about an unknown name; ``reason`` says why it is not a regular expression, if it is not."""
     head = f"No node or node output is called {text!r}, or matches it as a regular expression"
     if reason:
         head = f"No node or node output is called {text!r}, and it is not a regular expression ({reason})"
@@ -151,10 +154,10 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
 def choose(
     graph: MainGraph, centre: Collection[int], before: int, after: int
 ) -> set[int]:
-    """Return the main-graph nodes around those of ``centre``, as the module's table says.
+    """Return the main-graph nodes around those of ``centre``.
 
     Raises:
-        ArgumentError: the region would take in a model input that is not a tensor.
+        ArgumentError: the region would need a model input that is not a tensor.
 
     Complexity: linear in the region's nodes and their reads.
     """
@@ -176,8 +179,9 @@ def _reached(
     neighbours: Callable[[int], Iterable[int]],
     limit: int,
 ) -> set[int]:
-    """Return nodes within ``limit`` steps. Nodes that are no step are followed first, so that every path is the
-    shortest.
+    """Return nodes within ``limit`` steps.
+
+    Nodes that do not count as steps are followed first, so that every path is the shortest.
     """
     steps = dict.fromkeys(start, 0)
     waiting = deque(steps)
@@ -194,7 +198,7 @@ def _reached(
 
 
 def _comes_along(graph: MainGraph, value: int) -> bool:
-    """Return whether the producer of a value that enters must be in the region, as the value cannot be recorded."""
+    """Return whether the producer of an input must be in the region because the value cannot be recorded."""
     producer, type_name = graph.view.producer(value), graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
@@ -213,9 +217,9 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
 
 
 def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -> Cut:
-    """Cut nodes out of the main graph: what they read from other nodes enters, what others read of them leaves.
+    """Cut nodes out of the main graph: values from other nodes enter the region, and values that others read leave it.
 
-    Nodes on which nothing that leaves depends are left out.
+    Nodes on which no leaving value depends are left out.
     """
     view, needs = graph.view, graph.wiring.needs
     leaves = list(_leaving(graph, nodes, centre))
@@ -240,7 +244,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
 def _leaving(
     graph: MainGraph, nodes: Collection[int], centre: Collection[int]
 ) -> Iterator[int]:
-    """Yield values that others read, and those of the centre, in the file's order."""
+    """Yield values that other nodes read, and those of the center, in the file's order."""
     readers, results = graph.wiring.readers, graph.view.results
     for node in sorted(nodes):
         outputs = graph.outputs(node)
@@ -255,7 +259,7 @@ def _leaving(
 
 
 _EXPECTED: Final = ".expected"
-"""Suffix of the file of expected outputs, which readers of folders of inputs ignore."""
+"""Suffix of the file of expected outputs; readers of input folders ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +279,9 @@ class Region:
     inputs: Mapping[str, Array]
     """The arrays that entered the region, by input."""
     expected: Mapping[str, Array]
-    """The outputs of the region in the whole model; only tensors."""
+    """The outputs of the region in the whole model; tensors only."""
     around: tuple[str, ...]
-    """The nodes at its centre: name, or first output."""
+    """The nodes at its center: name, or first output."""
     nodes: tuple[str, ...]
     """All nodes, in topological order."""
     source: str
@@ -289,8 +293,8 @@ class Region:
     sample: str
     """The source of the numbers."""
     differing: Mapping[str, float]
-    """Outputs that the region, run alone in the same way, does not reproduce bit for bit, as with random ops: the
-    largest difference relative to the largest element."""
+    """Outputs that the region, run alone in the same way, does not reproduce bit for bit, for example because of random
+    ops, with the largest difference relative to the largest element."""
     notes: tuple[str, ...]
     """Sentences about unexpected properties of the region."""
 
@@ -303,7 +307,7 @@ class Recorded(NamedTuple):
 
     @property
     def entered(self) -> dict[str, Array]:
-        """The inputs that are tensors: all, once the region is assembled."""
+        """The inputs that are tensors; all inputs are, once the region is assembled."""
         return {name: value for name, value in self.inputs.items() if value is not None}
 
     @property
@@ -356,7 +360,7 @@ def assembled(
 def _declared(
     name: str, value: Array | None, kind: str | None = None
 ) -> ValueInfoProto:
-    """A declaration of what was recorded; of its type alone if it is not a tensor."""
+    """Return the declaration of a recorded value; only of its type if it is not a tensor."""
     if value is not None:
         return helper.make_tensor_value_info(
             name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
@@ -370,9 +374,9 @@ def _declared(
 
 
 def _known_types(source: ModelProto, view: View, cut: Cut) -> Iterator[ValueInfoProto]:
-    """Declared types of values inside the region: schemas do not know the outputs of custom ops.
+    """Yield the declared types of values inside the region, because schemas do not know the outputs of custom ops.
 
-    Declared shapes are left out, as some name sizes that are now known.
+    Declared shapes are left out, because some have symbolic sizes that are now known.
     """
     border = {view.values[value].name for value in (*cut.inputs, *cut.outputs)}
     inside = {
@@ -404,7 +408,7 @@ def _called(source: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProt
 
 
 def region_files(path: str | PathLike[str]) -> tuple[Path, Path, Path]:
-    """Return the files that :func:`save_region` writes: the model, its inputs, and what is expected."""
+    """Return the files that :func:`save_region` writes: the model, its inputs, and the expected outputs."""
     model = as_path(path)
     base = model.with_suffix("") if model.suffix == ".onnx" else model
     return (
@@ -418,7 +422,7 @@ def save_region(region: Region, path: str | PathLike[str]) -> tuple[Path, Path, 
     """Write a region: PATH.onnx (the model), PATH.npz (its inputs), PATH.expected (its outputs, also in npz format).
 
     Args:
-        region: what :func:`extract_region` returned.
+        region: the result of :func:`extract_region`.
         path: where to write the model, with or without ``.onnx``; the other files go next to it.
 
     Returns:

@@ -14,7 +14,7 @@ from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
 
 
 def _gemm(call: Call) -> Grads:
-    """Y = alpha A' B' + beta C, where A' and B' may be transposed; so are the operands of the gradients."""
+    """Return the gradients of Y = alpha A' B' + beta C, where A' and B' may be transposed, as may their operands."""
     dy, a, b = call.dy, call[0], call[1]
     alpha, beta = call.attribute("alpha"), call.attribute("beta")
     flip_a, flip_b = call.attribute("transA"), call.attribute("transB")
@@ -32,7 +32,7 @@ def _gemm(call: Call) -> Grads:
 def _gemm_of(
     a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0
 ) -> Tensor:
-    """Alpha A' B' of two matrices."""
+    """Return alpha A' B' for two matrices."""
     return a.op(
         "Gemm",
         b,
@@ -43,7 +43,10 @@ def _gemm_of(
 
 
 def _matmul(call: Call) -> Grads:
-    """DA = dY B^T and dB = A^T dY, summed over broadcast axes; a vector counts as a matrix of one row or column."""
+    """Return dA = dY B^T and dB = A^T dY, summed over broadcast axes.
+
+    A vector counts as a matrix of one row or column.
+    """
     rank_a, rank_b = call.rank(0), call.rank(1)
     a, b, dy = call[0], call[1], replace(call.dy, dims=call.y.dims)
     if rank_b == 1:
@@ -70,7 +73,7 @@ def _unsqueezed(x: Tensor, axis: int) -> Tensor:
 
 
 def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """DY B^T; operands have rank 2 or more."""
+    """Return dY B^T; operands have rank 2 or more."""
     assert a.dims is not None
     assert b.dims is not None
     if len(a.dims) == len(b.dims) == 2:
@@ -84,7 +87,7 @@ def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A^T dY. Where a batch shares the matrix (a weight), the batch becomes rows, so that one Gemm sums over it."""
+    """Return A^T dY. If a batch shares the matrix (a weight), the batch becomes rows, so that one Gemm sums over it."""
     assert a.dims is not None
     assert b.dims is not None
     if len(b.dims) == 2:
@@ -103,7 +106,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _einsum(call: Call) -> Grads:
-    """Return the gradients of operands: Einsums of the output gradient and the other operands onto their letters."""
+    """Return the gradients of the operands: Einsums of the output gradient with the other operands."""
     equation = call.attribute("equation").replace(" ", "")
     left, _, result = equation.partition("->")
     terms = left.split(",")
@@ -129,7 +132,7 @@ def _einsum(call: Call) -> Grads:
 
 
 _INDICES: Final = "MaxPool.Indices"
-"""The name in a target's ``engine.toml`` of a feature that an engine may lack."""
+"""A feature that an engine may lack, as named in the target's ``engine.toml``."""
 
 
 class Window(NamedTuple):
@@ -144,12 +147,12 @@ class Window(NamedTuple):
 
     @property
     def pads(self) -> list[int]:
-        """Padding as in the attribute."""
+        """Padding in the form of the attribute."""
         return [*self.before, *self.after]
 
     @property
     def steps(self) -> dict[str, Any]:
-        """Attributes of a convolution that slides in this way."""
+        """Attributes of a convolution that slides like this window."""
         return {
             "kernel_shape": self.kernel,
             "strides": self.strides,
@@ -163,7 +166,7 @@ class Window(NamedTuple):
 
 
 def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
-    """Return the window of a node; ``kernel`` where the attribute may be missing.
+    """Return the window of a node; ``kernel`` is its size if the attribute may be missing.
 
     Raises:
         GradientError: padding depends on unknown sizes.
@@ -197,7 +200,7 @@ def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
 
 
 def _kernel_of(call: Call) -> list[int]:
-    """Spatial sizes of a convolution's weight.
+    """Return the spatial sizes of a convolution's weight.
 
     Raises:
         GradientError: they are unknown.
@@ -247,8 +250,8 @@ def _spread(
 def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
     """Return the gradient of a convolution's weight: the input convolved with the output gradient.
 
-    Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. So are strides and
-    dilations. Where the strides skip elements at the end, the result is too large and is cropped.
+    Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. Strides and dilations
+    are swapped, too. If the strides skip elements at the end, the result is too large and is cropped.
     """
     spatial = window.axes
     swap = [1, 0, *spatial]
@@ -296,7 +299,7 @@ def _conv_transpose(call: Call) -> Grads:
 
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
-    """Return the indices, as second output, where the engine has them."""
+    """Return the indices as second output if the engine supports them."""
     if call.attribute("storage_order"):
         raise call.error(
             "has column-major indices (storage_order), for which there is no gradient rule"
@@ -307,7 +310,7 @@ def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _max_pool(call: Call) -> Grads:
-    """Every gradient goes to the position of its maximum; overlapping windows add up."""
+    """Return the gradient of a MaxPool: each element goes to the position of its maximum; overlaps add up."""
     if not call.saved:
         return _to_first_maxima(call)
     x, places = call.x, call.saved[0].reshape(-1)
@@ -321,7 +324,7 @@ def _max_pool(call: Call) -> Grads:
 def _to_first_maxima(call: Call) -> Tensor:
     """Return the gradient of a MaxPool without indices: each window's goes to its first maximum.
 
-    Channels join the batch, and the places of a window become the channels; a ConvTranspose moves each to its place.
+    Channels join the batch, and the positions in a window become the channels, which a ConvTranspose moves into place.
     """
     x, y, dy, window = call.x, call.y, call.dy, _window(call)
     axes, count = window.axes, prod(window.kernel)
@@ -366,7 +369,7 @@ def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
     """Return the number of elements that each window averages.
 
     Raises:
-        GradientError: it differs between windows and depends on unknown sizes.
+        GradientError: the number differs between windows and depends on unknown sizes.
     """
     with_pads, ceil = call.attribute("count_include_pad"), call.attribute("ceil_mode")
     if not ceil and (with_pads or not any(window.pads)):

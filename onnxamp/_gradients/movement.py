@@ -12,7 +12,7 @@ from onnxamp._model.protos import small_model
 from onnxamp._ops.facts import op_facts
 
 _SAMPLE: Final = 5
-"""Stands for an unknown size of an axis, to see how an integer scale copies its elements."""
+"""Stands for an unknown size of an axis, to find out how an integer scale copies its elements."""
 _Places = Tensor | NDArray[np.int64]
 _Size = int | Tensor
 """A number, or an int64 vector of one element."""
@@ -47,7 +47,7 @@ def _split(call: Call) -> Grads:
 
 
 def _tile(call: Call) -> Grads:
-    """Split every axis into (copies, size), and sum the copies."""
+    """Return the gradient of a Tile: split every axis into (copies, size), and sum the copies."""
     rank = call.rank()
     if rank == 0:
         return call.dy
@@ -59,7 +59,7 @@ def _tile(call: Call) -> Grads:
 
 
 def _slice(call: Call) -> Grads:
-    """Pad the slice with zeros; with steps other than 1, scatter each axis back to where its elements came from."""
+    """Return the padded gradient of a Slice; with steps other than 1, scatter each axis to its elements' origins."""
     dy, rank = call.dy, call.rank()
     axes, steps = _slice_axes(call, rank)
     pads: dict[int, tuple[_Size, _Size]] = {}
@@ -73,7 +73,7 @@ def _slice(call: Call) -> Grads:
         else:
             start = int(places[0]) if places.size else 0
             pads[axis] = (start, size - start - places.size)
-    if pads:  # by axis, without the input that names axes: ONNX Runtime's transpose optimizer ignores it
+    if pads:  # pads for all axes: ONNX Runtime's transpose optimizer ignores the input that names axes
         amounts = (
             pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)
         )
@@ -82,7 +82,7 @@ def _slice(call: Call) -> Grads:
 
 
 def _places(call: Call, position: int, axis: int, step: int) -> _Places:
-    """Indices along the axis that the slice took: an array where they are constant."""
+    """Return the indices that the slice took along the axis: an array if they are constant."""
     size, starts, ends = call.x.known_size(axis), call.constant(1), call.constant(2)
     if size is not None and starts is not None and ends is not None:
         return np.arange(size, dtype=np.int64)[
@@ -98,10 +98,10 @@ def _places(call: Call, position: int, axis: int, step: int) -> _Places:
 
 
 def _slice_axes(call: Call, rank: int) -> tuple[list[int], list[int]]:
-    """Axes (from 0) and steps of a Slice.
+    """Return the axes (from 0) and steps of a Slice.
 
     Raises:
-        GradientError: they are computed, or even their number is unknown.
+        GradientError: they are computed, or their number is unknown.
     """
     axes, steps = call.constant(3), call.constant(4)
     for port, name, known in ((3, "axes", axes), (4, "steps", steps)):
@@ -122,11 +122,11 @@ def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> T
     """Add the slices of ``dy`` along an axis into zeros, each at its index.
 
     Args:
-        dy: gradient of what was gathered along ``axis``.
-        places: int vector: the index of each slice; negative ones count from the end.
-        axis: from 0.
+        dy: gradient of the result that was gathered along ``axis``.
+        places: int vector: the index of each slice; negative indices count from the end.
+        axis: the axis, from 0.
         size: the size of the axis in the result.
-        rank: of ``dy``; only needed for axes other than 0.
+        rank: the rank of ``dy``; only needed for axes other than 0.
     """
     perm = [axis, *(i for i in range(rank) if i != axis)]
     front = dy if axis == 0 else dy.transpose(perm)
@@ -136,7 +136,7 @@ def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> T
 
 
 def _pad(call: Call) -> Grads:
-    """Crop what was added, fill what was cropped with zeros; reflected and repeated edges add up at their source."""
+    """Return the gradient of a Pad: crop additions, fill cropped parts with zeros, add copied edges to their source."""
     mode = call.attribute("mode")
     rank, pads, given = call.rank(), call.constant(1), call.constant(3)
     if pads is None or (call.has(3) and given is None):
@@ -161,7 +161,7 @@ def _pad(call: Call) -> Grads:
 
 
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
-    """``dy`` cropped by positive amounts and padded by negative ones; ``ends`` has (before, after) by axis."""
+    """Return ``dy`` cropped by positive amounts and padded by negative ones; ``ends`` has (before, after) by axis."""
     added = {
         axis: before for axis, (before, after) in ends.items() if max(before, after) > 0
     }
@@ -176,7 +176,7 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
 
 
 def _depth_to_space(call: Call) -> Grads:
-    """Written as a Transpose: SpaceToDepth has only one of the orders that DepthToSpace has."""
+    """Return the gradient, by way of a Transpose: SpaceToDepth has only one of the orders of DepthToSpace."""
     block, x = call.attribute("blocksize"), call.x
     n, h, w = (x.size(axis) for axis in (0, 2, 3))
     channels = call.writer.vector(x.size(1)).op("Div", [block * block])
@@ -186,7 +186,7 @@ def _depth_to_space(call: Call) -> Grads:
 
 
 def _gather(call: Call) -> Grads:
-    """Rows added at their indices. The axes of the indices become one, in the place of the gathered axis."""
+    """Return the rows, added up at their indices. The axes of the indices become one, in place of the gathered axis."""
     data, indices, dy = call[0], call[1], call.dy
     axis = call.attribute("axis")
     axis = axis if axis == 0 else axis % call.rank(0)
@@ -215,9 +215,9 @@ def _top_k(call: Call) -> Grads:
 
 
 def _resize(call: Call) -> Grads:
-    """Axis by axis, as Resize works. Nearest by an integer scale: the copies are summed.
+    """Return the gradient, axis by axis, as Resize works. For nearest by an integer scale, sum the copies.
 
-    Otherwise the matrix of the axis is measured by resizing the identity, and the gradient is multiplied by it.
+    Otherwise, measure the matrix of the axis by resizing the identity, and multiply the gradient by it.
     """
     dy, rank = call.dy, call.rank()
     for name in ("antialias", "exclude_outside"):
@@ -244,14 +244,14 @@ def _resize(call: Call) -> Grads:
 
 
 def _resized(call: Call) -> dict[int, float | None]:
-    """Return the resized axes, with their scale where it is constant."""
+    """Return the resized axes, with their scales if these are constant."""
     rank, scales = call.rank(), call.constant(2)
     axes = [int(axis) % rank for axis in call.attribute("axes") or range(rank)]
     if scales is not None and scales.size:
         pairs = zip(axes, scales.tolist(), strict=True)
         return {axis: scale for axis, scale in pairs if scale != 1}
     x, y = call.x.dims or (), call.y.dims or (None,) * rank
-    # Computed sizes repeat those of batch and channels, even where shape inference cannot show it.
+    # Computed sizes repeat those of batch and channels, even if shape inference cannot show it.
     unclear = [
         axis
         for axis in axes
@@ -263,7 +263,7 @@ def _resized(call: Call) -> dict[int, float | None]:
 def _matrix(
     call: Call, scale: float | None, before: Any, after: Any
 ) -> NDArray[np.float32]:
-    """[size before, size after]: the weight of each element of an axis in each element of the resized one."""
+    """Return [size before, size after]: the weight of each element of an axis in each element of the resized axis."""
     from onnxamp._runtime.session import make_session, run  # noqa: PLC0415
 
     attributes = {
@@ -290,13 +290,13 @@ def _matrix(
 
 
 def _summed(dy: Tensor, axis: int, small: int, factor: int, rank: int) -> Tensor:
-    """Neighboring copies along an axis, summed."""
+    """Return the sums of neighboring copies along an axis."""
     rest = [dy.op("Shape", start=axis + 1)] if axis + 1 < rank else []
     return dy.reshape(*[0] * axis, small, factor, *rest).sum([axis + 1], keepdims=False)
 
 
 def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Tensor:
-    """``dy`` multiplied along an axis by the transpose of the matrix."""
+    """Return ``dy``, multiplied along an axis by the transpose of the matrix."""
     weights = dy.like(np.ascontiguousarray(matrix.T))
     if axis == rank - 1:
         return dy.op("MatMul", weights)
@@ -328,7 +328,7 @@ def _scatter_nd(call: Call) -> Grads:
 
 
 def _overwrites(call: Call) -> bool:
-    """Return whether updates replace elements, which then have no gradient; otherwise they are added to them.
+    """Return whether updates replace elements, which then have no gradient, rather than being added to them.
 
     Raises:
         GradientError: the node does neither.

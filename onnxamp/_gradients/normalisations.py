@@ -13,15 +13,18 @@ from onnxamp._gradients.writer import (
 )
 
 SCALED: Final = "scaled"
-"""Follows the label of a batch normalization in the names of the nodes that scale and shift its normalized value."""
+"""Suffix of a batch normalization's label in the names of the nodes that scale and shift its normalized value."""
 RUNNING: Final = "running"
-"""The same for its running statistics, and for the nodes that compute them."""
+"""Suffix for its running statistics and the nodes that compute them."""
 
 
 def _normalised(
     x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``x``, centred if asked and divided by its standard deviation; the reciprocal of that; mean and variance."""
+    """Return normalized ``x``, the reciprocal of its standard deviation, its mean and its variance.
+
+    ``x`` is divided by its standard deviation and, if ``centred``, its mean is subtracted first.
+    """
     mean = x.mean(axes) if centred else x
     shifted = x - mean if centred else x
     variance = (shifted * shifted).mean(axes)
@@ -43,7 +46,7 @@ def _through(
 
 
 def _layer(call: Call) -> Grads:
-    """LayerNormalization and RMSNormalization; the mean and deviation that they may output have no rule."""
+    """Return gradients of LayerNormalization and RMSNormalization; their mean and deviation outputs have no rule."""
     if any(dy is not None for dy in call.dys[1:]):
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
@@ -72,7 +75,7 @@ def _instance(call: Call) -> Grads:
 
 
 def _sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
-    """Return the gradients of scale and bias, which lie along the axes that are left."""
+    """Return the gradients of scale and bias, which lie along the remaining axes."""
     return [
         lambda: (dy * unit).sum(axes, keepdims=False),
         lambda: dy.sum(axes, keepdims=False),
@@ -80,10 +83,10 @@ def _sums(dy: Tensor, unit: Tensor, axes: Sequence[int]) -> Several:
 
 
 def _batch_forward(call: Call) -> tuple[Tensor, ...]:
-    """BatchNormalization in training mode, decomposed, since ONNX Runtime has no CUDA kernel for it.
+    """Decompose BatchNormalization in training mode, because ONNX Runtime has no CUDA kernel for it.
 
-    As its schema says, the variance is the biased one and ``momentum`` is the weight of the old running statistics.
-    In inference mode the node is kept.
+    As in its schema, the variance is biased and ``momentum`` is the weight of the old running statistics. In inference
+    mode, the node is kept.
     """
     if not call.attribute("training_mode"):
         return ()
@@ -108,7 +111,7 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _batch(call: Call) -> Grads:
-    """The running statistics have a gradient where they normalize, and not the statistics of the input."""
+    """Return the gradients. The running statistics have one if they, not the input's statistics, normalize."""
     dy, rank = call.dy, call.rank()
     axes = [0, *range(2, rank)]
     scale, statistics = _per_channel(call[1], rank), list[Callable[[], Tensor]]()

@@ -1,6 +1,6 @@
-"""Ops on integers, written as the float ops that they stand for, which have gradients.
+"""Ops on integers, rewritten as the equivalent float ops, which have gradients.
 
-Such a node dequantizes its inputs, computes with floats and quantizes the result, all in one kernel.
+A node on integers dequantizes its inputs, computes with floats and quantizes the result, all in one kernel.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ _PER_AXIS: Final = 13
 
 
 class Operator(NamedTuple):
-    """What an op on integers computes.
+    """The computation of an op on integers.
 
     Attributes:
         op: the op on floats.
-        terms: positions of the integers, the scale and the zero point of each input.
+        terms: for each input, the positions of its integers, scale and zero point.
         result: positions of the scale and the zero point of the output.
-        bias: position of the bias, whose scale is the product of those of the first two terms; -1 if there is none.
+        bias: position of the bias, whose scale is the product of the first two terms' scales; -1 if there is none.
         axis: the axis of a term along which scales vary.
-        repeats: whether the last term is followed by more of its kind.
+        repeats: whether more terms of the last term's kind follow.
     """
 
     op: str
@@ -45,10 +45,10 @@ OPERATORS: Final[Mapping[str, Operator]] = {
 
 
 def as_floats(model: ModelProto) -> ModelProto:
-    """Return a model with such nodes written as dequantize nodes, a float op and a quantize node.
+    """Return a model with these nodes rewritten as dequantize nodes, a float op and a quantize node.
 
-    Nodes stay whose channels are last, whose result has no zero point, and those of opsets before 13. The model itself
-    is returned if none changes. Complexity: linear in nodes.
+    Nodes are kept if their channels are last, if their result has no zero point, or if the opset is below 13. If no
+    node changes, return the model itself. Complexity: linear in nodes.
     """
     if opset_imports(model).get("", 0) < _PER_AXIS:
         return model
@@ -68,7 +68,7 @@ def _has_form(node: Node) -> bool:
 
 
 class _Form:
-    """The nodes that stand for one."""
+    """The nodes that replace one node on integers."""
 
     def __init__(self, editor: GraphEditor, node: Node) -> None:
         self._editor, self._node = editor, node

@@ -21,8 +21,9 @@ _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
 def _broadcast(local: Callable[[Call], Several]) -> Rule:
-    """Return the rule of an op that broadcasts its inputs: gradients in the output's shape are summed to those of
-    inputs.
+    """Return the rule of an op that broadcasts its inputs.
+
+    It sums gradients in the shape of the output to the shapes of the inputs.
     """
 
     def summed(call: Call, port: int, dx: Tensor | Callable[[], Tensor]) -> Tensor:
@@ -35,7 +36,7 @@ def _broadcast(local: Callable[[Call], Several]) -> Rule:
 
 
 def _gelu(call: Call) -> Tensor:
-    """Return the derivative of x * Phi(x), with Phi exact or approximated by tanh, as the node says."""
+    """Return the derivative of x * Phi(x), with Phi exact or approximated by tanh, depending on the node."""
     if call.attribute("approximate") == "tanh":
         squared = call.x * call.x
         t = ((call.x * (squared * 0.044715 + 1)) * _SQRT_2_OVER_PI).op("Tanh")
@@ -67,7 +68,7 @@ def _pow(call: Call) -> Several:
 
 
 def _extremes(call: Call) -> Several:
-    """Max and Min: inputs equal to the output share its gradient evenly."""
+    """Return the gradients of Max and Min: inputs equal to the output share its gradient evenly."""
     if len(call.inputs) == 1:
         return [call.dy]
     hits = [call[i].equals(call.y).cast(call.dy.elem) for i in range(len(call.inputs))]
@@ -76,7 +77,7 @@ def _extremes(call: Call) -> Several:
 
 
 def _clip(call: Call) -> Several:
-    """Return the gradients of Clip: values on a bound pass theirs on; a bound gets those of what it clips."""
+    """Return the gradients of Clip: values on a bound pass on their gradients; a bound gets those of clipped values."""
     x = call.x
     low, high = (*call.inputs[1:], None, None)[:2]
 
@@ -106,7 +107,7 @@ def _dropout(call: Call) -> Grads:
 
 
 def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
-    """Return the mask, as second output, where the node drops anything."""
+    """Return the mask as second output if the node drops anything."""
     training = call.constant(2)
     if not call.has(2) or (training is not None and not training.any()):
         return ()
@@ -114,9 +115,9 @@ def _dropout_forward(call: Call) -> tuple[Tensor, ...]:
 
 
 def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
-    """Return the rule of a reduction, where ``local`` sees output and gradient with the reduced axes.
+    """Return the rule of a reduction; ``local`` receives output and gradient with the reduced axes.
 
-    ``wide``: its result has the input's shape already, and need not be broadcast to that.
+    ``wide``: the result of ``local`` already has the input's shape, and need not be broadcast to it.
     """
 
     def rule(call: Call) -> Grads:
@@ -129,20 +130,20 @@ def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
 
 
 def _kept(call: Call, y: Tensor) -> Tensor:
-    """Return the output or its gradient with the reduced axes as ones; a scalar broadcasts anyway."""
+    """Return the output or its gradient with reduced axes of size 1; a scalar broadcasts anyway."""
     if call.attribute("keepdims") or not call.has(1):
         return y
     return y.op("Unsqueeze", call[1])
 
 
 def _reduced(call: Call, op_type: str, x: Tensor) -> Tensor:
-    """``x`` reduced over the node's axes, which remain with size 1."""
+    """Return ``x`` reduced over the node's axes, which remain with size 1."""
     empty = call.attribute("noop_with_empty_axes")
     return x.op(op_type, *call.inputs[1:], keepdims=1, noop_with_empty_axes=empty)
 
 
 def _prod(call: Call) -> Tensor:
-    """Return the product of the other elements, without dividing by zero: with two zeros, every product is zero."""
+    """Return the product of the other elements without dividing by zero: if two are zero, every product is zero."""
     zero = call.x.equals(0)
     filled = zero.where(1, call.x)
     others = _reduced(call, "ReduceProd", filled)
@@ -152,7 +153,7 @@ def _prod(call: Call) -> Tensor:
 
 
 def _cast(call: Call) -> Tensor:
-    """Integers that have gradients have them in float32."""
+    """Return the gradient of a Cast. Integers that have gradients have them in float32."""
     return call.dy.cast(call.x.elem) if call.x.elem in FLOAT_ELEMS else call.dy
 
 
@@ -182,8 +183,8 @@ def _node(op_type: str, x: Tensor, *others: Any, **attributes: Any) -> Tensor:
 
 
 def _gradient(formula: str, call: Call) -> Tensor:
-    """Write the gradient that a formula says."""
-    gradient: Tensor = eval(formula, {}, _Names(call))  # noqa: S307 - it is our own
+    """Write the gradient that a formula describes."""
+    gradient: Tensor = eval(formula, {}, _Names(call))  # noqa: S307 - the formula is our own
     return gradient
 
 
@@ -193,7 +194,7 @@ def _each(formulas: Sequence[str], call: Call) -> Several:
 
 _TABLE: Final = read_table("gradients")
 SINGULAR: Final = frozenset(_TABLE["singular"])
-"""Ops whose derivative may be infinite, as that of Sqrt at 0."""
+"""Ops whose derivative may be infinite, such as Sqrt at 0."""
 RULES: Final[Mapping[str, Rule]] = {
     **{op: partial(_gradient, text) for op, text in _TABLE["first"].items()},
     **{op: _broadcast(partial(_each, row)) for op, row in _TABLE["broadcast"].items()},

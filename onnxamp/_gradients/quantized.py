@@ -1,6 +1,6 @@
-"""Gradients through quantized numbers: straight through the rounding, and none where numbers are saturated.
+"""Gradients through quantized numbers: straight through the rounding, and none for saturated numbers.
 
-Integers have gradients as if they were not rounded: what a step of the grid does, in float32.
+Integers have gradients in float32, as if they were not rounded: the effect of a step of the grid.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ from onnxamp._ops.facts import attribute_of, op_facts
 
 _SCALE: Final = 1
 _ZERO: Final = 2
-"""Inputs of nodes that quantize or dequantize."""
+"""Input positions of nodes that quantize or dequantize."""
 _MATRIX: Final = 2
 _BIAS: Final = 5
-"""Input of MatMulNBits."""
+"""Input position of MatMulNBits."""
 _MOST: Final = 2**36
-"""Products of numbers that it may take to see the weight of MatMulNBits."""
+"""Most products of numbers to compute for the weight of MatMulNBits."""
 
 
 def _quantize(call: Call) -> Grads:
-    """Return the gradients of a quantizer: a number moves its integer by a step of the grid, unless that is at an end.
+    """Return the gradients of a quantizer: a number moves its integer by a step of the grid, except at the grid's ends.
 
-    What the scale changes here, it takes back where the integers are dequantized.
+    The effect of the scale here is undone where the integers are dequantized.
     """
     return _inside(call.y, call.dy) / _along(call)
 
@@ -50,7 +50,7 @@ def _dequantize(call: Call) -> Grads:
 
 
 def _inside(y: Tensor, dy: Tensor) -> Tensor:
-    """``dy`` with zeros where an integer is the first or the last one of its grid."""
+    """Return ``dy`` with zeros where an integer is the first or the last one of its grid."""
     name = ELEM_NAMES[y.elem]
     grid, number = grids().get(name), y.cast(TensorProto.FLOAT)
     if grid is None:
@@ -65,7 +65,7 @@ def _along(call: Call) -> Tensor:
     """Return the scale in float32, in a shape that broadcasts to the numbers.
 
     Raises:
-        GradientError: there is one for each block of numbers.
+        GradientError: there is one scale for each block of numbers.
     """
     scale = call[_SCALE].cast(TensorProto.FLOAT)
     dims = call[_SCALE].dims
@@ -91,14 +91,14 @@ def _of_scale(call: Call) -> Tensor:
 
 
 def _dynamically(call: Call) -> Grads:
-    """As if the scale were given, as :func:`_quantize`."""
+    """Return the gradient of a dynamic quantizer, as if its scale were given; see :func:`_quantize`."""
     if call.dys[0] is None or call.outputs[1] is None:
         raise call.error("passes its integers only to nodes without a gradient")
     return call.dys[0] / call.outputs[1]
 
 
 def _product(rule: Rule) -> Rule:
-    """Return the rule of a product of integers: that of the floats that they are, less their zero points."""
+    """Return the rule of a product of integers: that of the same numbers as floats, less their zero points."""
 
     def written(call: Call) -> Grads:
         factors = []
@@ -117,7 +117,7 @@ def _product(rule: Rule) -> Rule:
 
 
 def _matmul_n_bits(call: Call) -> Grads:
-    """DY B^T, where B is what the node makes of the identity."""
+    """Return dY B^T, where B is the result of the node for the identity."""
     size, columns = (attribute_of(call.node.proto, name, 0) for name in "KN")
     if size * size * columns > _MOST:
         raise call.error("has a matrix that is too large for its gradient rule")

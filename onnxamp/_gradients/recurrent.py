@@ -11,17 +11,19 @@ _ACTIVATIONS: Final = {
     "LSTM": ["sigmoid", "tanh", "tanh"],
     "RNN": ["tanh"],
 }
-"""Default activations of one direction, as the schemas say."""
+"""Default activations of one direction, from the schemas."""
 _State = tuple[Tensor, ...]
 """Hidden state and, for an LSTM, cell state; [batch, hidden] each."""
 _Step = Callable[[Call, Tensor, Tensor | None, Tensor, _State], _State]
-"""The next state: of a node, by its recurrence [hidden, gates * hidden] and the bias [gates * hidden] of a GRU with
-linear_before_reset (other biases are part of the input's projection), from that projection and the last state.
+"""Computes the next state of a node from the input's projection and the last state.
+
+Its other arguments are the recurrence [hidden, gates * hidden] and the bias [gates * hidden] of a GRU with
+linear_before_reset (other biases are part of the projection).
 """
 
 
 def unroll(call: Call) -> None:
-    """Write the steps of the node in place of the node.
+    """Replace the node with its steps.
 
     Raises:
         GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
@@ -48,14 +50,14 @@ def unroll(call: Call) -> None:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors joined along a new first axis."""
+    """Return the tensors joined along a new first axis."""
     return tensors[0].writer.concat(
         [tensor.op("Unsqueeze", [0]) for tensor in tensors], 0
     )
 
 
 def _checked_length(call: Call, directions: int) -> int:
-    """Return the length of the sequences, if the node can be unrolled."""
+    """Return the length of the sequences if the node can be unrolled."""
     if call.has(4):
         raise call.error(
             "takes sequence lengths; only sequences of one length have a gradient rule"
@@ -81,7 +83,7 @@ def _checked_length(call: Call, directions: int) -> int:
 
 
 def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
-    """Return the part of an input for each direction, without the direction axis; none where the input is absent."""
+    """Return the part of an input for each direction, without the direction axis; none if the input is absent."""
     if not call.has(port):
         return []
     axis = 1 if port > 3 and call.attribute("layout") else 0
@@ -91,7 +93,7 @@ def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
 def _run(
     call: Call, x: Tensor, given: Mapping[int, Tensor], length: int, *, backward: bool
 ) -> tuple[list[Tensor], _State]:
-    """Hidden states by time, and the final state, of one direction; ``given`` has its inputs by port."""
+    """Return the hidden states by time and the final state of one direction; ``given`` has its inputs by port."""
     kind, width = call.node.key, call.attribute("hidden_size")
     inputs = x.op("MatMul", given[1].transpose([1, 0]))
     late_bias = None

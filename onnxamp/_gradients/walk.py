@@ -52,37 +52,37 @@ FORWARD: Final[Mapping[str, Forward]] = {
     **normalisations.FORWARD,
     **pointwise.FORWARD,
 }
-"""Ops whose forward pass keeps values for the rule, or is decomposed."""
+"""Ops whose forward pass stores values for the rule, or is decomposed."""
 
 ALWAYS: Final = frozenset({"BatchNormalization"})
-"""Those of them that may have no kernel: they are decomposed off the path to the loss, too."""
+"""Those of them that may have no kernel, and are therefore decomposed even off the path to the loss."""
 
 _STEPS: Final = frozenset({"Ceil", "Floor", "Hardmax", "OneHot", "Round", "Sign"})
 FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 """Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
 
-Outputs that are not floats end the path, too, and need no entry.
+Outputs that are not floats also end the path, and need no entry.
 """
 
 _PARTIAL: Final = frozenset({"Split"})
 """Ops whose rules do not need the gradient of the first output."""
 
 SMALL: Final = 4096
-"""Most elements of a constant that rules look into: axes, pads, sizes, exponents."""
+"""Most elements of a constant that rules examine: axes, pads, sizes, exponents."""
 _ROUNDS: Final = 8
-"""The deepest nesting of function bodies."""
+"""The maximum nesting depth of function bodies."""
 
 _Known = dict[str, NDArray[Any]]
 
 
 class Pass:
-    """A model with a path that gradients take, and what is written of them; all by value index.
+    """A model with a path for gradients, and the gradients that are written so far, by value index.
 
     Args:
         graph: the model.
         path: the nodes between wanted values and the loss, in order.
-        moved: values that depend on a wanted one through floats.
-        lacks: what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
+        moved: values that depend on a wanted value through floats.
+        lacks: features that the intended engine cannot run, as in the ``engine.toml`` of a target.
 
     Complexity: linear, except for onnx's shape inference.
     """
@@ -100,9 +100,9 @@ class Pass:
         self.known = _constants(graph, self.dims)
         """Small constants by name."""
         self.addends: dict[int, list[Tensor]] = {}
-        """Gradients through the consumers visited so far."""
+        """Gradients from the consumers visited so far."""
         self.shares: dict[tuple[int, int], list[Tensor]] = {}
-        """Of each value what each of its consumers contributes."""
+        """The contribution of each consumer to the gradient of each value."""
         self.totals: dict[int, Tensor] = {}
         producers = {
             name: graph.producer(graph.scopes[0].names[name]) for name in self.known
@@ -116,14 +116,14 @@ class Pass:
             self.dims = symbolic_shapes(graph, computed)
 
     def handle(self, value: int) -> Tensor | None:
-        """Return a value as rules see it; None for an absent one."""
+        """Return the handle of a value for rules; None for an absent value."""
         if value == ABSENT:
             return None
         name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
         return Tensor(self.writer, name, elem, self.dims[value])
 
     def call(self, node: Node, **more: Any) -> Call:
-        """Return a node as rules see it."""
+        """Return the handle of a node for rules."""
         inputs, outputs = (
             tuple(map(self.handle, node.inputs)),
             tuple(map(self.handle, node.outputs)),
@@ -139,7 +139,7 @@ class Pass:
         return self.writer.finish()
 
     def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
-        """Write what changes in the forward pass; returns what nodes keep for their rules, by node index."""
+        """Write the changes of the forward pass; return the values that nodes store for their rules, by node index."""
         saved, on_path = {}, {node.index for node in self.path}
         for node in (self.graph.nodes[index] for index in self.graph.order):
             always = node.key in ALWAYS and node.scope == 0
@@ -157,12 +157,12 @@ class Pass:
         """Write the gradients of all values on the path.
 
         Args:
-            seeds: writes the gradients from outside, by value, that the pass starts from.
-            otherwise: the rule of nodes that have none, or whose rule refuses; None to fail there. With it, what is no
-                finite number counts as zero, so that it does not spread.
+            seeds: writes the gradients from outside, by value, with which the pass starts.
+            otherwise: the rule of nodes that have none, or whose rule fails; None to fail there. If given, infinities
+                and NaN count as zero, so that they do not spread.
 
         Raises:
-            GradientError: a rule refuses a node, and there is no other.
+            GradientError: a rule fails for a node, and there is no other rule.
         """
         saved = self.write_forward()
         self.addends |= {value: [seed] for value, seed in seeds().items()}
@@ -188,7 +188,7 @@ class Pass:
         return self.totals
 
     def _addends(self, call: Call, rule: Rule) -> list[tuple[int, Tensor]]:
-        """Return the gradients of a node's inputs that a rule writes, as far as they move."""
+        """Return the gradients that a rule writes for those inputs of a node that move."""
         made = rule(call)
         grads = [made] if isinstance(made, Tensor) else made
         pairs = zip(call.node.inputs, grads, strict=False)
@@ -218,7 +218,7 @@ class Pass:
         return value.like(1).op("Reshape", [1] * len(value.dims))
 
     def _total(self, value: int) -> Tensor | None:
-        """Return the gradient of a value, once all its consumers have been visited."""
+        """Return the gradient of a value once all its consumers have been visited."""
         if value != ABSENT and value in self.addends:
             addends = self.addends.pop(value)
             if len(addends) > 1:
@@ -239,7 +239,7 @@ def _rule_of(call: Call) -> Rule:
     """Return the rule of a node.
 
     Raises:
-        GradientError: there is none, or the node matters through an output that it does not cover.
+        GradientError: there is none, or the loss depends on an output of the node that the rule does not cover.
     """
     if call.node.key not in RULES:
         raise call.error("has no gradient rule")
@@ -253,7 +253,7 @@ def _rule_of(call: Call) -> Rule:
 def expand(
     model: ModelProto, loss: str, wanted: Sequence[str], lacks: Container[str] = ()
 ) -> Pass:
-    """Return the model, with a rule for each op between the wanted values and the loss.
+    """Return the model, expanded until each op between the wanted values and the loss has a rule.
 
     Raises:
         GradientError: an op has neither a rule nor a function body.
@@ -311,10 +311,10 @@ def _check(node: Node) -> None:
 def find_path(
     graph: Graph, wanted: Iterable[int], loss: int
 ) -> tuple[list[Node], set[int]]:
-    """Return nodes of the main graph that depend on a wanted value, and the loss on them, through floats.
+    """Return the nodes of the main graph through which the loss depends on a wanted value, by floats.
 
     Returns:
-        The nodes in order, and the values that depend on a wanted one. Linear.
+        The nodes in order, and the values that depend on a wanted value. Complexity: linear.
     """
     needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
     differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
@@ -335,8 +335,9 @@ def find_path(
 
 
 def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
-    """Small constants of the main graph: initializers that callers cannot override, Constant nodes, static shapes, and
-    integers computed from these.
+    """Return the small constants of the main graph.
+
+    These are initializers that callers cannot override, Constant nodes, static shapes, and integers computed from them.
     """
     constants: _Known = {
         graph.values[value].name: numpy_helper.to_array(tensor)
@@ -364,7 +365,7 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
 
 
 def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
-    """Return whether a node makes integers or bools of what is known, or numbers of its attributes."""
+    """Return whether a node computes integers or bools from known constants, or numbers from its attributes."""
     if node.key == "Constant":
         return any(item.name.startswith("value_") for item in node.proto.attribute)
     inputs = node.proto.input
@@ -375,7 +376,7 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
 
 def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _Known:
     """Return the values that nodes compute from constants."""
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - it takes long to import
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
 
     if not nodes:
         return {}
@@ -419,9 +420,9 @@ class Gradients:
 def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradients:
     """Extend a model with the gradients of one of its values with respect to others.
 
-    The forward pass stays the same, except for ops without a gradient rule, which are replaced by their function bodies
-    or, if they are recurrent, unrolled; for batch normalization in training mode, which is decomposed; and for MaxPool,
-    which outputs its indices, too.
+    The forward pass stays the same, with three exceptions. Ops without a gradient rule are replaced by their function
+    bodies or, if they are recurrent, unrolled; batch normalization in training mode is decomposed; and MaxPool also
+    outputs its indices.
 
     Args:
         model: a ModelProto, a path or an onnx-graphsurgeon Graph, at opset 18 or later; it is not changed.
@@ -432,7 +433,7 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
         A new model with the same inputs and outputs, and a further output per wanted value, with its shape and dtype.
 
     Raises:
-        ArgumentError: nothing is wanted.
+        ArgumentError: ``wanted`` is empty.
         GradientError: an op between the loss and a wanted value has no gradient rule, or the loss does not depend on a
             wanted value.
         OpsetError: the opset of the model is below 18.
@@ -455,9 +456,9 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
 def differentiate(
     model: ModelProto, loss: str, wanted: Iterable[str], lacks: Container[str] = ()
 ) -> Gradients:
-    """:func:`add_gradients` for a well-formed model with its weights. Linear in nodes, except for shape inference.
+    """Run :func:`add_gradients` on a well-formed model with its weights. Linear in nodes, except for shape inference.
 
-    ``lacks`` is what the engine that is meant cannot run, as in the ``engine.toml`` of a target.
+    ``lacks`` has the features that the intended engine cannot run, as in the ``engine.toml`` of a target.
     """
     names = list(dict.fromkeys(wanted))
     if not names:

@@ -1,7 +1,7 @@
-"""The language of the gradient rules: arithmetic on values that writes ONNX nodes, and nodes as rules see them.
+"""The language of the gradient rules: arithmetic on values that writes ONNX nodes, and the rules' view of nodes.
 
-``x * (1 - y)`` writes a Sub and a Mul, and is the output of the Mul. Every op is written in the form it has since
-opset 18 (:data:`MIN_OPSET`).
+``x * (1 - y)`` writes a Sub and a Mul, and is the output of the Mul. Every op is written in its form as of opset 18
+(:data:`MIN_OPSET`).
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -29,7 +29,7 @@ Number: TypeAlias = int | float
 def _binary(
     op_type: str, *, swapped: bool = False
 ) -> Callable[["Tensor", "Tensor | Number"], "Tensor"]:
-    """Return an operator that writes an op of a tensor and what stands on its other side."""
+    """Return an operator that writes an op on a tensor and the other operand."""
 
     def write(self: "Tensor", other: "Tensor | Number") -> "Tensor":
         side = self.like(other)
@@ -47,7 +47,7 @@ class Tensor:
     Attributes:
         name: name of the value in the graph.
         elem: element type, a ``TensorProto.DataType``.
-        dims: shape where it is known (int, symbolic name or None per axis); None where even the rank is unknown.
+        dims: known shape (int, symbolic name or None per axis); None if even the rank is unknown.
     """
 
     writer: "Writer"
@@ -73,22 +73,22 @@ class Tensor:
         """Write an ai.onnx op with one output and this value as its first input.
 
         Args:
-            op_type: of ai.onnx.
-            others: further inputs: tensors, None for absent ones, lists of ints or arrays for constants.
+            op_type: op type of ai.onnx.
+            others: further inputs: tensors, None for absent inputs, lists of ints or arrays for constants.
             into: name of the output; by default a new one.
-            attributes: of the node; None leaves one out.
+            attributes: attributes of the node; those that are None are left out.
         """
         return self.writer.ops(op_type, self, *others, into=(into,), **attributes)[0]
 
     def like(self, numbers: "Tensor | Number | NDArray[Any]") -> "Tensor":
-        """Numbers as a constant of this element type; a tensor as it is."""
+        """Return numbers as a constant of this element type; return a tensor unchanged."""
         if isinstance(numbers, Tensor):
             return numbers
         dtype = helper.tensor_dtype_to_np_dtype(self.elem)
         return self.writer.constant(np.asarray(numbers).astype(dtype))
 
     def where(self, yes: "Tensor | Number", no: "Tensor | Number") -> "Tensor":
-        """``yes`` where this bool tensor is True, ``no`` elsewhere; at least one of them is a tensor."""
+        """Return ``yes`` where this bool tensor is True, ``no`` elsewhere; at least one of them must be a tensor."""
         kind = next(side for side in (yes, no) if isinstance(side, Tensor))
         return self.op("Where", kind.like(yes), kind.like(no))
 
@@ -97,18 +97,18 @@ class Tensor:
         return self if elem == self.elem else self.op("Cast", to=elem)
 
     def shape(self) -> "Tensor":
-        """Return the shape as an int64 vector: a constant where it is fully known."""
+        """Return the shape as an int64 vector: a constant if it is fully known."""
         if self.dims is not None and all(isinstance(dim, int) for dim in self.dims):
             return self.writer.ints(self.dims)
         return self.op("Shape")
 
     def known_size(self, axis: int) -> int | None:
-        """Return the size of an axis where it is a known number."""
+        """Return the size of an axis if it is a known number, or else None."""
         size = None if self.dims is None else self.dims[axis]
         return size if isinstance(size, int) else None
 
     def size(self, axis: int) -> "int | Tensor":
-        """Return the size of an axis: a number where it is known, otherwise an int64 vector of one element."""
+        """Return the size of an axis: a number if it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
         return (
             self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
@@ -141,7 +141,7 @@ class Tensor:
         return self.op("ReduceMean", list(axes), keepdims=1)
 
     def split(self, sizes: "Sequence[int | Tensor]", axis: int) -> "list[Tensor]":
-        """Return the value cut into pieces of these sizes along an axis; a single piece is the value itself."""
+        """Return the value split into pieces of these sizes along an axis; a single piece is the value itself."""
         if len(sizes) == 1:
             return [self]
         into = [""] * len(sizes)
@@ -150,11 +150,11 @@ class Tensor:
         )
 
     def zeros_like(self) -> "Tensor":
-        """Zeros of the same shape and type."""
+        """Return zeros of the same shape and type."""
         return self.shape().zeros(self.elem)
 
     def zeros(self, elem: int) -> "Tensor":
-        """Zeros in the shape that this int64 vector holds."""
+        """Return zeros in the shape that this int64 vector holds."""
         return self.op(
             "ConstantOfShape", value=helper.make_tensor("value", elem, [1], [0.0])
         )
@@ -162,7 +162,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Writer:
-    """Nodes that are written into a model, through its editor."""
+    """Writes nodes into a model through its editor."""
 
     editor: GraphEditor
     prefix: str = "grad"
@@ -240,7 +240,7 @@ class Writer:
         )
 
     def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:
-        """Return an input of the model, which is added unless it is there."""
+        """Return an input of the model, which is added unless it exists."""
         if name not in self._inputs:
             entry = helper.make_tensor_value_info(name, elem, dims)
             self.editor.model.graph.input.append(entry)
@@ -248,31 +248,31 @@ class Writer:
         return Tensor(self, name, elem, dims)
 
     def output(self, tensor: Tensor, dims: Dims | None) -> None:
-        """Make a value an output of the model, too."""
+        """Make a value an additional output of the model."""
         entry = helper.make_tensor_value_info(tensor.name, tensor.elem, dims)
         self.editor.model.graph.output.append(entry)
 
     def replace(self, index: int) -> None:
-        """Put what was written in the place of a node; where nothing was, the node stays."""
+        """Replace a node with the nodes written so far; if there are none, the node stays."""
         if self.nodes:
             self.editor.replace(index, self.nodes)
             self.nodes = []
 
     def finish(self) -> ModelProto:
-        """The model with what was written at its end."""
+        """Return the model with the remaining nodes appended."""
         self.editor.insert(0, self.editor.view.scopes[0].nodes.stop, *self.nodes)
         return self.editor.finish()
 
 
 def elem_of(kind: str | None) -> int:
-    """Return the element type of a type; 0 if it is unknown, or not that of a tensor."""
+    """Return the element type of a type; 0 if the type is unknown or not a tensor."""
     return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
 Several: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]
-"""Gradients of a node's first inputs, or functions that write them where they are wanted; None where there is none."""
+"""Gradients of a node's first inputs, or functions that write them if they are wanted; None if there is no gradient."""
 Grads: TypeAlias = Tensor | Several
-"""That of the first input, the only one that has any; or several."""
+"""The gradient of the first input, if no other input has one, or several gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +331,11 @@ class Call:
         return value.decode() if isinstance(value, bytes) else value
 
     def constant(self, position: int) -> NDArray[Any] | None:
-        """Return the constant array of an input; None where the input is computed or absent."""
+        """Return the constant array of an input; None if the input is computed or absent."""
         return self.known.get(self[position].name) if self.has(position) else None
 
     def rank(self, position: int = 0) -> int:
-        """Rank of an input.
+        """Return the rank of an input.
 
         Raises:
             GradientError: shape inference cannot determine it.
@@ -348,11 +348,11 @@ class Call:
         return len(dims)
 
     def summed(self, dy: Tensor, position: int) -> Tensor:
-        """``dy``, in the shape of the first output, summed to that of an input, which was broadcast."""
+        """Return ``dy``, which has the shape of the first output, summed to the shape of a broadcast input."""
         return sum_to(dy, self.y.dims, self[position])
 
     def second_output(self, name: str, elem: int) -> Tensor:
-        """Return the optional second output of the node, which gets one if it has none."""
+        """Return the optional second output of the node; add one if there is none."""
         outputs = self.writer.editor.node(self.node.index).output
         if len(outputs) < 2 or not outputs[1]:
             del outputs[1:]
@@ -365,13 +365,13 @@ class Call:
 
 
 Rule: TypeAlias = Callable[[Call], Grads]
-"""The vector-Jacobian product of an op, as nodes that it writes."""
+"""Writes the nodes of an op's vector-Jacobian product."""
 Forward: TypeAlias = Callable[[Call], tuple[Tensor, ...]]
-"""Writes what stands in the place of an op's node, if anything; returns what its rule needs (``Call.saved``)."""
+"""Writes a replacement of an op's node, if it needs one; returns the values that its rule needs (``Call.saved``)."""
 
 
 def sum_to(dy: Tensor, y: Dims | None, x: Tensor) -> Tensor:
-    """``dy``, of shape ``y``, summed over the axes along which ``x`` was broadcast."""
+    """Return ``dy``, of shape ``y``, summed over the axes along which ``x`` was broadcast."""
     axes = repeated_axes(x.dims, y)
     if axes is None:
         return _sum_to_dynamic(dy, x)
@@ -383,7 +383,7 @@ def sum_to(dy: Tensor, y: Dims | None, x: Tensor) -> Tensor:
 
 
 def repeated_axes(x: Dims | None, y: Dims | None) -> list[int] | None:
-    """Axes of shape ``y`` along which shape ``x`` is broadcast; None where the shapes do not tell."""
+    """Return the axes of shape ``y`` along which shape ``x`` is broadcast; None if the shapes leave this open."""
     if x is None or y is None:
         return None
     lead = len(y) - len(x)
@@ -402,7 +402,7 @@ def repeated_axes(x: Dims | None, y: Dims | None) -> list[int] | None:
 
 
 def _sum_to_dynamic(dy: Tensor, x: Tensor) -> Tensor:
-    """As :func:`sum_to`, over the axes where the shape of ``x``, padded with ones on the left, is 1 at run time."""
+    """Sum as in :func:`sum_to`, over axes where the shape of ``x``, padded with ones on the left, is 1 at run time."""
     shape = x.op("Shape")
     missing = dy.op("Shape").op("Size") - shape.op("Size")
     padded = dy.writer.vector(

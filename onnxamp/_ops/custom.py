@@ -1,7 +1,7 @@
 """Custom ops that the user declares: their ports, type parameters, and the types that their kernels take.
 
-A declaration holds for a block of code: graphs that are resolved there know the op as if it had a schema. It lists the
-types that kernels exist for, so a parameter that lists float16 can be low precision.
+A declaration applies within a block of code: graphs that are resolved there treat the op as if it had a schema. It
+lists the types that kernels exist for, so a parameter that lists float16 can be low precision.
 """
 
 import tomllib
@@ -29,12 +29,12 @@ class CustomOp:
     Attributes:
         domain: the op's domain, which is not ONNX's own.
         type: the op type.
-        inputs: a type per input: an element type ("int64") or a name in ``types``. "T?" is an optional one, and a last
-            "T..." any number of further ones.
+        inputs: a type per input: an element type ("int64") or a name in ``types``. "T?" is an optional input, and a
+            final "T..." stands for any number of further inputs.
         outputs: likewise.
         types: name -> the element types that kernels take: "float", "float16", "bfloat16", "int64", ... If float and
             float16 are among them, float32 may become float16.
-        since: the first version of the domain's opset that has the op so.
+        since: the first version of the domain's opset to which the declaration applies.
 
     Raises:
         ArgumentError: a type is unknown, or the domain is ONNX's own.
@@ -173,15 +173,15 @@ CustomOpsLike: TypeAlias = (
     | Mapping[str, Any]
     | Iterable[CustomOp | Mapping[str, Any]]
 )
-"""A TOML file of declarations, or declarations: CustomOps, or dicts of their attributes."""
+"""A TOML file of declarations, or the declarations themselves: CustomOps, or dicts of their attributes."""
 
 
 def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
-    """Return the declarations that an argument means.
+    """Return the declarations that an argument specifies.
 
     Raises:
         ArgumentError: the file cannot be read, or a declaration is wrong.
-        ArgumentTypeError: the argument is something else.
+        ArgumentTypeError: the argument has another type.
     """
     if given is None:
         return ()
@@ -198,13 +198,13 @@ def custom_ops_of(given: CustomOpsLike | None) -> tuple[CustomOp, ...]:
 
 
 def as_json(ops: Iterable[CustomOp]) -> list[dict[str, Any]]:
-    """Declarations as JSON values, for :func:`custom_ops_of`."""
+    """Return declarations as JSON values, for :func:`custom_ops_of`."""
     return [asdict(op) for op in ops]
 
 
 @contextmanager
 def declared_ops(given: CustomOpsLike | None) -> Iterator[None]:
-    """Let graphs that are resolved in the block know these ops, besides those of blocks around it."""
+    """Make these ops known to graphs that are resolved in the block, in addition to those of enclosing blocks."""
     found = dict(DECLARED.get())
     for op in custom_ops_of(given):
         found[op.domain, op.type] = (
@@ -220,7 +220,7 @@ def _read(path: Path) -> tuple[CustomOp, ...]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise cannot_read(f"the custom ops {str(path)!r}", error) from None
-    except ValueError as error:  # of TOML, or of UTF-8
+    except ValueError as error:  # invalid TOML or UTF-8
         raise ArgumentError(f"{str(path)!r} is not TOML: {error}.") from None
     rows = data.get("op")
     if not isinstance(rows, list) or len(data) > 1:

@@ -1,4 +1,4 @@
-"""Relations between dimensions of an op's inputs, read once from ``_data/dimensions.toml``."""
+"""Relations between the dimensions of an op's inputs, read once from ``_data/dimensions.toml``."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ Terms = tuple[str, ...]
 ALIGNED: Final = "..."
 """Stands for any number of dimensions, which broadcast."""
 FREE: Final = "*"
-"""Stands for any number of dimensions of which nothing is said."""
+"""Stands for any number of unconstrained dimensions."""
 _UNSAID: Final = "?"
 
 
 class Multiple(NamedTuple):
-    """A dimension that is ``factor`` times a size; for a number, the size is called "" and is 1."""
+    """A dimension that is ``factor`` times a size; for a number, the size is named "" and equals 1."""
 
     size: str
     factor: int
@@ -32,8 +32,8 @@ class Related(NamedTuple):
     """The dimensions of a node's inputs.
 
     Attributes:
-        multiples: what each of them is.
-        aligned: for each input, those that broadcast against the ones of the others, counted from the last.
+        multiples: the multiple that each dimension is.
+        aligned: for each input, the dimensions that broadcast against those of the others, counted from the last.
     """
 
     multiples: Sequence[tuple[Multiple, Any]] = ()
@@ -45,7 +45,7 @@ class DimensionRule:
     """A row of the table."""
 
     inputs: tuple[Terms | None, ...] = ()
-    """The terms of each input; () where it must be absent, None where nothing is said."""
+    """The terms of each input; () if it must be absent, None if it is unconstrained."""
     every: Terms | None = None
     absent: Mapping[str, int] = field(default_factory=dict)
     when: Mapping[str, int] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class DimensionRule:
     def related(
         self, node: NodeProto, shapes: Sequence[Sequence[D] | None]
     ) -> Related | None:
-        """Return the row's relations for inputs of these shapes; None if it does not apply.
+        """Return the row's relations for inputs of these shapes; None if the row does not apply.
 
         Args:
             node: a node of one of its ops.
-            shapes: of each input that the node names; None where it is unknown, or the input is absent.
+            shapes: the shape of each input that the node names; None if it is unknown, or if the input is absent.
         """
         terms = self._terms(node)
         if not self._holds(node, terms):
@@ -84,7 +84,7 @@ class DimensionRule:
         return Related(multiples, aligned)
 
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
-        """Return whether the node has the attributes and the inputs that the row is about."""
+        """Return whether the node has the attributes and the inputs that the row requires."""
         if any(
             (attribute(node, name) or 0) != wanted for name, wanted in self.when.items()
         ):
@@ -151,7 +151,7 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
 
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
-    """Return the value of a term for a node; None if it names an attribute that is absent, or no positive number."""
+    """Return the value of a term for a node; None if it names an attribute that is absent or not positive."""
     sizes, factors = "", dict[str, int]()
     for name in names_of(term):
         value = attribute(node, name)
@@ -164,7 +164,7 @@ def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple
 
 
 def _has(node: NodeProto, name: str) -> bool:
-    """Return whether the node has an attribute, such as a single letter: K of MatMulNBits."""
+    """Return whether the node has an attribute, which may be a single letter: K of MatMulNBits."""
     return attribute(node, name) is not None
 
 
@@ -195,7 +195,7 @@ def _product(term: str, values: Mapping[str, int]) -> int:
 
 @cache
 def dimension_rules() -> Mapping[str, Sequence[DimensionRule]]:
-    """Op -> its rows, in the order in which they are tried."""
+    """Return op -> its rows, in the order in which they are tried."""
     rules: dict[str, list[DimensionRule]] = {}
     for row in read_table("dimensions")["rules"]:
         ops, inputs = row.pop("ops"), row.pop("inputs", ())

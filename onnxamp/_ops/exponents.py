@@ -12,7 +12,7 @@ from onnxamp._ops.facts import attribute_of, op_facts
 from onnxamp._ops.targets import read_table
 
 ALL: Final = -1
-"""Position of a :class:`Term` that means all inputs."""
+"""The position of a :class:`Term` that stands for all inputs."""
 
 
 class Term(NamedTuple):
@@ -24,10 +24,10 @@ class Term(NamedTuple):
 
 
 _LARGEST_POWER: Final = 64
-"""Of a Pow that exponents can follow: larger ones leave float32's range for almost any base."""
+"""Largest power of a Pow that exponents can follow: larger ones leave float32's range for almost any base."""
 
 Sum = tuple[Term, ...]
-"""A side of an equation; the empty one is 0."""
+"""A side of an equation; an empty one is 0."""
 
 _TERM: Final = re.compile(r"([+-]?)\s*(\d*)\s*([xy])(\d+|\*)\s*")
 
@@ -55,7 +55,7 @@ def parse_sum(text: str) -> Sum:
 
 
 class ScaledAttribute(NamedTuple):
-    """An attribute that is multiplied by 2 to the power of minus ``by``; None: there is none where it is absent."""
+    """An attribute that is multiplied by 2 to the power of minus ``by``; None if it has no value where it is absent."""
 
     by: Sum
     default: float | None
@@ -91,7 +91,7 @@ class ExponentRule(NamedTuple):
 
 @cache
 def exponent_rules() -> Mapping[str, ExponentRule]:
-    """Op -> its rule, for all ops that have one."""
+    """Return op -> its rule, for all ops that have one."""
     rules: dict[str, ExponentRule] = {}
     for row in read_table("exponents")["rules"]:
         ops = row.pop("ops")
@@ -113,7 +113,7 @@ def exponent_rules() -> Mapping[str, ExponentRule]:
 
 
 def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
-    """Return the rule of an op that only moves data: what it moves, and all outputs, share one exponent."""
+    """Return the rule of an op that only moves data: the inputs that it moves and all outputs share one exponent."""
     moved = op_facts().moved_inputs.get(key)
     if moved is None:
         return None
@@ -129,8 +129,8 @@ def moving_rule(node: NodeProto, key: str) -> ExponentRule | None:
 
 
 def power_rule(power: float | None) -> ExponentRule | None:
-    """Return the rule of a Pow by a constant; None where the power is none that exponents can follow exactly."""
-    if power is None or not 0 < abs(power) <= _LARGEST_POWER:  # infinite ones, too
+    """Return the rule of a Pow by a constant; None if exponents cannot follow the power exactly."""
+    if power is None or not 0 < abs(power) <= _LARGEST_POWER:  # infinite ones as well
         return None
     from fractions import Fraction  # noqa: PLC0415 - few runs need it
 
@@ -153,12 +153,12 @@ _OPERATORS: Final = {
 
 
 def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -> T:
-    """Apply a formula to x. Equal steps are made once.
+    """Apply a formula to x. Equal steps are computed once.
 
     Args:
-        formula: as the module says.
-        x: what it is about: an array, or a name of a value.
-        step: makes one step, from an operator's op type in ONNX ("Add", ...) or a function's name, and its operands.
+        formula: a formula, see the module.
+        x: its argument: an array, or the name of a value.
+        step: computes one step from an operator's op type in ONNX ("Add", ...) or a function's name, and its operands.
     """
     made: dict[str, T | float] = {"x": x}
     for node in _inner_first(ast.parse(formula, mode="eval").body):

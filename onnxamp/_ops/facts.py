@@ -1,4 +1,4 @@
-"""Facts about op types, read once from ``_data/ops.toml``: data for the passes, no logic of theirs."""
+"""Facts about op types, read once from ``_data/ops.toml``: data for the passes, without any of their logic."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ class DtypeAttribute(NamedTuple):
 
     attribute: str
     default: str | None = None
-    """Element type where the attribute is absent; "input" or "scale" name the input that gives it."""
+    """Element type if the attribute is absent; "input" or "scale" name the input that determines it."""
 
     @property
     def giver(self) -> int | None:
-        """The input that gives the type where the attribute is absent; None if none does."""
+        """The input that determines the type if the attribute is absent; None if none does."""
         return _GIVERS.get(self.default)
 
 
 class Lookup(NamedTuple):
-    """The inputs of a lookup that are its indices and its table, and the attribute that names the axis."""
+    """The positions of a lookup's indices and table among its inputs, and the attribute that names the axis."""
 
     indices: int
     table: int
@@ -56,7 +56,7 @@ class Product(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Outputs that hold a window of rows, while an attribute is set, and the input that counts them, less one."""
+    """Outputs that hold a window of rows while an attribute is set, and the input that holds their number less one."""
 
     when: str
     seen: int
@@ -64,7 +64,7 @@ class Window(NamedTuple):
 
 
 class OutputParameter(NamedTuple):
-    """The attribute that fixes a type parameter which only outputs have, and the element type where it is absent."""
+    """The attribute that fixes a type parameter of outputs alone, and the element type if it is absent."""
 
     parameter: str
     attribute: str
@@ -73,7 +73,7 @@ class OutputParameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """The rows of ``_data/ops.toml``, by what they say; the comments there define each flag and column."""
+    """The rows of ``_data/ops.toml``, by flag and column; the comments there define each of these."""
 
     # Flags
     containers: frozenset[str]
@@ -85,11 +85,11 @@ class OpFacts:
     biased: frozenset[str]
     commutative: frozenset[str]
     exact: frozenset[str]
-    """With all data movement."""
+    """Includes all data movement."""
     folded: frozenset[str]
     folds_into: frozenset[str]
     following: frozenset[str]
-    """With control flow."""
+    """Includes control flow."""
     follows_type: frozenset[str]
     fused_blindly: frozenset[str]
     growing: frozenset[str]
@@ -113,21 +113,21 @@ class OpFacts:
     uninferable: frozenset[str]
     views: frozenset[str]
 
-    # Sets that follow from them
+    # Sets that follow from the flags
     moves_data: frozenset[str]
     """Data movement on tensors."""
     carriers: frozenset[str]
     """Ops that keep constants constant, because they only move or cast input 0."""
     relabels: frozenset[str]
-    """They give their only input on, possibly in another type."""
+    """Ops that pass on their only input, possibly in another type."""
     uncounted: frozenset[str]
     """``idle`` and control flow."""
     unlaunched: frozenset[str]
     """``views``, ``kernel_free`` and control flow."""
     unrounded: frozenset[str]
-    """Their outputs need no rounding where their inputs are rounded already."""
+    """Ops whose outputs need no rounding if their inputs are already rounded."""
 
-    # Kinds of arithmetic, each with data movement
+    # Kinds of arithmetic, each including data movement
     index_arithmetic: frozenset[str]
     mask_arithmetic: frozenset[str]
     norm_arithmetic: frozenset[str]
@@ -147,7 +147,7 @@ class OpFacts:
     shortcut: Mapping[str, str]
     misread_defaults: Mapping[str, Mapping[str, int]]
     free_sources: Mapping[str, frozenset[str]]
-    """As types of tensors."""
+    """Sources as tensor types."""
     lookups: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
@@ -164,7 +164,7 @@ class OpFacts:
 
 @cache
 def op_facts() -> OpFacts:
-    """Return the facts, parsed at the first call."""
+    """Return the facts, which are parsed at the first call."""
     sets: dict[str, set[str]] = defaultdict(set)
     columns: dict[str, dict[str, Any]] = defaultdict(dict)
     for op, row in read_table("ops").items():
@@ -215,17 +215,17 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "tied_parameters": frozenset,
     "windows": lambda row: Window(**row | {"caches": tuple(row["caches"])}),
 }
-"""Readers of columns that hold more than values and lists of values."""
+"""Parsers of columns that hold more than values and lists of values."""
 
 
 def op_key(node: NodeProto) -> str:
-    """The name of the node's op in tables: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is the default domain."""
+    """Return the name of the node's op in tables: ``Conv``, ``com.microsoft::Gelu``; "ai.onnx" is left out."""
     domain = node.domain
     return node.op_type if domain in ("", "ai.onnx") else f"{domain}::{node.op_type}"
 
 
 def attribute(node: NodeProto, name: str) -> Any:
-    """Value of the node's attribute, or None where it is absent. Complexity: linear in the attributes."""
+    """Return the value of the node's attribute, or None if it is absent. Complexity: linear in the attributes."""
     for item in node.attribute:
         if item.name == name:
             return helper.get_attribute_value(item)
@@ -233,7 +233,7 @@ def attribute(node: NodeProto, name: str) -> Any:
 
 
 def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
-    """Value of the node's attribute, strings as such, or the default where it is absent."""
+    """Return the value of the node's attribute, with strings decoded, or the default if it is absent."""
     value = attribute(node, name)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
@@ -241,17 +241,17 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
 
 
 def type_giver(node: NodeProto) -> int | None:
-    """Return the input that gives output 0 its type where the attribute is missing that would; None if none does."""
+    """Return the input that gives output 0 its type if the dtype attribute is absent; None if none does."""
     rule = op_facts().dtype_attribute.get(op_key(node))
     return None if rule is None or attribute(node, rule.attribute) else rule.giver
 
 
 _GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
-"""The input that a default of a dtype attribute names."""
+"""The input that each default of a dtype attribute names."""
 
 
 def is_exact(node: NodeProto) -> bool:
-    """Return whether the node commutes with rounding, so that its precision changes no number but by one rounding."""
+    """Return whether the node commutes with rounding: its precision changes each number by at most one rounding."""
     facts, key = op_facts(), op_key(node)
     if key not in facts.exact:
         return False

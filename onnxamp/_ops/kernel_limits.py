@@ -1,7 +1,6 @@
-"""Conditions, missing in a provider's registry, under which it leaves a node to the CPU or fails although it has a
-kernel.
+"""Conditions under which a provider leaves a node to the CPU, or fails, although it has a kernel.
 
-``placement.toml`` in the folder of a target lists them, each with its source.
+Its registry does not contain them. ``placement.toml`` in the folder of a target lists them, each with its source.
 """
 
 import itertools
@@ -16,12 +15,12 @@ from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.targets import target_names, target_table
 
 ANY: Final = "any"
-"""The target that stands for any provider: a missing kernel limits it nowhere, one that fails does."""
+"""The target that stands for any provider: missing kernels do not limit it, but failing ones do."""
 
 
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
-    """(provider, op type) -> its conditions; what fails on one of the providers fails on "any"."""
+    """Return (provider, op type) -> its conditions; "any" has the failures of all providers."""
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider in target_names():
         for rule in target_table(provider, "placement").get("rows", ()):
@@ -36,7 +35,7 @@ def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
 def kernel_limit(
     provider: str, node: NodeProto, bound: Mapping[str, str]
 ) -> str | None:
-    """Why the provider does not run the node with these types by parameter, None where it does."""
+    """Return why the provider does not run the node with these types by parameter; None if it does."""
     rule = _rule_of(provider, node, bound)
     return None if rule is None else str(rule["because"])
 
@@ -44,7 +43,7 @@ def kernel_limit(
 def kernel_failure(
     provider: str, node: NodeProto, bound: Mapping[str, str], *, expanded: bool = False
 ) -> str | None:
-    """Why the provider takes the node with these types by parameter, and fails to run it; None where it does not.
+    """Return why the provider takes the node with these types by parameter but fails to run it; None if it runs it.
 
     Args:
         provider: the provider, or "any".
@@ -76,7 +75,7 @@ def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:
 
 
 def has_kernel_limits(provider: str, key: str) -> bool:
-    """Return whether attributes and inputs of the op decide where it runs."""
+    """Return whether the attributes and inputs of the op affect where it runs."""
     return (provider, key) in _rules()
 
 
@@ -104,7 +103,7 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
 
 
 def _is_other(rule: Mapping[str, Any], value: Any) -> bool:
-    """Return whether the value of an attribute is among those of a rule, or differs from the one that is taken."""
+    """Return whether the value of an attribute is among those of a rule, or differs from the only supported one."""
     value = value.decode() if isinstance(value, bytes) else value
     if "among" in rule:
         return value in rule["among"]

@@ -1,7 +1,7 @@
 """Accumulators of targets for sums and products in float16, from ``arithmetic.toml`` in their folders.
 
-``scripts/ask_engine.py`` writes a profile from an engine's answers, and explains the fields. One whose engine has not
-been asked says where its facts are from.
+``scripts/ask_engine.py`` measures an engine, writes its profile, and explains the fields. The profile of an engine that
+has not been measured names the source of its facts.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.targets import device_of, target_table
 
 _TRANSPOSED: Final = "transB"
-"""Form of a product whose second factor is transposed."""
+"""The form of a product whose second factor is transposed."""
 
 _DOT: Final = 4
-"""Numbers of the vectors that such products take where their terms are a multiple of that."""
+"""Length of the vectors that such products use if the number of terms is a multiple of it."""
 
 _TERMS: Final = 4096
-"""Terms of the sums whose error ``growth`` tells."""
+"""Number of terms of the sums to which ``growth`` refers."""
 
 _STEPS: Final = 1.1
-"""Error over that of rounding once, from which on an op is known to round on its way."""
+"""Error relative to that of rounding once, above which an op is known to round intermediate results."""
 
 _ROUNDING: Final = FLOAT16.epsilon / 5
-"""Relative L2 error of rounding a normally distributed number once, as measured: 2.06e-4 in float16."""
+"""Measured relative L2 error of rounding a normally distributed number once: 2.06e-4 in float16."""
 
 
 class Accumulation(NamedTuple):
@@ -37,11 +37,11 @@ class Accumulation(NamedTuple):
 
     Attributes:
         accumulator: "float32" or "float16".
-        growth: error of a sum of 4,096 random terms over that of rounding it once.
+        growth: error of a sum of 4,096 random terms, relative to that of rounding it once.
         order: "sequential" for one accumulator, "parallel" for several, "float32" if it does not matter.
-        overflows: whether a result in range becomes infinite because a sum on the way to it is not in range.
-        split, results: poolings of fewer terms than ``split``, and those with ``results`` results or more, have one
-            accumulator all the same.
+        overflows: whether a result in range becomes infinite because an intermediate sum is out of range.
+        split, results: poolings of fewer terms than ``split``, and those with ``results`` or more results, have one
+            accumulator in any case.
     """
 
     accumulator: str
@@ -52,7 +52,10 @@ class Accumulation(NamedTuple):
     results: int = 0
 
     def error(self, terms: int) -> float:
-        """Relative L2 error to expect of a sum of random terms: that of a random walk grows with its root."""
+        """Return the expected relative L2 error of a sum of random terms.
+
+        As in a random walk, it grows with the square root of their number.
+        """
         if self.accumulator == "float32":
             return _ROUNDING
         return _ROUNDING * max(1.0, self.growth * sqrt(terms / _TERMS))
@@ -63,15 +66,15 @@ class Profile:
     """The known arithmetic of a target.
 
     Attributes:
-        seen: whether an engine was asked; otherwise its facts are from documentation.
-        source: which engine, or which documentation.
-        values: what becomes of overflow and subnormals, and whether types are honoured.
+        seen: whether an engine was measured; otherwise the facts are from documentation.
+        source: the engine, or the documentation.
+        values: the treatment of overflow and subnormals, and whether types are honored.
         products, sums: by op, how it accumulates.
-        dots: by op, how its products accumulate where it takes four at a time, as their factors lie side by side.
-        roundings: by op that computes in several steps of float16, its error over that of rounding its result once.
-        formulas: by op with one input, how it is computed, see :mod:`onnxamp._ops.exponents`.
+        dots: by op, how its products accumulate if it takes four at a time because their factors are adjacent.
+        roundings: by op that computes in several steps of float16, its error relative to rounding its result once.
+        formulas: by op with one input, the formula that computes it, see :mod:`onnxamp._ops.exponents`.
         cancelling: normalizations that subtract the mean in float16.
-        folded_first: kinds of folds to make before any number is rounded.
+        folded_first: kinds of folds to apply before any number is rounded.
     """
 
     name: str
@@ -87,7 +90,7 @@ class Profile:
     folded_first: frozenset[str]
 
     def product(self, node: NodeProto, terms: int) -> Accumulation:
-        """Return the accumulation of a product with that many terms. Its op is one of ``products``."""
+        """Return the accumulation of a product with this number of terms. Its op must be one of ``products``."""
         key = op_key(node)
         takes_four = (
             key in self.dots and terms % _DOT == 0 and attribute(node, "transB")
@@ -98,7 +101,7 @@ class Profile:
 def emulated_arithmetic(target: str) -> Profile | None:
     """Return the profile of a target that sums up products in float16; None for others.
 
-    CUDA sums up CumSum alone in float16, which the default lists keep in float32.
+    CUDA uses float16 sums in CumSum alone, which the default lists keep in float32.
     """
     profile = profile_of(target)
     facts = () if profile is None else profile.products.values()
@@ -106,7 +109,7 @@ def emulated_arithmetic(target: str) -> Profile | None:
 
 
 def sums_low(*engines: str | None) -> bool:
-    """Return whether one of these, targets or providers, sums up products of float16 in float16."""
+    """Return whether any of these targets or providers sums up products of float16 in float16."""
     return any(emulated_arithmetic(name.partition(":")[0]) for name in engines if name)
 
 
@@ -117,14 +120,14 @@ def computes_low(target: str) -> bool:
 
 
 def folded_first(target: str) -> frozenset[str]:
-    """Kinds of folds that a target makes by itself, but of numbers that are rounded already: better made before."""
+    """Return the kinds of folds that a target applies after numbers are rounded, and that are better applied before."""
     profile = profile_of(target)
     return profile.folded_first if profile is not None else frozenset()
 
 
 @cache
 def profile_of(target: str) -> Profile | None:
-    """Return the profile of a target, of any version; None for one of which nothing is known, such as "any"."""
+    """Return the profile of a target, of any version; None if there is none, as for "any"."""
     data = target_table(target, "arithmetic")
     if not data:
         return None

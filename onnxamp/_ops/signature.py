@@ -1,7 +1,7 @@
 """Types in an op's schema: the ports of a node and the type parameters that bind them.
 
-The facts come from the schemas of the installed onnx, and for what onnx does not know (com.microsoft, and old ops
-such as LayerNormalization before opset 17) from those of ONNX Runtime, which accepts models with them.
+The facts come from the schemas of the installed onnx. Those of ops that onnx does not know (com.microsoft, and old ops
+such as LayerNormalization before opset 17) come from ONNX Runtime, which accepts models with them.
 """
 
 import json
@@ -28,7 +28,7 @@ RUNTIME_DOMAINS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A formal input or output: its type is a parameter's name ("T") or a concrete type ("tensor(int64)")."""
+    """A formal input or output. Its type is a parameter's name ("T") or a concrete type ("tensor(int64)")."""
 
     name: str
     type: str
@@ -54,17 +54,17 @@ class Signature:
     max_inputs: int
     max_outputs: int
     attributes: Mapping[str, int] | None
-    """Attribute -> its type (``AttributeProto.AttributeType``); None where only ONNX Runtime knows the op."""
+    """Attribute -> its type (``AttributeProto.AttributeType``); None if only ONNX Runtime knows the op."""
     required: frozenset[str] = frozenset()
     """Attributes that a node must have."""
     bodies: tuple[int, ...] = ()
-    """Opsets that the function body was written for, in its versions."""
+    """Opsets for which versions of the function body were written."""
     fixed_bodies: tuple[int, ...] = ()
-    """The functions that are not built for each node's types and attributes."""
+    """Those opsets whose body does not depend on the node's types and attributes."""
     opset: int = 0
     """The opset at which the op was looked up."""
     declared: bool = False
-    """Whether the user declared the op, with the types that its kernels take."""
+    """Whether the user declared the op and the types that its kernels take."""
 
     @property
     def key(self) -> str:
@@ -73,21 +73,21 @@ class Signature:
 
     @property
     def body(self) -> int | None:
-        """Opset of the function body that counts here; None where there is no body, or not for this opset."""
+        """The opset of the function body that applies here; None if there is none for this opset."""
         return max(
             (version for version in self.bodies if version <= self.opset), default=None
         )
 
     def input(self, position: int) -> Port | None:
-        """Formal of the node's input at ``position``; a trailing variadic formal covers all further ones."""
+        """Return the formal of the input at ``position``; a trailing variadic formal covers all further inputs."""
         return _formal(self.inputs, position)
 
     def output(self, position: int) -> Port | None:
-        """Formal of the node's output at ``position``."""
+        """Return the formal of the node's output at ``position``."""
         return _formal(self.outputs, position)
 
     def param(self, port: Port, position: int) -> str:
-        """Name of what binds the port: its parameter, or for heterogeneous variadics one name per position."""
+        """Return the name that binds the port: its parameter, or one name per position for heterogeneous variadics."""
         return port.type if port.homogeneous else f"{port.type}#{position}"
 
 
@@ -100,7 +100,7 @@ def _formal(ports: tuple[Port, ...], position: int) -> Port | None:
 DECLARED: Final[ContextVar[Mapping[tuple[str, str], tuple[Signature, ...]]]] = (
     ContextVar("onnxamp custom ops", default=MappingProxyType({}))
 )
-"""By domain and op type: what the user declares of custom ops, see :func:`onnxamp._ops.custom.declared_ops`."""
+"""The custom ops that the user declares, by domain and op type; see :func:`onnxamp._ops.custom.declared_ops`."""
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class SignatureBook:
     """Signatures at a model's opset imports; looks each op up once.
 
     Args:
-        opsets: domain -> version, with "" for ai.onnx. A domain that is missing counts as version 1, and a missing
-            ai.onnx as the newest that onnx knows: ONNX Runtime loads such files, and so do we.
+        opsets: domain -> version, with "" for ai.onnx. A missing domain counts as version 1, and a missing ai.onnx
+            as the newest version that onnx knows, because ONNX Runtime loads such files.
 
     Raises:
         OpsetError: ai.onnx is imported at a version that the installed onnx does not know.
@@ -131,7 +131,7 @@ class SignatureBook:
             )
 
     def get(self, domain: str, op_type: str) -> Signature | None:
-        """Signature of the op, or None where no schema is known."""
+        """Return the signature of the op, or None if no schema is known."""
         domain = "" if domain == "ai.onnx" else domain
         key = (domain, op_type)
         if key not in self._found:
@@ -147,7 +147,7 @@ class SignatureBook:
 
 @cache
 def lookup(domain: str, op_type: str, version: int) -> Signature | None:
-    """Signature of an op at an opset version, or None where neither onnx nor ONNX Runtime has a schema."""
+    """Return the signature of an op at an opset version, or None if neither onnx nor ONNX Runtime has a schema."""
     try:
         return _from_onnx(onnx.defs.get_schema(op_type, version, domain), version)
     except onnx.defs.SchemaError:
@@ -192,12 +192,12 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
 
 @cache
 def _runtime_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
-    """Schemas of ONNX Runtime by (domain, op type): of the installed one, or else those that this package holds."""
+    """Return ONNX Runtime's schemas by (domain, op type), from the installed version or else this package's copy."""
     return installed_schemas() if has_runtime() else stored_schemas()
 
 
 def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
-    """Schemas of the installed ONNX Runtime. They are read from the library; no session is made."""
+    """Return the schemas of the installed ONNX Runtime. They are read from the library, without a session."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
 
     found: dict[tuple[str, str], list[Signature]] = {}
@@ -214,7 +214,7 @@ def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
 
 
 def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
-    """Schemas of ONNX Runtime's own ops in ``_data/runtime_schemas.json``, which ``scripts/make_schemas.py`` writes."""
+    """Return the schemas of ONNX Runtime's own ops in ``_data/runtime_schemas.json`` (``scripts/make_schemas.py``)."""
     text = (
         resources.files("onnxamp")
         .joinpath("_data/runtime_schemas.json")
@@ -259,7 +259,7 @@ def _read(schema: Any, **more: Any) -> Signature:
 
 
 def _ports(schema: Any, formals: Any, kind: str, homogeneous: str) -> tuple[Port, ...]:
-    """Return the ports of a schema; its library calls two of their attributes by these names."""
+    """Return the ports of a schema; the last two arguments are its library's names for two of their attributes."""
     options = type(schema).FormalParameterOption
     return tuple(
         Port(

@@ -1,4 +1,4 @@
-"""The folders of targets, ``_data/targets/NAME``: one holds all that is known of a target. Its README explains them."""
+"""The folders of targets, ``_data/targets/NAME``: each holds all facts about a target. Their README explains them."""
 
 import tomllib
 from functools import cache
@@ -8,11 +8,11 @@ from typing import Any, Final
 _DATA: Final = Path(__file__).parents[1] / "_data"
 _TARGETS: Final = _DATA / "targets"
 _LAST = 1 << 30
-"""The order of a target that names none."""
+"""The order of a target that specifies none."""
 
 
 def device_of(target: str) -> str:
-    """Return the target without its version: "cuda" of "cuda@1.24"."""
+    """Return the target without its version: "cuda" for "cuda@1.24"."""
     return target.partition("@")[0]
 
 
@@ -26,14 +26,14 @@ def target_names() -> tuple[str, ...]:
 
 
 def target_table(target: str, name: str) -> dict[str, Any]:
-    """Return a table of a target, of any version, by the name of its file ("costs"); empty where there is none."""
+    """Return a table of a target, of any version, by the name of its file ("costs"); empty if there is none."""
     device = device_of(target)
     return _table(device, name) if device in target_names() else {}
 
 
 @cache
 def target_json(device: str, name: str) -> dict[str, Any]:
-    """Return the contents of a JSON file of a target by its name ("kernels"); empty where there is none."""
+    """Return the contents of a target's JSON file by its name ("kernels"); empty if there is none."""
     import json  # noqa: PLC0415 - help and completion need none
 
     text = _text(device, f"{name}.json") if device in target_names() else ""
@@ -51,5 +51,5 @@ def _text(device: str, name: str) -> str:
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Return the table in a file of ``_data``, named by its path there without the suffix: "ops", "oplists/default"."""
+    """Return the table in a file of ``_data``, given its path there without the suffix: "ops", "oplists/default"."""
     return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))

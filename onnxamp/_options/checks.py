@@ -1,4 +1,4 @@
-"""Checks of what is given for an option."""
+"""Checks of the values given for options."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ def check_magnitude(what: str, number: object) -> float:
     """Return a limit of magnitudes.
 
     Raises:
-        ArgumentTypeError: it is no number. ArgumentError: it is not positive.
+        ArgumentTypeError: it is not a number. ArgumentError: it is not positive.
     """
     if isinstance(number, bool) or not isinstance(number, SupportsFloat):
         raise ArgumentTypeError(
@@ -28,10 +28,10 @@ def check_magnitude(what: str, number: object) -> float:
 
 
 def checked_word(what: str, given: object, words: Sequence[str]) -> str:
-    """One of some words.
+    """Return ``given``, which must be one of some words.
 
     Raises:
-        ArgumentError: it is another one. ArgumentTypeError: it is no string.
+        ArgumentError: it is another string. ArgumentTypeError: it is not a string.
     """
     if not isinstance(given, str):
         raise ArgumentTypeError(
@@ -44,7 +44,7 @@ def checked_word(what: str, given: object, words: Sequence[str]) -> str:
 
 NUMBERS: Final = (int, float, np.integer, np.floating)
 WHOLE: Final = (int, np.integer)
-"""Types of numbers, and of whole ones. Bools are none."""
+"""Types of numbers, and of whole numbers. Bools do not count."""
 
 
 def checked_number(
@@ -54,10 +54,10 @@ def checked_number(
     holds: Callable[[Any], bool],
     kinds: tuple[type, ...] = NUMBERS,
 ) -> Any:
-    """A number that is as it has to be.
+    """Return a number that has one of the types and meets the condition.
 
     Raises:
-        ArgumentTypeError: it is not of these types. ArgumentError: it is another one.
+        ArgumentTypeError: it has another type. ArgumentError: it does not meet the condition.
     """
     said = f"{name} must be {what}, not {value!r}."
     if isinstance(value, bool) or not isinstance(value, kinds):
@@ -71,7 +71,7 @@ def checked_flag(name: str, value: bool) -> bool:
     """Return a bool.
 
     Raises:
-        ArgumentTypeError: it is no bool.
+        ArgumentTypeError: it is not a bool.
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
@@ -79,10 +79,10 @@ def checked_flag(name: str, value: bool) -> bool:
 
 
 def flags(options: Any) -> dict[str, bool | None]:
-    """Return the fields of a dataclass that are bools, and those that may be None as well.
+    """Return the fields of a dataclass that are bools, including those that may be None.
 
     Raises:
-        ArgumentTypeError: one is something else, such as "no", which counts as true in Python.
+        ArgumentTypeError: one has another type, such as "no", which counts as true in Python.
     """
     found: dict[str, bool | None] = {}
     for item in fields(options):
@@ -99,10 +99,10 @@ def flags(options: Any) -> dict[str, bool | None]:
 
 
 def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
-    """Return a list of names, each of them once.
+    """Return a list of names without duplicates.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: the argument is not a list of names.
     """
     return (
         ()
@@ -112,10 +112,10 @@ def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """Return a list of regular expressions, or one.
+    """Return the regular expressions, given one or several.
 
     Raises:
-        ArgumentTypeError: it is something else.
+        ArgumentTypeError: the argument is neither.
     """
     kind = "regular expressions"
     return (
@@ -139,10 +139,10 @@ def _listed(what: str, given: Iterable[str], kind: str, held: str) -> tuple[str,
 
 
 def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """Return the regular expressions of an option.
+    """Return the regular expressions of an option, compiled.
 
     Raises:
-        ArgumentError: a text is none.
+        ArgumentError: a text is not a regular expression.
     """
     found = []
     for text in patterns:
@@ -167,7 +167,7 @@ OpsetWord = Literal["auto", "keep"]
 
 
 def check_opset(opset: object) -> int | OpsetWord:
-    """``opset`` if it is one of the two words or may be a number of an opset.
+    """Return ``opset`` if it is one of the two words or a possible opset number.
 
     Raises:
         ArgumentError: it is another word, or there is no such opset.

@@ -32,7 +32,7 @@ class OptionRow(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any], converting: Sequence[str]) -> "OptionRow":
-        """Return a row of the table; it may leave out its commands and its name."""
+        """Return a row of the table; the row may omit its commands and its name."""
         longest = row["flags"].partition("/")[0].rpartition(" ")[2].lstrip("-")
         name = row.get("field") or longest.lower().replace("-", "_")
         return cls(**{"commands": converting, "name": name, **row})
@@ -51,7 +51,7 @@ class OptionRow(NamedTuple):
         return self.meanings.get(given, given) if self.meanings else given
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the arguments that stand for a value; none where none do."""
+        """Return the arguments that stand for a value; an empty list if no arguments do."""
         flag, _, no = self.flags.partition("/")
         if self.type == "flag":
             return [flag if value else no or flag]
@@ -59,7 +59,7 @@ class OptionRow(NamedTuple):
         return [text for word in words for text in (flag, word)]
 
     def _word(self, value: Any) -> str | None:
-        """Return the word for a value, with its names; None where there is none."""
+        """Return the word for a value, with its names; None if there is none."""
         for word, meaning in self.meanings.items():
             if meaning == value:
                 return word
@@ -70,7 +70,7 @@ class OptionRow(NamedTuple):
 
 @cache
 def option_table() -> dict[str, Any]:
-    """Return the whole table: its rows, what is said about commands, and the order of groups."""
+    """Return the whole table: its rows, the texts about commands, and the order of groups."""
     return read_table("options")
 
 

@@ -29,7 +29,7 @@ class Level(StrEnum):
 
 
 def check_level(level: object) -> Level:
-    """Return the level called ``level``, in either case.
+    """Return the level called ``level``, regardless of case.
 
     Raises:
         ArgumentError: there is no such level.
@@ -48,7 +48,7 @@ def check_level(level: object) -> Level:
 
 
 TOLERANCE: Final = 1e-2
-"""The largest error that level auto accepts, by default."""
+"""The largest error that level auto accepts by default."""
 
 
 def is_auto(
@@ -63,8 +63,8 @@ def is_auto(
     """Return whether the level is "auto".
 
     Raises:
-        ArgumentError: it is not, but an argument is given that only "auto" takes; samples are taken where ``measures``,
-            too, and a tolerance where the result ``validates``.
+        ArgumentError: it is not, but an argument is given that only "auto" takes; with ``measures``, samples are
+            accepted as well, and with ``validates``, a tolerance.
     """
     unasked = samples is not None and not measures
     is_unheld = tolerance not in (None, TOLERANCE) and not validates
@@ -79,9 +79,10 @@ def is_auto(
 
 
 class Scaled(NamedTuple):
-    """A value that is stored as ``value * 2**-exponent``; ``largest`` is its largest magnitude before, None unmeasured.
+    """A value that is stored as ``value * 2**-exponent``.
 
-    ``value`` is its name, behind those of the nodes whose bodies it is in.
+    ``value`` is its name, after the names of the nodes whose bodies contain it. ``largest`` is its largest magnitude
+    before scaling, None if unmeasured.
     """
 
     value: str
@@ -90,7 +91,7 @@ class Scaled(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """A value that leaves the low type's range for all exponents; ``why`` names the nodes that forbid one."""
+    """A value that leaves the low type's range for every exponent; ``why`` names the nodes that prevent one."""
 
     value: str
     largest: float
@@ -98,10 +99,10 @@ class Unfit(NamedTuple):
 
 
 class Rescaling(NamedTuple):
-    """Exponents of values, what stays out of range, and whether the inputs that say so were random.
+    """Exponents of values, the values that stay out of range, and whether they were measured on random inputs.
 
-    ``sums`` are values whose sums or means a target keeps in float16, were measured, and fit. ``gap`` is the number
-    of constants that could at most stay as they are with other exponents; 0 where that is proven, None where not.
+    ``sums`` are values whose sums or means a target keeps in float16, and that were measured and fit. ``gap`` is the
+    largest number of further constants that other exponents could leave unchanged; 0 if that is proven, None if not.
 
     Example:
         >>> Rescaling((Scaled("stream", 7, 1e6),)).as_json()
@@ -115,7 +116,7 @@ class Rescaling(NamedTuple):
     gap: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, for :meth:`from_json`."""
+        """Return JSON values for :meth:`from_json`."""
         rows = {
             name: [list(row) for row in getattr(self, name)]
             for name in ("scaled", "unfit")
@@ -128,10 +129,10 @@ class Rescaling(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the level that :meth:`as_json` wrote.
+        """Return the rescaling that :meth:`as_json` wrote.
 
         Raises:
-            KeyError, TypeError: it was not.
+            KeyError, TypeError: the data is not from :meth:`as_json`.
         """
         return cls(
             scaled=tuple(Scaled(*row) for row in data["scaled"]),

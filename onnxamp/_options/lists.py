@@ -27,20 +27,20 @@ class Preset:
     white: Mapping[str, str]
     black: Mapping[str, str]
     folds_batch_norm: bool = False
-    """Whether an inference BatchNormalization behind a Conv takes the Conv's precision, to be folded into it."""
+    """Whether an inference BatchNormalization after a Conv takes the Conv's precision, so that it can be folded."""
     trusts_kernels: bool = False
     """Whether black ops may be low on targets whose kernels accumulate them in float32."""
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The framework's own name of an operator or layer -> the ONNX op types that it becomes."""
     forms: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Such a name -> what exporters write for it in ordinary ops, by kind."""
+    """Such a name -> the kinds of ordinary ops that exporters write for it."""
     white_names: Mapping[str, str] = field(default_factory=dict)
     black_names: Mapping[str, str] = field(default_factory=dict)
     """Entries of the framework's lists that no op type expresses, each with its source."""
     is_literal: bool = False
-    """Whether these count, and white-listed ops that must stay float32 are told, as in :mod:`onnxamp.amp`."""
+    """Whether these count, and white-listed ops that must stay float32 are reported, as in :mod:`onnxamp.amp`."""
     follows: bool = False
-    """Whether at O1 an op on no list is low where all that it reads is."""
+    """Whether, at O1, an op on no list is low if all its inputs are."""
 
 
 def preset(lists: str) -> Preset:
@@ -62,7 +62,7 @@ def preset(lists: str) -> Preset:
 
 
 def literal_preset(lists: str) -> Preset:
-    """Return a preset as :mod:`onnxamp.amp` reads it: with the entries that no op type expresses.
+    """Return a preset as :mod:`onnxamp.amp` reads it, including the entries that no op type expresses.
 
     Raises:
         ArgumentError, ArgumentTypeError: as :func:`preset`.
@@ -87,7 +87,7 @@ def _preset_data(lists: str) -> dict[str, Any]:
 
 @cache
 def framework_names() -> Mapping[str, Sequence[str]]:
-    """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters make of them."""
+    """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters write."""
     return {
         name: ops
         for lists in PRESETS
@@ -107,14 +107,14 @@ def _framework_forms() -> Mapping[str, Sequence[str]]:
 def ops_named(name: str) -> Sequence[str]:
     """Return the ONNX op types that a name in a list stands for: those of a framework's name, or else the name itself.
 
-    Modules in front of a name do not count: "nn.Conv2d" is "Conv2d".
+    Module prefixes are ignored: "nn.Conv2d" is "Conv2d".
     """
     own = _without_modules(name)
     return framework_names().get(own, (own,))
 
 
 def forms_named(name: str) -> Sequence[str]:
-    """Return the kinds of what exporters write in ordinary ops for a name in a list, besides its op types."""
+    """Return the kinds of ordinary ops that exporters write for a name in a list, besides its op types."""
     return _framework_forms().get(_without_modules(name), ())
 
 
@@ -124,7 +124,7 @@ def _without_modules(name: str) -> str:
 
 @cache
 def _known_ops() -> frozenset[str]:
-    """Op types of ONNX's standard, those that ONNX Runtime has kernels for, and those of the presets."""
+    """Return the op types of the ONNX standard, of ONNX Runtime's kernels, and of the presets."""
     schemas = {
         schema.name
         if schema.domain in ("", "ai.onnx")
@@ -139,16 +139,14 @@ def _known_ops() -> frozenset[str]:
 
 
 def is_known(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
-    """Return whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or one that is
-    declared.
-    """
+    """Return whether a name in a list means an op of ONNX, ONNX Runtime, MindSpore or Paddle, or a declared op."""
     return (_known_ops() | declared).issuperset(ops_named(name))
 
 
 def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
-    """Return the known name that one in a list is a slip for; None if there is none.
+    """Return the known name that a misspelled name in a list is nearest to; None if there is none.
 
-    Of names that differ in capitals alone, the last counts: frameworks' yield to ONNX's, and these to ``more``.
+    Among names that differ only in case, those in ``more`` have priority over ONNX's, and ONNX's over frameworks'.
     """
     spelt = {
         known.lower(): known
@@ -160,13 +158,13 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
 
 
 def get_white_list(lists: str = "mindspore") -> list[str]:
-    """Op types that a preset lowers. The counterpart of ``mindspore.amp.get_white_list``.
+    """Return the op types that a preset lowers. The counterpart of ``mindspore.amp.get_white_list``.
 
     Args:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
+        A new list of op types ("domain::OpType" outside ai.onnx) and the framework's names that stand for no single op.
 
     Raises:
         ArgumentError: there is no such preset.
@@ -184,16 +182,16 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
 
 
 def get_black_list(lists: str = "mindspore") -> list[str]:
-    """Op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
+    """Return the op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
 
-    The list of "default" names all that it keeps in float32 on some target: where the kernels of a target accumulate an
-    op in float32, the conversion lowers it (``onnxamp lists default`` says where).
+    The list of "default" contains every op that it keeps in float32 on any target. If the kernels of a target
+    accumulate an op in float32, the conversion lowers it there (``onnxamp lists default`` shows where).
 
     Args:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".
 
     Returns:
-        A new list of op types, "domain::OpType" outside ai.onnx, and of the framework's names of what is no single op.
+        A new list of op types ("domain::OpType" outside ai.onnx) and the framework's names that stand for no single op.
 
     Raises:
         ArgumentError: there is no such preset.

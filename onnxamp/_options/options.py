@@ -1,8 +1,8 @@
 """The one definition of every option of a conversion.
 
 JSON, plan files and the reference derive from the fields of :class:`Options`. The types of keyword arguments are in
-:mod:`onnxamp._options.keywords`, and :mod:`onnxamp._options.command_line` says how the command line spells the fields;
-tests compare them.
+:mod:`onnxamp._options.keywords`, and the command-line spellings of fields in :mod:`onnxamp._options.command_line`.
+Tests verify that they agree.
 """
 
 import re
@@ -39,7 +39,7 @@ Rule = Callable[[NodeProto], str | None]
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")
-"""Fields that hold names, and regular expressions."""
+"""Fields that hold names and regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Options:
         """Return the options of a call.
 
         Raises:
-            ArgumentTypeError: a keyword is unknown; the message names the nearest one. Others as the class.
+            ArgumentTypeError: a keyword is unknown; the message names the nearest one. Other errors: see the class.
         """
         names = [item.name for item in fields(cls)]
         for name in keywords or ():
@@ -220,7 +220,7 @@ class Options:
 
     @property
     def folds(self) -> bool:
-        """Whether all patterns are folded. Normalizations contain squares, which no exponent makes fit."""
+        """Whether all patterns are folded. Normalizations contain squares, which no exponent brings into range."""
         return bool(self.fold or self.rescale)
 
     @property
@@ -289,9 +289,9 @@ class Options:
         return {item.name: value for item, value in values if value != item.default}
 
     def written(self) -> tuple[str, ...]:
-        """Return the options as command-line arguments, as far as these can express them.
+        """Return the options that the command line can express, as arguments.
 
-        They cannot express ``rule``, declarations of ``custom_ops`` without a file, and names with commas.
+        It cannot express ``rule``, declarations of ``custom_ops`` without a file, and names with commas.
         """
         spelled = spelled_fields()
         written = list[str]()
@@ -319,7 +319,7 @@ class Options:
 
         Raises:
             KeyError: the level is missing.
-            ArgumentError, ArgumentTypeError: as the class.
+            ArgumentError, ArgumentTypeError: as for the class.
         """
         keywords = dict(data)
         return cls.of(keywords.pop("level"), keywords)

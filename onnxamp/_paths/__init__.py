@@ -1,1 +1,1 @@
-"""Paths of files, here and elsewhere: a URL is as good as a path."""
+"""Paths of local and remote files: a URL works wherever a path does."""

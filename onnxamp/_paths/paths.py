@@ -1,8 +1,9 @@
-"""Paths of files, here and elsewhere: ``s3://bucket/model.onnx`` is as good as a path.
+"""Paths of local and remote files: ``s3://bucket/model.onnx`` works wherever a path does.
 
-:func:`as_path` turns what users name into a :class:`~pathlib.Path`: a URL becomes one of an optional room whose methods
-ask its file system (:class:`Remote`). Whoever opens files by their methods needs no other code for it. What is large is
-read by ranges (:func:`read_range`) and written as a stream (:func:`writing`), never copied as a whole.
+:func:`as_path` turns users' arguments into a :class:`~pathlib.Path`. For a URL, this is a path from an optional room
+whose methods query its file system (:class:`Remote`), so code that opens files by the methods of their paths needs no
+special case. Large files are read by ranges (:func:`read_range`) and written as a stream (:func:`writing`); they are
+never copied as a whole.
 """
 
 import os
@@ -17,7 +18,7 @@ from onnxamp._errors import ArgumentError, MissingFileError, OutputError
 from onnxamp._optional import optional
 
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
-"""A scheme has two letters at least: one is a drive."""
+"""A URL. Its scheme has at least two letters, because a single letter is a drive."""
 
 
 class Remote(ABC):
@@ -27,15 +28,15 @@ class Remote(ABC):
 
     @abstractmethod
     def read_range(self, start: int, size: int) -> bytes:
-        """Return bytes from a start on; fewer where the file ends before."""
+        """Return ``size`` bytes from byte ``start``; fewer if the file ends before."""
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[IO[bytes]]:
-        """Open a file that is written from its start to its end, and is there when all is written."""
+        """Open a file for sequential writing; it appears once it is complete."""
 
 
 def as_path(given: str | PathLike[str]) -> Path:
-    """Return the path that an argument means, of a file here or of one at a URL.
+    """Return the path that an argument means, of a local file or of one at a URL.
 
     Raises:
         ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
@@ -61,15 +62,15 @@ def as_path(given: str | PathLike[str]) -> Path:
 
 
 def is_remote(path: Path | None) -> bool:
-    """Return whether a path is one of another file system."""
+    """Return whether a path is on another file system."""
     return isinstance(path, Remote)
 
 
 def made_folder(folder: Path) -> Path:
-    """Return the folder, which is there from now on, with those above it.
+    """Create a folder and its parents if they do not exist, and return it.
 
     Raises:
-        OutputError: it cannot be made.
+        OutputError: it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,10 +82,10 @@ def made_folder(folder: Path) -> Path:
 
 
 def read_range(path: Path, start: int, size: int) -> bytes:
-    """``size`` bytes of a file from byte ``start``; fewer where it ends before.
+    """Return ``size`` bytes of a file from byte ``start``; fewer if it ends before.
 
     Raises:
-        OSError: a file here cannot be read. ExternalDataError: one at a URL cannot.
+        OSError: a local file cannot be read. ExternalDataError: a file at a URL cannot be read.
     """
     if isinstance(path, Remote):
         return path.read_range(start, size)
@@ -94,7 +95,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
 
 
 def writing(path: Path) -> AbstractContextManager[IO[bytes]]:
-    """Return a file to be written from its start to its end; at a URL nothing is there until all is written.
+    """Return a file for sequential writing; at a URL, it appears once it is complete.
 
     Raises:
         OSError: it cannot be written.
@@ -108,21 +109,21 @@ except ImportError:  # Windows: nothing is locked
     fcntl = None  # type: ignore[assignment]
 
 CAN_LOCK = fcntl is not None
-"""Whether the system has such locks."""
+"""Whether the system supports file locks."""
 
 
 def lock(handle: int, *, wait: bool) -> None:
-    """Lock what a file descriptor stands for, until it is closed.
+    """Lock the file of a file descriptor until the descriptor is closed.
 
     Raises:
-        BlockingIOError: without ``wait``: another process holds the lock. OSError: locks do not work there.
+        BlockingIOError: without ``wait``: another process holds the lock. OSError: the file system has no locks.
     """
     if fcntl is not None:
         fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of a library or the system in one line, without its full stop, to follow a colon."""
+    """Return the message of a library or the system on one line, without its period, to follow a colon."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"
     text = str(getattr(error, "strerror", None) or error).strip()
@@ -130,12 +131,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
-    """Return the error to raise where ``error`` kept a file from being read that an argument names.
+    """Return the error to raise if ``error`` prevented reading a file that an argument names.
 
     Args:
         what: names the file, as in "the plan 'plan.json'".
-        error: what was raised.
-        remedy: a sentence that follows, unless the file is just not there.
+        error: the error that was raised.
+        remedy: a sentence to append, unless the file just does not exist.
     """
     is_missing = isinstance(error, FileNotFoundError)
     kind = MissingFileError if is_missing else ArgumentError

@@ -1,4 +1,4 @@
-"""A path of another file system, which fsspec opens."""
+"""A path on another file system, which fsspec opens."""
 
 import os
 import posixpath
@@ -30,8 +30,8 @@ _BUCKETS: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"))
 """Schemes of object storage."""
 
 _COMMITS: Final = _BUCKETS | {"local"}
-"""Schemes whose files stay unseen until they are committed: uploads in parts, and temporary files. Elsewhere what is
-written gets another name first.
+"""Schemes whose files stay invisible until they are committed: uploads in parts, and temporary files. With other
+schemes, a file is first written under another name.
 """
 
 _NUMBERS: Final = {
@@ -39,7 +39,7 @@ _NUMBERS: Final = {
     PermissionError: EACCES,
     IsADirectoryError: EISDIR,
 }
-"""Errors of file systems that come without a number."""
+"""Errors of file systems that have no error number."""
 
 _PACKAGES: Final = {
     "s3": "s3fs",
@@ -57,10 +57,10 @@ _PACKAGES: Final = {
     "oci": "ocifs",
     "hf": "huggingface_hub",
 }
-"""Scheme -> the package that has its file system (fsspec, "Other Known Implementations")."""
+"""Scheme -> the package that provides its file system (fsspec, "Other Known Implementations")."""
 
 _TIMES: Final = ("mtime", "LastModified", "updated", "created")
-"""The names that file systems give to the time of the last change."""
+"""Names of the time of the last change in different file systems."""
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     """Call a function of a file system.
 
     Raises:
-        OSError: whatever it raises; it says what is wrong.
+        OSError: the function failed; the message says why.
     """
     try:
         return function(*args, **keywords)
@@ -78,7 +78,7 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
             raise
         kinds = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
         number, said = next(kinds, EIO), " ".join(str(error).split())
-        is_path = number != EIO and " " not in said  # which is known
+        is_path = number != EIO and " " not in said  # a known path
         raise OSError(number, os.strerror(number) if is_path else said) from error
     except Exception as error:
         raise OSError(
@@ -99,8 +99,8 @@ def _question(name: str) -> Callable[..., bool]:
 class RemotePath(Remote, _Base):
     """A file or a folder at a URL of fsspec. Its text is the URL.
 
-    Its parts are "/", the scheme (``s3:``, or ``memory::`` where nothing stands between its second and third slash),
-    and the names: so everything that a pure path can do works without the file system.
+    Its parts are "/", the scheme (``s3:``, or ``memory::`` if nothing stands between its second and third slash), and
+    the names. All operations of pure paths therefore work without the file system.
     """
 
     __slots__ = ()
@@ -110,7 +110,7 @@ class RemotePath(Remote, _Base):
         """Return the path of a URL.
 
         Raises:
-            ArgumentError, MissingPackageError: as :func:`as_path`.
+            ArgumentError, MissingPackageError: as for :func:`as_path`.
         """
         found = URL.fullmatch(url)
         assert found is not None
@@ -147,23 +147,23 @@ class RemotePath(Remote, _Base):
 
     @property
     def file_system(self) -> Any:
-        """The file system that has it."""
+        """The file system of the path."""
         return file_system(self._scheme)
 
     @property
     def key(self) -> str:
-        """Its name in the file system."""
+        """The name of the path in its file system."""
         key: str = self.file_system._strip_protocol(str(self))
         return key
 
     def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
-        """Call the file system's method of that name with the key; raises as :func:`_called`."""
+        """Call the file system's method of that name with the key; raise the errors of :func:`_called`."""
         return _called(
             lambda: getattr(self.file_system, name)(self.key, *args, **keywords)
         )
 
     def _look(self, name: str, **keywords: Any) -> Any:
-        """As :meth:`_ask`, for questions that have an answer even if there is no file."""
+        """Call a method as :meth:`_ask` does, for questions that have an answer even if there is no file."""
         try:
             return self._ask(name, **keywords)
         except FileNotFoundError:
@@ -175,10 +175,10 @@ class RemotePath(Remote, _Base):
             ) from error
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Size, kind and time.
+        """Return size, kind and time.
 
         Raises:
-            OSError: there is none, or it cannot be asked for.
+            OSError: there is no file, or its status cannot be read.
         """
         del follow_symlinks
         return _called(_status, self._ask("info"))
@@ -186,10 +186,10 @@ class RemotePath(Remote, _Base):
     exists = _question("exists")
     is_file = _question("isfile")
     is_dir = _question("isdir")
-    """On object storage, whether anything is in it."""
+    """Return whether it is a folder; on object storage, whether it contains anything."""
 
     def is_symlink(self) -> bool:
-        """No."""
+        """Return False: symbolic links are not supported."""
         return False
 
     def samefile(self, other_path: str | PathLike[str]) -> bool:
@@ -200,15 +200,15 @@ class RemotePath(Remote, _Base):
         )
 
     def absolute(self) -> Self:
-        """Itself."""
+        """Return the path itself, which is absolute."""
         return self
 
     def resolve(self, strict: bool = False) -> Self:
-        """Return the path without "..": it does not leave the file system."""
+        """Return the path without ".."; it does not leave the file system."""
         del strict
         return type(self)(posixpath.normpath("/" + "/".join(self.parts[1:])))
 
-    def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator there
+    def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator in Path
         """Yield the contents of a folder."""
         own, names = self.key.rstrip("/"), self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
@@ -217,7 +217,7 @@ class RemotePath(Remote, _Base):
     def mkdir(
         self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False
     ) -> None:
-        """Make a folder; not in object storage, which has none: there it would be a bucket."""
+        """Create a folder, except in object storage, which has none: there it would be a bucket."""
         del mode, parents
         if self._scheme not in _BUCKETS:
             self._ask("makedirs", exist_ok=exist_ok)
@@ -244,7 +244,7 @@ class RemotePath(Remote, _Base):
         errors: str | None = None,
         newline: str | None = None,
     ) -> IO[Any]:
-        """Open for reading; what is written goes through :func:`writing`."""
+        """Open the file for reading; use :func:`writing` to write."""
         del buffering
         if not set(mode) <= set("rbt"):
             raise OSError(EINVAL, f"It cannot be opened with mode {mode!r}")
@@ -262,12 +262,12 @@ class RemotePath(Remote, _Base):
         errors: str | None = None,
         newline: str | None = None,
     ) -> str:
-        """Return all text, in UTF-8 if nothing else is said."""
+        """Return all text, decoded as UTF-8 by default."""
         del newline
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def read_range(self, start: int, size: int) -> bytes:
-        """``size`` bytes from byte ``start``; fewer where the file ends before.
+        """Return ``size`` bytes from byte ``start``; fewer if the file ends before.
 
         Raises:
             ExternalDataError: they cannot be read.
@@ -283,14 +283,14 @@ class RemotePath(Remote, _Base):
         return data
 
     def write_bytes(self, data: Any) -> int:
-        """Write a file, whole or not at all."""
+        """Write a file completely or not at all."""
         with self.writing() as file:
             file.write(data)
         return len(data)
 
     @contextmanager
     def writing(self) -> Iterator[IO[bytes]]:
-        """The file, to be written from its start to its end; it is there when all is written.
+        """Open the file for sequential writing; it appears once it is complete.
 
         Raises:
             OSError: it cannot be written.
@@ -315,7 +315,7 @@ class RemotePath(Remote, _Base):
 
 
 def _status(info: Mapping[str, Any]) -> os.stat_result:
-    """Return the file system's facts about a file."""
+    """Return the status of a file from its description by the file system."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
     when: Any = next(filter(None, map(info.get, _TIMES)), 0)
     if isinstance(when, str):
@@ -327,10 +327,10 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
 
 @cache
 def file_system(scheme: str) -> Any:
-    """Return the file system of a scheme, set up as fsspec's configuration and its package say.
+    """Return the file system of a scheme, set up according to the configuration of fsspec and its package.
 
     Raises:
-        ArgumentError: there is none. MissingPackageError: its package is not installed.
+        ArgumentError: there is no such file system. MissingPackageError: its package is not installed.
     """
     try:
         return fsspec.filesystem(scheme)
@@ -347,7 +347,7 @@ def file_system(scheme: str) -> Any:
         raise ArgumentError(
             f"No file system is known for {scheme}://...: choose one of {known}."
         ) from None
-    except Exception as error:  # each is a package of its own
+    except Exception as error:  # each file system is a package of its own
         raise _unusable(scheme, error) from error
 
 

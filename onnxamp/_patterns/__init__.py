@@ -1,1 +1,1 @@
-"""Groups of nodes that mean one op, and how they are found."""
+"""Groups of nodes that represent one op, and the search for them."""

@@ -1,4 +1,4 @@
-"""Nodes that ONNX Runtime merges when no Cast stands between them: they take one precision."""
+"""Nodes that ONNX Runtime merges if no Cast stands between them, so they must have one precision."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,12 @@ from onnxamp._target.targets import CPU, target_of
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
-    """(producer, BatchNormalization) pairs that ONNX Runtime folds into one Conv, ConvTranspose or Gemm.
+    """Return (producer, BatchNormalization) pairs that ONNX Runtime folds into one Conv, ConvTranspose or Gemm.
 
     The conditions are those of its conv_bn_fusion.cc and matmul_bn_fusion.cc: inference mode, constant parameters
-    and weights, and a producer that nothing else reads. Where the target has no low-precision kernel for the
-    normalization there is no pair: folding happens at load time, but the model must also load with optimizations off.
-    Where scales may be low, weights may be dequantized ones: TensorRT fuses those products with what is behind them.
+    and weights, and a producer that has no other consumer. There is no pair if the target has no low-precision kernel
+    for the normalization: folding happens at load time, but the model must also load with optimizations off. If scales
+    may be low, dequantized weights count as well: TensorRT fuses products of these with the nodes after them.
     """
     if not options.folds_batch_norm:
         return []
@@ -44,7 +44,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
 def constant_batch_norms(
     graph: Graph, is_constant: Callable[[int], bool]
 ) -> list[tuple[Node, Node]]:
-    """(producer, BatchNormalization) pairs in inference mode that nothing else reads; all but the data is constant."""
+    """Return (producer, BatchNormalization) pairs in inference mode, with constant parameters and no other consumer."""
     pairs = []
     for node in graph.nodes_of(op_facts().folded):
         producer = graph.producer(node.input(0))
@@ -74,9 +74,9 @@ def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
 
 
 def skip_sums(graph: Graph) -> dict[int, int]:
-    """Add -> the normalization of its sum (or the core of a decomposed one): ONNX Runtime makes one op of both.
+    """Return Add -> the normalization of its sum (or the core of a decomposed one); ONNX Runtime fuses both.
 
-    The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, as far as shapes are known.
+    The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, if shapes are known.
     """
     heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
     for match in patterns_of(graph, "normalization"):
@@ -105,11 +105,12 @@ def _may_be_equal(one: Shape, other: Shape) -> bool:
 
 
 def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, str]:
-    """Inputs of decomposed normalizations in front of which a Cast must not stand alone -> label of the first reader.
+    """Return inputs of decomposed normalizations that must not be cast on their own -> label of the first consumer.
 
-    ONNX Runtime's layer_norm_fusion.cc takes a Cast into the fused node that feeds only the mean and the subtraction,
-    or the square and the division, and then cannot load the model: from opset 17 on, LayerNormalization wants one type
-    for input and scale, and in bfloat16 no CUDA kernel takes two, in float16 none of the target (seen with 1.31.1).
+    If a Cast feeds only the mean and the subtraction, or the square and the division, ONNX Runtime's
+    layer_norm_fusion.cc takes it into the fused node, and then cannot load the model. From opset 17 on,
+    LayerNormalization requires one type for input and scale. No CUDA kernel takes two types in bfloat16, and no kernel
+    of the target takes two in float16 (seen with 1.31.1).
     """
     absorbed: dict[int, str] = {}
     mixed = low.name != "bfloat16" and _mixes(target, low)
@@ -130,8 +131,9 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
 
 
 def _mixes(target: str, low: Format) -> bool:
-    """Return whether the target normalizes low precision with a float32 scale; ONNX Runtime inserts Casts on the
-    CPU.
+    """Return whether the target normalizes low precision with a float32 scale.
+
+    On the CPU, ONNX Runtime inserts Casts.
     """
     if not target_of(target).limits_types or device_of(target) == CPU:
         return True
@@ -147,7 +149,7 @@ def _mixes(target: str, low: Format) -> bool:
 
 
 def _centred_alone(graph: Graph, mean: Node) -> int:
-    """Return the x of a mean that only x - mean(x) reads; ABSENT for any other node."""
+    """Return the x of a mean whose only consumer is x - mean(x); ABSENT for any other node."""
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]

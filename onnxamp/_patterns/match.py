@@ -1,6 +1,4 @@
-"""Matches of patterns, and the matcher of forms: expressions that are compared with nodes, from the last node
-backwards.
-"""
+"""Matches of patterns, and the matcher of forms, which compares expressions with nodes from the last node backwards."""
 
 import ast
 from collections import defaultdict
@@ -18,13 +16,13 @@ from onnxamp._ops.targets import read_table
 
 
 class Var(NamedTuple):
-    """Any value; the same name is the same value."""
+    """Any value; equal names stand for the same value."""
 
     name: str
 
 
 class Number(NamedTuple):
-    """A constant of one element."""
+    """A constant with one element."""
 
     value: float
 
@@ -35,9 +33,9 @@ class Op(NamedTuple):
     key: str
     inputs: "tuple[Pattern, ...]"
     places: tuple[int, ...]
-    """The inputs in the order in which to try them: what fails at once first, last a name, which takes anything."""
+    """The inputs in the order in which to try them: those that fail fast first; names, which match anything, last."""
     heads: tuple[tuple[int, frozenset[str]], ...]
-    """The inputs that must be nodes, each with the types that it may have."""
+    """The inputs that must be nodes, each with its possible op types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +45,25 @@ class Choice:
     options: "tuple[Pattern, ...]"
 
     ending_in: "Mapping[str, list[Pattern]]" = field(compare=False)
-    """Op type -> the options whose last node may be of it."""
+    """Op type -> the options whose last node may have it."""
 
 
 Pattern: TypeAlias = Var | Number | Op | Choice
 
 
 class Form(NamedTuple):
-    """One way to write an op as several."""
+    """One way to write an op as several ops."""
 
     kind: str
     cores: frozenset[str]
-    """The types that the core of a decomposed pattern may have in which the form is looked for."""
+    """The possible op types of the core of a decomposed pattern in which to search for the form."""
     pattern: Pattern
 
 
 class Kind(NamedTuple):
-    """The standard op that forms are, the opset it starts at, and attributes that it always has.
+    """The standard op that forms represent, the opset in which it first appears, and its fixed attributes.
 
-    ``own`` has the op of ONNX Runtime itself that stands for it where the opset cannot be reached, by target.
+    ``own`` has ONNX Runtime's own op that replaces it if the opset cannot be reached, by target.
     """
 
     name: str
@@ -83,12 +81,12 @@ class FormTable(NamedTuple):
     kinds: Mapping[str, Kind]
     forms: tuple[Form, ...]
     ending_in: Mapping[str, Sequence[Form]]
-    """Op type -> the forms whose last node may be of it."""
+    """Op type -> the forms whose last node may have it."""
 
 
 @cache
 def form_table() -> FormTable:
-    """Return the forms, parsed at the first call."""
+    """Return the forms, which are parsed at the first call."""
     data = read_table("folds")
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds, forms = dict[str, Kind](), list[Form]()
@@ -108,7 +106,7 @@ Rules: TypeAlias = Mapping[str, tuple[list[str], list[str]]]
 
 
 def parse(text: str, rules: Rules) -> Pattern:
-    """Return the expression tree of a form, its rules replaced by what they stand for."""
+    """Return the expression tree of a form, with its rules expanded."""
     return _pattern(_expression(text), {}, rules)
 
 
@@ -153,7 +151,7 @@ def _pattern(
 
 
 def heads(pattern: Pattern) -> frozenset[str]:
-    """Return the types that the last node of what matches may have; empty for values and numbers."""
+    """Return the possible op types of the last node of a match; empty for values and numbers."""
     if isinstance(pattern, Choice):
         return frozenset(pattern.ending_in)
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
@@ -165,16 +163,16 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Nodes that are one decomposed op.
+    """Nodes that form one decomposed op.
 
-    What :mod:`onnxamp._patterns.patterns` recognizes are nodes that belong together, whatever stands among them.
+    :mod:`onnxamp._patterns.patterns` recognizes nodes that belong together, regardless of other nodes among them.
     Within these, the match of a form can become one op.
     """
 
     kind: str
-    """The kind of the form, as "LayerNorm"; or of the walk, as "normalization"."""
+    """The kind of the form, such as "LayerNorm", or of the walk, such as "normalization"."""
     core: int
-    """The node that messages name: the root, the exponential; the last node of a form."""
+    """The node that messages name: the root, the exponential, or the last node of a form."""
     nodes: frozenset[int]
     values: Mapping[str, int] = field(default_factory=dict)
     """The values of the names in the form."""
@@ -183,9 +181,9 @@ class Match:
 
 
 def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
-    """Yield every way in which the node is the last one of the form; all nodes are in its scope, and make float32.
+    """Yield every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
 
-    Depth and number of steps are bounded by the form, not by the graph.
+    The form, not the graph, bounds the depth and the number of steps.
     """
     start = _State(core.scope, frozenset(), {}, ())
     for state in _value(graph, form.pattern, core.outputs[0], start):
@@ -263,18 +261,18 @@ def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_Sta
 
 
 def _maker_key(graph: Graph, value: int) -> str:
-    """Type of the node that makes the value, through ops that pass it on; empty where none does."""
+    """Return the op type of the value's producer, looking through ops that pass it on; "" if there is none."""
     maker = maker_of(graph, value)
     return "" if maker is None else maker.key
 
 
 def maker_of(graph: Graph, value: int) -> Node | None:
-    """Return the node that makes the value, before what passes it on."""
+    """Return the node that produces the value, looking through ops that pass it on."""
     return graph.producer(graph.passed_on(value))
 
 
 def readers_of(graph: Graph, value: int) -> Iterator[Node]:
-    """Yield nodes that read the value, through ops that pass it on."""
+    """Yield the consumers of the value, looking through ops that pass it on."""
     stack = [value]
     while stack:
         for node, _ in graph.consumers(stack.pop()):
@@ -285,9 +283,7 @@ def readers_of(graph: Graph, value: int) -> Iterator[Node]:
 
 
 def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
-    """Return the nodes that pass the value on, one after the other; the value behind; and the node that alone reads
-    it.
-    """
+    """Return the chain of nodes that pass the value on, the value after them, and the only consumer of that value."""
     between: set[int] = set()
     node = graph.only_reader(value)
     while node is not None and node.index in graph.passing:
@@ -298,7 +294,7 @@ def only_reader(graph: Graph, value: int) -> tuple[set[int], int, Node | None]:
 
 
 def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Axes of a reduction that keeps its dimensions, counted from the end and sorted; None where they are not known."""
+    """Return the axes of a reduction that keeps its dimensions, counted from the end and sorted; None if unknown."""
     if attribute(node.proto, "keepdims") == 0:
         return None
     axes, shape = declared_axes(graph, node), graph.shapes[node.inputs[0]]
@@ -315,7 +311,7 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
 
 
 def declared_axes(graph: Graph, node: Node) -> Sequence[int] | None:
-    """Axes of a reduction as they are written, empty for all of them; None where they are computed."""
+    """Return the axes of a reduction as written, empty for all axes; None if they are computed."""
     axes: Sequence[int] | None = attribute(node.proto, "axes")
     if axes is None and node.input(1) != ABSENT:
         return graph.constants.integers(graph.passed_on(node.inputs[1]))

@@ -11,7 +11,7 @@ from onnxamp._patterns.patterns import patterns_of, squared_value
 
 
 def named_forms(graph: Graph, name: str) -> frozenset[int]:
-    """Return the nodes that a name means besides those of its op types.
+    """Return the nodes that a name means in addition to those of its op types.
 
     Complexity: linear in the nodes of the graph.
     """
@@ -32,7 +32,7 @@ def named_nodes(graph: Graph, name: str) -> frozenset[int]:
 
 
 def unrecognised(graph: Graph, name: str) -> tuple[str, ...]:
-    """Op types of the graph that may be at the heart of what the name means, in a form that no pattern knows."""
+    """Return op types of the graph that may belong to what the name means, in a form that no pattern recognizes."""
     kinds = set(forms_named(name))
     cores = op_facts().core_of
     return tuple(
@@ -41,14 +41,14 @@ def unrecognised(graph: Graph, name: str) -> tuple[str, ...]:
 
 
 def _squares(graph: Graph, _: Iterable[str]) -> Iterator[int]:
-    """Products of a value with itself, and powers of 2."""
+    """Yield products of a value with itself, and powers of 2."""
     for node in graph.nodes_of(("Mul", "Pow")):
         if squared_value(graph, node) != ABSENT:
             yield node.index
 
 
 def _biases(graph: Graph, ops: Iterable[str]) -> Iterator[int]:
-    """Sums of a product with weights, by one of the ops, and a vector."""
+    """Yield sums of a vector and a product with weights that one of the ops computes."""
     for product in graph.nodes_of(ops):
         if not product.outputs or not _is_stored(graph, product.input(1)):
             continue
@@ -58,14 +58,14 @@ def _biases(graph: Graph, ops: Iterable[str]) -> Iterator[int]:
 
 
 def _is_stored(graph: Graph, value: int) -> bool:
-    """Return whether the value is a weight: a constant, or an input, as of a training step."""
+    """Return whether the value is a weight: a constant, or an input, as in a training step."""
     return value != ABSENT and (
         graph.producer(value) is None or graph.constants.is_constant(value)
     )
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
-    """Return whether the value is a weight with one axis, apart from those of length 1."""
+    """Return whether the value is a weight with a single axis, not counting axes of length 1."""
     shape = graph.shapes[value] if _is_stored(graph, value) else None
     return shape is not None and bool(shape) and sum(size != 1 for size in shape) <= 1
 
@@ -74,4 +74,4 @@ FINDERS: Final[Mapping[str, Callable[[Graph, Iterable[str]], Iterator[int]]]] = 
     "bias": _biases,
     "square": _squares,
 }
-"""Kinds of forms that are no decomposed op -> what finds them, given the op types of the name."""
+"""Kinds of forms other than decomposed ops -> the function that finds them, given the op types of the name."""

@@ -1,4 +1,4 @@
-"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them, ``graph.ask(find_forms)`` matches exactly."""
+"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them; ``graph.ask(find_forms)`` matches exactly."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -18,13 +18,13 @@ from onnxamp._patterns.match import (
 )
 
 _REACH = 32
-"""Nodes that one walk may visit; decomposed normalizations have at most about 20."""
+"""Most nodes that one walk may visit; decomposed normalizations have about 20 at most."""
 
 
 def _normalisation(graph: Graph, root: Node) -> set[int]:
-    """x^2 -> mean or sum -> + eps -> root -> divide: every node between squared value and result.
+    """Return x^2 -> mean or sum -> + eps -> root -> divide: every node between the squared value and the result.
 
-    Gain and bias belong to it where they are constant, or vectors: ONNX Runtime fuses such, wherever they come from.
+    Gain and bias are included if they are constants or vectors: ONNX Runtime fuses these, wherever they come from.
     """
     if root.key == "Pow" and graph.constants.uniform(root.input(1)) not in (0.5, -0.5):
         return set()
@@ -34,7 +34,7 @@ def _normalisation(graph: Graph, root: Node) -> set[int]:
 
 
 def _magnitude(graph: Graph, root: Node) -> set[int]:
-    """sqrt(a^2 + b^2)."""
+    """Return the nodes of sqrt(a^2 + b^2)."""
     total = maker_of(graph, root.input(0))
     if (
         total is None
@@ -50,7 +50,7 @@ def _magnitude(graph: Graph, root: Node) -> set[int]:
 
 
 def _softmax(graph: Graph, exp: Node) -> set[int]:
-    """Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
+    """Return Exp -> sum -> divide (or Log), with the subtraction of the maximum before it."""
     if not graph.is_float_output(exp):
         return set()
     sums = [
@@ -66,7 +66,7 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
 
 
 def squared_value(graph: Graph, node: Node) -> int:
-    """Return the value that the node squares; ABSENT if it squares none."""
+    """Return the value that the node squares; ABSENT if it is not a square."""
     values = set(map(graph.passed_on, node.inputs))
     is_square = (
         node.key == "ReduceSumSquare"
@@ -77,9 +77,7 @@ def squared_value(graph: Graph, node: Node) -> int:
 
 
 def _squared_by(graph: Graph, node: Node) -> set[int]:
-    """Return the values that the node squares: both of a product of x - mean(x) computed twice. Empty if it squares
-    none.
-    """
+    """Return the values that the node squares: two if x - mean(x) is computed twice, none if it is not a square."""
     if node.key == "Mul":
         values = set(map(graph.passed_on, node.inputs))
         return (
@@ -102,7 +100,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     """Return nodes from the squared values to the root, and the values that were squared and summed."""
     walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
     nodes, bases = {root.index}, set[int]()
-    if root.key == "ReduceL2":  # squares, sums and takes the root by itself
+    if root.key == "ReduceL2":  # squares, sums and takes the root in one op
         return nodes, {graph.passed_on(root.inputs[0])}
     stack = [root.input(0)]
     while stack and len(nodes) < _REACH:
@@ -129,7 +127,7 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
-    """Yield the subtraction and the mean if the squared value is x - mean(x); x joins the bases."""
+    """Return the subtraction and the mean if the squared value is x - mean(x); add x to the bases."""
     centred = graph.producer(base)
     if centred is None or centred.key != "Sub":
         return set()
@@ -143,7 +141,7 @@ def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
 def _back_to_reduction(
     graph: Graph, value: int, reductions: frozenset[str] | set[str]
 ) -> set[int]:
-    """Return nodes from ``value`` back to a reduction through data movement and scaling; empty if none is there."""
+    """Return nodes from ``value`` back to a reduction, through data movement and scaling; empty if there is none."""
     path: set[int] = set()
     for _ in range(_REACH):
         node = graph.producer(value)
@@ -159,7 +157,7 @@ def _back_to_reduction(
 
 
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
-    """Return nodes from the root to the normalized result, with gain and bias behind it."""
+    """Return nodes from the root to the normalized result, and the gain and bias after it."""
     nodes: set[int] = set()
     stack, normalised = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
@@ -186,7 +184,7 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
 
 
 def _carries(node: Node) -> bool:
-    """Return whether a root or a sum goes through the node to where it divides."""
+    """Return whether the node may stand between a root or a sum and its division."""
     return is_exact(node.proto) or node.key == "Reciprocal"
 
 
@@ -196,7 +194,7 @@ def _is_vector(graph: Graph, value: int) -> bool:
 
 
 def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
-    """Return the x - mean(x) that is divided, where it is not the one that was squared."""
+    """Return the nodes of the x - mean(x) that is divided, if it is not the one that was squared."""
     node = maker_of(graph, value)
     if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
         return set()
@@ -206,9 +204,7 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
 
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
-    """Return nodes from the sum of exponentials to the division or logarithm that ends the softmax; empty if none
-    does.
-    """
+    """Return nodes from the sum of exponentials to the softmax's last division or logarithm; empty if there is none."""
     path, value = {total.index}, total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
@@ -233,7 +229,7 @@ def _scales(graph: Graph, node: Node, value: int) -> bool:
 
 
 def _gelu(graph: Graph, core: Node) -> set[int]:
-    """Core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
+    """Return core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
     plus = _only_reader(graph, core.outputs[0], "Add")
     if (
         plus is None
@@ -273,7 +269,7 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
 
 
 def _silu(graph: Graph, core: Node) -> set[int]:
-    """Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
+    """Return the nodes of Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
     source = graph.passed_on(core.input(0))
     scaled = graph.producer(source)
     if scaled is not None and not (
@@ -310,7 +306,7 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
     "gelu": _gelu,
     "silu": _silu,
 }
-"""Kind of match -> the walk from its core that finds the nodes; an empty set where there is none."""
+"""Kind of match -> the walk from its core that returns the nodes; an empty set if there is no match."""
 
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
@@ -325,7 +321,7 @@ def find_patterns(graph: Graph) -> tuple[Match, ...]:
 
 
 def _between(graph: Graph, nodes: set[int]) -> set[int]:
-    """Return the nodes that pass values on from one of the nodes to another."""
+    """Return the nodes that pass on values from one of the nodes to another."""
     between = set[int]()
     for value in (value for index in nodes for value in graph.nodes[index].inputs):
         path, node = set[int](), graph.producer(value)
@@ -345,11 +341,11 @@ def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
 
 
 def find_forms(graph: Graph) -> tuple[Match, ...]:
-    """Return all matches of the table's forms whose results nothing reads but for that of the core, producers first.
+    """Return all matches of the table's forms in which only the core's result is read from outside, producers first.
 
     Matches may overlap, and one core may have several, the largest forms first.
 
-    Complexity: near linear. A form is tried only at the nodes of patterns, and at those right after.
+    Complexity: near linear. A form is tried only at the nodes of patterns, and at those directly after them.
     """
     cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(
@@ -364,9 +360,7 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
 
 def _last_nodes(graph: Graph) -> dict[int, set[str]]:
-    """Return nodes that may be the last one of a form -> types of the cores of patterns that have them, or end before
-    them.
-    """
+    """Return possible last nodes of forms -> core types of the patterns that contain them or end before them."""
     cores: dict[int, set[str]] = {}
     for match in graph.ask(find_patterns):
         made = (value for index in match.nodes for value in graph.nodes[index].outputs)
@@ -379,7 +373,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 
 def is_closed(graph: Graph, match: Match) -> bool:
-    """Return whether nothing outside reads what the nodes make, but for the output of the core."""
+    """Return whether only the output of the core is read outside the match."""
     inner = (graph.nodes[index] for index in match.nodes - {match.core})
     made = [value for node in inner for value in node.outputs if value != ABSENT]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
@@ -387,7 +381,7 @@ def is_closed(graph: Graph, match: Match) -> bool:
 
 
 def split_products(graph: Graph) -> list[tuple[int, int]]:
-    """(product, ReduceSum) pairs: the sum of the products of parts of rows, as a Reshape makes them, over the parts.
+    """Return (product, ReduceSum) pairs that sum the products of parts of rows, which a Reshape makes, over the parts.
 
     Complexity: linear in sums.
     """
@@ -408,7 +402,7 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _has_parts(graph: Graph, product: Node) -> bool:
-    """Return whether the rows of a product are parts of longer ones."""
+    """Return whether the rows of a product are parts of longer rows."""
     maker = graph.producer(product.input(0))
     if maker is not None and maker.key == "Transpose":
         maker = graph.producer(maker.input(0))

@@ -1,4 +1,4 @@
-"""Choices for a model of a pipeline: a level, a low type, and exponents, with estimated time and bytes."""
+"""Choices for a model of a pipeline: a level, a low type and exponents, with estimated time and bytes."""
 
 import json
 from collections import Counter
@@ -33,10 +33,10 @@ from onnxamp._target.roofline import Device
 from onnxamp._tuning.arguments import is_slower
 
 SAMPLES: Final = 4
-"""Fewest calls of each model to keep, if there are that many; at most twice as many are kept."""
+"""The minimum number of calls to keep of each model, if there are that many; at most twice as many are kept."""
 
 _KINDS: Final = 8
-"""Combinations of input shapes of which times are estimated."""
+"""The number of combinations of input shapes for which times are estimated."""
 
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """The shapes of a call's arrays, by input."""
@@ -58,10 +58,10 @@ class Calls:
     shapes: Counter[Shapes] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
     stride: int = 1
-    """Each call whose number is a multiple of this is kept."""
+    """Calls whose number is a multiple of this are kept."""
 
     def note(self, feeds: Mapping[str, Feed]) -> None:
-        """Note a call. Complexity: linear in the bytes of calls that are kept."""
+        """Record a call. Complexity: linear in the bytes of calls that are kept."""
         self.shapes[tuple(sorted(shapes_of(feeds).items()))] += 1
         if self.count % self.stride == 0:
             self.samples.append({name: _copied(feed) for name, feed in feeds.items()})
@@ -81,7 +81,7 @@ class Calls:
 
 
 def _copied(feed: Feed) -> Any:
-    """A feed that does not change when the caller reuses its arrays."""
+    """Return a copy of a feed, which does not change when the caller reuses its arrays."""
     if isinstance(feed, list):
         return [_copied(item) for item in feed]
     return feed.copy() if isinstance(feed, np.ndarray) else feed
@@ -93,7 +93,7 @@ class PipelineModel:
 
     name: str
     proto: ModelProto
-    """The type and shape that feeds must fit."""
+    """The type and the shape that feeds must match."""
     runs: Callable[[Mapping[str, Feed]], Outputs]
     calls: Calls | None = None
 
@@ -103,7 +103,7 @@ class PipelineModel:
         input_feed: Mapping[str, Any],
         run_options: Any = None,
     ) -> list[Any]:
-        """Return the outputs of these names (None or empty: all), for arrays by input; run options are not obeyed.
+        """Return the outputs with these names (None or empty: all) for arrays by input; run options are ignored.
 
         Raises:
             ArgumentError: the inputs do not fit the model, or it has no such output. RuntimeFailure: it does not run.
@@ -127,14 +127,14 @@ class PipelineModel:
         return [outputs[name] for name in names]
 
     def get_inputs(self) -> list[Entry]:
-        """Name, type and shape of each input that must be fed."""
+        """Return name, type and shape of each input that must be fed."""
         weights = {tensor.name for tensor in self.proto.graph.initializer}
         return [
             _entry(item) for item in self.proto.graph.input if item.name not in weights
         ]
 
     def get_outputs(self) -> list[Entry]:
-        """Name, type and shape of each output."""
+        """Return name, type and shape of each output."""
         return list(map(_entry, self.proto.graph.output))
 
 
@@ -148,30 +148,30 @@ def _entry(item: ValueInfoProto) -> Entry:
 
 
 _ORDER: Final = (Level.O2, Level.O3, Level.O1)
-"""Levels that decide alike go by the first of these names."""
+"""Levels in order of preference: if several make the same decisions, the first name is used."""
 
 _MASKS: Final = 1e30
-"""The magnitude at which masks begin; a type with that range needs no exponents."""
+"""The magnitude from which values count as masks; a type with this range needs no exponents."""
 
 
 class Choice(NamedTuple):
     """A model in some precision.
 
-    ``time`` is in microseconds per run of the pipeline, estimated; ``weights`` are bytes. ``tolerance`` is the
-    tolerance of a choice of level "auto" for the model's own outputs, and ``own_error`` its error there.
+    ``time`` is the estimated time in microseconds per run of the pipeline; ``weights`` are in bytes. For level "auto",
+    ``tolerance`` is the tolerance for the model's own outputs, and ``own_error`` is their error.
     """
 
     plan: Plan
     time: float
     weights: int
     nodes: int
-    """Nodes in low precision, wholly or in part."""
+    """The number of nodes in low precision, wholly or in part."""
     tolerance: float | None = None
     own_error: float | None = None
 
     @property
     def exponents(self) -> int:
-        """Values that are stored with an exponent."""
+        """The number of values that are stored with an exponent."""
         found = self.plan.options.rescaling
         return len(found.scaled) if found is not None else 0
 
@@ -182,25 +182,25 @@ class Choice(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in reports: "O2 float16", "auto bfloat16, rescaled"."""
+        """The name in reports: "O2 float16", "auto bfloat16, rescaled"."""
         if self.is_float32:
             return "float32"
         return f"{self.plan.level} {self.plan.dtype}{', rescaled' if self.exponents else ''}"
 
     @property
     def key(self) -> str:
-        """Its form in a state file."""
+        """The key in a state file."""
         low = "".join("1" if row.low else "0" for row in self.plan.rows)
         return f"{self.label} {self.plan.opset} {written(self.plan.options)} {low}"
 
 
 def written(options: Options) -> str:
-    """Options as text, the same in every process."""
+    """Return options as text, which is the same in every process."""
     return json.dumps(options.as_json(), sort_keys=True)
 
 
 class Clock(NamedTuple):
-    """Estimates times of a model's conversions, for the shapes that the pipeline feeds to it."""
+    """Estimates the times of conversions of a model, for the shapes that the pipeline feeds to it."""
 
     calls: Calls
     device: Device
@@ -254,7 +254,7 @@ def choices_of(
     *,
     allow_slower: bool,
 ) -> tuple[Choice, list[Choice]]:
-    """Return a model in float32 and its other choices, fastest first, without level "auto".
+    """Return the float32 choice of a model and its other choices, fastest first, without level "auto".
 
     Choices that are slower than float32 are left out unless they are allowed.
     """
@@ -278,7 +278,7 @@ def choices_of(
 
 
 def rank(choice: Choice) -> tuple[float, int, bool, int]:
-    """Orders choices: the fastest first, then the one with the fewest bytes, float16 and no exponents."""
+    """Return the sort key of a choice: by time, then by bytes, then float16 first, then no exponents first."""
     return choice.time, choice.weights, choice.plan.dtype != "float16", choice.exponents
 
 

@@ -16,7 +16,7 @@
     text_encoder = "text_encoder.onnx"
     vocoder = { path = "vocoder.onnx", dtypes = ["float16"], options = { keep_high = ["phases"] } }
 
-A model with ``dtypes = []`` stays as it is.
+A model with ``dtypes = []`` does not change.
 """
 
 import tomllib
@@ -35,25 +35,25 @@ from onnxamp._options.options import Options
 from onnxamp._paths.paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")
-"""The better of two numbers."""
+"""Which of two numbers is better."""
 
 LEVELS: Final = (Level.O3, Level.O2, Level.O1, Level.AUTO)
-"""Levels that are tried."""
+"""The levels to try."""
 
 _DECIDED: Final = frozenset(
     {"level", "dtype", "rescale", "rescaling", "rounding", "rule"}
 )
-"""Options that the search sets, or that a file cannot contain."""
+"""Options that the search sets, or that a manifest cannot contain."""
 
 Function: TypeAlias = Callable[[Mapping[str, Any]], Any]
-"""Runs the models, and returns a number or a dict of outputs."""
+"""A function that runs the models, and returns a number or a dict of outputs."""
 
 
 class Member(NamedTuple):
     """A model of a pipeline.
 
-    ``file`` is where its result goes in the folder for results; ``options`` are keywords as
-    :func:`onnxamp.convert_model` takes them.
+    ``file`` is the path of its result in the folder for results; ``options`` are keyword arguments of
+    :func:`onnxamp.convert_model`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Member(NamedTuple):
     options: Mapping[str, Any]
 
     def asked(self, level: Level, dtype: str, **more: Any) -> Options:
-        """Return the options of a conversion."""
+        """Return the options for a conversion at this level in this type."""
         return Options.of(level, {**self.options, "dtype": dtype, **more})
 
 
@@ -72,7 +72,7 @@ class Member(NamedTuple):
 class Pipeline:
     """Models in the order of the manifest, and the function that runs them.
 
-    ``path`` is the manifest; ``called`` is the function's name.
+    ``path`` is the manifest; ``called`` is the name of the function.
     """
 
     members: tuple[Member, ...]
@@ -84,7 +84,7 @@ class Pipeline:
     path: Path | None = None
 
     def __getitem__(self, name: str) -> Member:
-        """The model of that name."""
+        """Return the model of this name."""
         return next(member for member in self.members if member.name == name)
 
     def __post_init__(self) -> None:
@@ -103,10 +103,10 @@ def make_pipeline(source: Any, given: Mapping[str, Any]) -> Pipeline:
 
     Args:
         source: a manifest's path, or models by name.
-        given: keys that override those of the manifest, except the models. None says nothing.
+        given: keys that override those of the manifest, except the models. None overrides nothing.
 
     Raises:
-        ArgumentError: the manifest cannot be read, or is invalid. ArgumentTypeError: it is neither.
+        ArgumentError: the manifest cannot be read, or is invalid. ArgumentTypeError: ``source`` is neither.
         ModelError: a model cannot be read.
     """
     settings = {name: value for name, value in given.items() if value is not None}
@@ -221,7 +221,7 @@ def _member(
         raise ArgumentError(
             f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries."
         )
-    Options.of("O2", options)  # names the faults in them
+    Options.of("O2", options)  # raises errors that name the faults in them
     tried = {"dtypes": get_args(DtypeName), "levels": LEVELS, **settings, **own}
     source = own.get("path")
     if folder is not None:
@@ -253,7 +253,7 @@ def _list(where: str, what: str, found: Any) -> Iterable[str]:
 
 
 def _file(name: str, source: Any, folder: Path | None) -> str:
-    """Return the name of a result: the path of the model below the manifest's folder, or its name in the pipeline."""
+    """Return the name of a result: the path of the model relative to the manifest, or its name in the pipeline."""
     if folder is not None:
         relative = as_path(source).absolute()
         if relative.is_relative_to(folder) and ".." not in relative.parts:

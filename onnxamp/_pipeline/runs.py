@@ -33,9 +33,9 @@ from onnxamp._tuning.runs import converted_error, session_on
 class Trial:
     """A run of the pipeline with some models converted.
 
-    ``model`` is the one that was tried, and ``choice`` its level and type; ``others`` are models that were low already;
-    ``error`` is how much worse the pipeline was than in float32, infinite if it broke, and ``failure`` says how.
-    ``time`` is the estimated time of the model per run of the pipeline, in microseconds.
+    ``model`` is the model that was tried, and ``choice`` its level and type; ``others`` are models that were already
+    low; ``error`` is how much worse the pipeline was than in float32, infinite if it failed, and ``failure`` is the
+    reason. ``time`` is the estimated time of the model per run of the pipeline, in microseconds.
     """
 
     model: str
@@ -51,10 +51,11 @@ class Trial:
 class TunedMember:
     """A model of a pipeline, and its choice.
 
-    ``choice`` is "float32", or the level and the low type; ``exponents`` are values that are stored with one. ``alone``
-    is the error of the pipeline with this model alone as decided, None if it was never so; ``error`` that with all
-    models that were decided before, too. ``gain`` is the time that it saves. Times are estimated microseconds per run
-    of the pipeline, in which the model is called ``calls`` times; weights are in bytes.
+    ``choice`` is "float32", or the level and the low type; ``exponents`` is the number of values that are stored with
+    an exponent. ``alone`` is the error of the pipeline with only this model converted as decided, None if that was
+    never measured; ``error`` is the error with all earlier decisions as well. ``gain`` is the time that the choice
+    saves. Times are estimated microseconds per run of the pipeline, in which the model is called ``calls`` times;
+    weights are in bytes.
     """
 
     name: str
@@ -74,7 +75,7 @@ class TunedMember:
 
     @property
     def is_float32(self) -> bool:
-        """Whether all of it is float32."""
+        """Whether the whole model is in float32."""
         return self.choice == "float32"
 
     @property
@@ -89,25 +90,25 @@ class TunedPipeline(Shown):
 
     Attributes:
         models: the models in the order of the manifest, each with its plan.
-        order: their names in the order in which they were decided: the least error per time saved first.
+        order: their names in the order of decisions: the least error per time saved first.
         source: the manifest; None if there is none.
         output: the folder that the models were written to; None if nothing was written.
-        function: name of the function that runs them.
-        metric: how to compare its outputs; "" if it returns a number.
+        function: the name of the function that runs them.
+        metric: how the outputs of the function are compared; "" if it returns a number.
         better: which of two numbers is the better one, "lower" or "higher".
         tolerance: by how much the pipeline may be worse than in float32.
         reference: the number that the function returned in float32; None for outputs.
-        value: the number that it returned in the last run.
+        value: the number that the function returned in the last run.
         error: by how much the pipeline is worse than in float32 with all decisions applied.
-        held: whether that is within the tolerance.
+        held: whether this error is within the tolerance.
         noise: by how much a second run in float32 was worse than the first.
         ran_on: the engine that ran the converted models.
         written_error: the error of a run with the written files in ONNX Runtime's sessions; None if there was no such
             run.
         note: why there was no such run.
-        runs: number of runs of the pipeline. recalled: how many came from the state file.
-        stopped: whether the search reached its limit of time or runs.
-        device: the device that times are for.
+        runs: the number of runs of the pipeline. recalled: how many of them came from the state file.
+        stopped: whether the search reached its time limit or its maximum number of runs.
+        device: the device that times are estimated for.
         trials: all choices that were tried.
         warnings: sentences about options that match nothing or cannot be followed.
 
@@ -142,28 +143,28 @@ class TunedPipeline(Shown):
     warnings: tuple[str, ...]
 
     def __getitem__(self, name: str) -> TunedMember:
-        """The model of that name."""
+        """Return the model of this name."""
         return next(model for model in self.models if model.name == name)
 
     @property
     def time_before(self) -> float:
-        """Estimated microseconds per run of the pipeline in float32, in its models."""
+        """The estimated microseconds that models take per run of the pipeline in float32."""
         return sum(model.time_before for model in self.models)
 
     @property
     def time(self) -> float:
-        """The same with all decisions applied."""
+        """The same time with all decisions applied."""
         return sum(model.time for model in self.models)
 
 
 PART: Final = "tuning of a pipeline"
-"""Part of the state file."""
+"""The name of the part of the state file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a run of the pipeline: the number that its function returned, None for outputs; the error against
-    float32; and the failure of the function, "" if there was none.
+    """The result of a run of the pipeline: the number that its function returned (None for outputs), the error relative
+    to float32, and the failure of the function ("" if there was none).
     """
 
     value: float | None
@@ -173,22 +174,22 @@ class Measured:
 
 @dataclass(slots=True)
 class PipelineState:
-    """The measurements of one tuning. ``part`` is their part of a state; None if there is no state."""
+    """The measurements of one tuning. ``part`` is the part of a state that stores them; None if there is no state."""
 
     part: Part | None = None
     runs: dict[str, Measured] = field(default_factory=dict)
     tuned: dict[str, tuple[Plan, float]] = field(default_factory=dict)
-    """Choices of level "auto": the plan, and the error of the model's own outputs."""
+    """The choices of level "auto": the plan, and the error of the model's own outputs."""
     known: frozenset[str] = frozenset()
     """Keys of the runs that were loaded."""
     recalled: set[str] = field(default_factory=set)
-    """The ones that were needed again."""
+    """The keys of loaded runs that were needed again."""
     made: int = 0
-    """Runs that were made."""
+    """The number of new runs."""
 
     @classmethod
     def of(cls, part: Part | None) -> "PipelineState":
-        """Return the contents of a part."""
+        """Return the measurements in a part."""
         runs, tuned = dict[str, Measured](), dict[str, tuple[Plan, float]]()
         for key in part or ():
             assert part is not None
@@ -215,7 +216,7 @@ class PipelineState:
     def plan(
         self, words: str, find: Callable[[], tuple[Plan, float]]
     ) -> tuple[Plan, float]:
-        """Return the known choice of level "auto" of a model at some tolerance, or a new one."""
+        """Return the stored choice of level "auto" of a model at some tolerance, or a new one."""
         key = fingerprint(words)
         if key not in self.tuned:
             self.tuned[key] = find()
@@ -229,7 +230,7 @@ class PipelineState:
 
 
 def key_of(chosen: Mapping[str, Choice]) -> str:
-    """Return the key of choices, without models that stay in float32."""
+    """Return the key of choices, omitting models that stay in float32."""
     low = sorted(
         (name, choice.key) for name, choice in chosen.items() if not choice.is_float32
     )
@@ -238,7 +239,7 @@ def key_of(chosen: Mapping[str, Choice]) -> str:
 
 def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
     """Return the fingerprints of everything that measurements depend on: the models, the function and its file, the
-    metric, versions.
+    metric, and versions.
     """
     members = pipeline.members
     return {
@@ -255,26 +256,26 @@ def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
 
 
 BROKEN: Final = Measured(None, inf)
-"""A run that gives no result."""
+"""The measurement of a run without a result."""
 
 
 Runs = Callable[[Mapping[str, Feed]], Outputs]
-"""Runs a model on a sample."""
+"""A function that runs a model on a sample."""
 
 _LONGEST: Final = 300
-"""Most characters of a failure in reports."""
+"""The maximum number of characters of a failure in reports."""
 
 
 @dataclass(slots=True)
 class PipelineRuns:
-    """Runs a pipeline and measures how much worse than in float32 it is.
+    """Runs a pipeline, and measures how much worse it is than in float32.
 
-    ``metric`` compares outputs; of a number, the error is by how much it is worse than the float32 pipeline's.
+    ``metric`` compares outputs; for a number, the error is how much worse it is than that of the float32 pipeline.
     """
 
     pipeline: Pipeline
     engines: Mapping[str, Engine]
-    """By model: they differ in the target whose sums are emulated."""
+    """The engine of each model; engines differ in the target whose sums they emulate."""
     metric: Metric
     folder: Path
     budget: int = BUDGET
@@ -283,14 +284,14 @@ class PipelineRuns:
     calls: dict[str, Calls] = field(default_factory=dict)
     _float32: dict[str, Runs] = field(default_factory=dict)
     _converted: dict[str, tuple[str, Model, Runs]] = field(default_factory=dict)
-    """Model -> its last choice, converted, and its session."""
+    """Model -> its last choice, and the function that runs it as converted."""
 
     def start(self) -> None:
         """Run the pipeline in float32, and record the inputs of its models.
 
         Raises:
             RuntimeFailure: the function fails, or its result cannot be compared.
-            ArgumentError: it returns neither a number nor outputs, or never runs a model.
+            ArgumentError: the function returns neither a number nor outputs, or never runs a model.
         """
         self.calls = {member.name: Calls() for member in self.pipeline.members}
         for member in self.pipeline.members:
@@ -312,7 +313,7 @@ class PipelineRuns:
 
     @property
     def engine(self) -> Engine:
-        """The engine of all models, which differ only in the emulated arithmetic."""
+        """The common engine; those of the models differ only in the emulated arithmetic."""
         return next(iter(self.engines.values()))
 
     @property
@@ -321,7 +322,7 @@ class PipelineRuns:
         return None if isinstance(self.reference, Mapping) else float(self.reference)
 
     def samples(self, name: str) -> Samples:
-        """The feeds of a model."""
+        """Return the recorded feeds of a model."""
         return recorded(self.calls[name], name)
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
@@ -333,7 +334,7 @@ class PipelineRuns:
         )
 
     def judged(self, models: Mapping[str, PipelineModel]) -> Measured:
-        """Run the function on models, and compare its result with that of float32."""
+        """Run the function on models, and compare its result with that in float32."""
         try:
             result = self._called(models, "with converted models")
         except RuntimeFailure as error:
@@ -368,7 +369,7 @@ class PipelineRuns:
         return converted_error(member.model, made, run, metric, self.engines[name])
 
     def written(self, paths: Mapping[str, Path]) -> Measured:
-        """Run the pipeline on files, each in a session of ONNX Runtime, as it will run later."""
+        """Run the pipeline on files, each in an ONNX Runtime session, as it will run later."""
         load = cache(self.engine.load)  # by name: the files are about to be renamed
 
         def run_of(path: Path) -> Runs:
@@ -392,7 +393,7 @@ class PipelineRuns:
         }
 
     def _runs(self, name: str, choice: Choice) -> Runs:
-        """Return the runner of a model in some precision; the last choice of each model is cached."""
+        """Return the function that runs a model in some precision; the last choice of each model is cached."""
         if choice.is_float32:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
@@ -418,7 +419,7 @@ class PipelineRuns:
         """Return the result of the function: a dict of arrays, or a number.
 
         Raises:
-            RuntimeFailure: it fails. ArgumentError: it returns something else.
+            RuntimeFailure: the function fails. ArgumentError: it returns something else.
         """
         name = self.pipeline.called
         try:

@@ -1,14 +1,14 @@
-"""The search: one model after another, by its effect on the pipeline per time that it saves.
+"""The search: one model after another, ordered by the effect on the pipeline per time saved.
 
-1. Each model alone, with all others in float32: its fastest choice with which the pipeline meets the tolerance. If a
-  faster one does not, level auto searches between the two, with a tolerance for the model's own outputs that is scaled
-  from the error of the pipeline with that choice.
-2. Models are sorted: the least error per microsecond saved first, and models that save no time last.
-3. In this order, each model gets the fastest choice with which the pipeline meets the tolerance, given all earlier
+1. For each model alone, with all others in float32, find the fastest choice with which the pipeline meets the
+  tolerance. If a faster choice misses it, level auto searches between the two, with a tolerance for the model's own
+  outputs that is scaled from the error of the pipeline with that choice.
+2. Sort the models: the least error per microsecond saved first, and models that save no time last.
+3. In this order, give each model the fastest choice with which the pipeline meets the tolerance, given all earlier
   decisions.
 
-So the tolerance is one budget for all models: the first may use all of it. The last run of step 3 that passed is a run
-with the final choices of all models.
+The tolerance is thus one budget for all models, and the first may use all of it. The last run of step 3 that passed is
+a run with the final choices of all models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,25 +23,25 @@ from onnxamp._runtime.run import Report
 from onnxamp._tuning.arguments import Search, is_slower
 
 PIPELINE_SECONDS: Final = 600.0
-"""Time for a search, by default: a run of a pipeline may take many seconds."""
+"""The default time limit of a search, because a run of a pipeline may take many seconds."""
 
 RUNS: Final = 32
-"""Runs of the pipeline, by default."""
+"""The default number of runs of the pipeline."""
 
 _ALONE: Final = 0.6
-"""Share of time and runs after which no further model is measured alone: the others need the rest."""
+"""The share of time and runs after which no further model is measured alone, because the other steps need the rest."""
 
 _REFINEMENTS: Final = 3
-"""Tolerances at which level auto is tried for a model, each time that it is looked at."""
+"""The number of tolerances at which level auto is tried for a model, each time that it is considered."""
 
 _AIM: Final = 0.7
-"""Share of the tolerance that level auto aims at: errors do not scale exactly."""
+"""The share of the tolerance that level auto aims at, because errors do not scale exactly."""
 
 _STEP: Final = 0.5
-"""Largest ratio of successive tolerances of level auto."""
+"""The largest ratio of successive tolerances of level auto."""
 
 _FIRST: Final = 1e-3
-"""The first of them if nothing is known because no choice gave a finite error."""
+"""The first tolerance of level auto if no choice gave a finite error."""
 
 
 class Job(Protocol):
@@ -51,9 +51,10 @@ class Job(Protocol):
         """Run the pipeline with these models converted."""
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
-        """Level auto for a model, with the type and exponents of a choice, at a tolerance for its own outputs.
+        """Return the choice of level auto for a model, with the type and exponents of ``like``, at a tolerance for its
+        own outputs.
 
-        None if it lowers nothing.
+        Return None if it lowers nothing.
         """
 
     def own_error(self, name: str, choice: Choice) -> float:
@@ -62,7 +63,7 @@ class Job(Protocol):
 
 @dataclass(slots=True)
 class PipelineSearch:
-    """Decides the choice of each model; ``float32`` and ``choices`` are by model, the latter fastest first."""
+    """Decides the choice of each model; ``float32`` and ``choices`` are by model, and ``choices`` are fastest first."""
 
     float32: Mapping[str, Choice]
     choices: dict[str, list[Choice]]
@@ -74,9 +75,9 @@ class PipelineSearch:
     report: Report
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    """Error of the pipeline when a model was decided, with all that were decided before; in that order."""
+    """The error of the pipeline when each model was decided, with all earlier decisions, in the order of decisions."""
     alone: dict[str, tuple[Choice, float]] = field(default_factory=dict)
-    """The fastest choice of a model with which the pipeline passes if all others are float32, and the error."""
+    """The fastest choice of a model with which the pipeline passes if all others are in float32, and its error."""
     trials: list[Trial] = field(default_factory=list)
     stopped: bool = False
     started: float = field(default_factory=monotonic)
@@ -95,13 +96,15 @@ class PipelineSearch:
             is_first = all(choice.is_float32 for choice in self.decided.values())
             if (
                 self.stopped if found is None else not is_first
-            ):  # otherwise, nothing new can be found
+            ):  # otherwise, there is nothing new to find
                 found = self.fit(name, self.decided)
             self.decided[name], error = found or (self.float32[name], error)
             self.errors[name] = error
 
     def rank(self, name: str) -> tuple[int, float]:
-        """Sort key of models: the least error per time saved first, then those that only save bytes, then the rest."""
+        """Return the sort key of a model: the least error per time saved first, then models that only save bytes, then
+        others.
+        """
         if name not in self.alone:
             return 2, 0.0
         choice, error = self.alone[name]
@@ -131,7 +134,7 @@ class PipelineSearch:
         return self._refined(name, decided, missed, held)
 
     def _able(self, name: str, decided: Mapping[str, Choice]) -> Sequence[Choice]:
-        """Return the choices to try: with others in low precision, none that is faster than the one that held alone."""
+        """Return the choices to try: if other models are low, none that is faster than the one that passed alone."""
         choices = self.choices.get(name, [])
         if name not in self.alone or all(
             choice.is_float32 for choice in decided.values()
@@ -143,7 +146,7 @@ class PipelineSearch:
     def tried(
         self, name: str, choice: Choice, decided: Mapping[str, Choice]
     ) -> float | None:
-        """Return the error of the pipeline with one more model converted; None if nothing may be run any more."""
+        """Return the error of the pipeline with one more model converted; None if no more runs are allowed."""
         if self._spent() >= 1:
             self.stopped = True
             return None
@@ -171,7 +174,7 @@ class PipelineSearch:
         missed: Sequence[tuple[Choice, float]],
         held: tuple[Choice, float] | None,
     ) -> tuple[Choice, float] | None:
-        """Return the better of the choice that passed and what level auto finds between it and the one that missed."""
+        """Return the better of the choice that passed and one of level auto between it and the one that missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
         own, last = (
             (self.job.own_error(name, nearest) if isfinite(error) else None),
@@ -202,7 +205,7 @@ class PipelineSearch:
         return held
 
     def _spent(self) -> float:
-        """Return the share of time or runs that is over."""
+        """Return the share of time or runs that is used up."""
         time = (
             (monotonic() - self.started) / self.asked.seconds
             if self.asked.seconds

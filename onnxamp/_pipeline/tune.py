@@ -1,4 +1,4 @@
-"""Tuning of a pipeline: measure in float32, search, and write all models."""
+"""Tuning a pipeline: measure in float32, search, and write all models."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -53,8 +53,8 @@ class UnmatchedNames(NamedTuple):
     """Names in options that match nothing.
 
     Attributes:
-        by_model: name of a model -> what would be said of those that match nothing in it.
-        anywhere: those that match nothing in any model whose options hold them.
+        by_model: name of a model -> the warnings about names that match nothing in it.
+        anywhere: the names that match nothing in any model whose options contain them.
     """
 
     by_model: Mapping[str, frozenset[str]]
@@ -62,10 +62,10 @@ class UnmatchedNames(NamedTuple):
 
 
 def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
-    """Look for the names of all options in the models.
+    """Find the names in options that match nothing in the models.
 
     Raises:
-        ArgumentError: one matches nothing, and the options are strict about names.
+        ArgumentError: a name matches nothing, and the options are strict about names.
     """
     asked = {
         member.name: member.asked(Level.O2, "float16") for member in pipeline.members
@@ -107,34 +107,35 @@ def tune_pipeline(
     allow_slower: bool = False,
     **options: Unpack[OptionKeywords],
 ) -> TunedPipeline:
-    """Decide how much to lower of each of several models that work together, under one tolerance.
+    """Decide how much to lower in each of several models that work together, under one tolerance.
 
-    A function runs the models and returns a number, such as a word error rate, or outputs. It runs once in float32,
-    which records the inputs of each model. Then one model after another is converted, until the result is as fast
-    as the tolerance allows. See :doc:`/how-to/pipelines`.
+    A function runs the models and returns a number, such as a word error rate, or outputs. A first run in float32
+    records the inputs of each model. Then one model after another is converted, until the result is as fast as the
+    tolerance allows. See :doc:`/how-to/pipelines`.
 
     Args:
         pipeline: a manifest in TOML, or a dict of models by name (ModelProtos, paths, onnx-graphsurgeon Graphs). The
-            function that a manifest names is imported and called: name only manifests that you trust.
+            function that a manifest names is imported and called, so pass only manifests that you trust.
         function: called with the models by name, each with a method ``run(output_names, feeds)`` like that
-            of ONNX Runtime's sessions. It returns a number, or a dict of arrays by name, and must be deterministic:
-            seed random numbers. A name is "package:function" or "file.py:function". None for the manifest's.
+            of ONNX Runtime's sessions. It returns a number, or a dict of arrays by name, and must be deterministic, so
+            seed random numbers. A name is "package:function" or "file.py:function". None for that of the manifest.
         tolerance: by how much the pipeline may be worse than in float32 with all models together, in units of
-            the number or of the metric. None for the manifest's, or 1e-2.
+            the number or of the metric. None for that of the manifest, or 1e-2.
         output: folder for the converted models; None to write nothing.
-        metric: how outputs are compared with those of float32: as for :func:`tune_model`.
+        metric: how outputs are compared with those in float32, as for :func:`tune_model`.
         better: which of two numbers is better: "lower", the default, or "higher".
         dtypes: the low types to try; both by default. levels: the levels to try; all by default.
         device: the device to estimate times for, such as "A100" or "H100"; "auto" for the installed GPU, or
             an A100 if none is known.
         provider: where converted models run: "cuda", as they are, or "cpu", emulated. None for CUDA if there is a
             device.
-        runs: how often the pipeline may run, apart from twice in float32.
-        seconds: time limit, after which no further run begins and the findings so far count.
+        runs: how often the pipeline may run, in addition to two runs in float32.
+        seconds: the time limit, after which no further run begins and the results so far are used.
         state: a file that keeps measurements, so that an interrupted tuning resumes. The function then needs a name.
         progress: called with the current activity, the runs done, and their number.
-        budget: bytes of values and weights that a run on the CPU may hold at a time, in addition to the models.
-        allow_slower: also accept choices that are estimated to be slower than float32, for the sake of smaller weights.
+        budget: bytes of values and weights that a run on the CPU may keep in memory at a time, in addition to the
+            models.
+        allow_slower: also accept choices that are estimated to be slower than float32, to make weights smaller.
         options: those of :func:`onnxamp.convert_model`, for all models, except dtype and rescale, which the search
             decides.
 
@@ -143,9 +144,9 @@ def tune_pipeline(
         tolerance, all models stay in float32.
 
     Raises:
-        RuntimeFailure: the function fails in float32, or returns something else in a second run.
+        RuntimeFailure: the function fails in float32, or returns a different result in a second run.
         ArgumentError: the manifest or an argument is wrong. ModelError: a model cannot be read.
-        OutputError: a result cannot be written. Then no result is put in place.
+        OutputError: a result cannot be written; in that case, no result is put in place.
 
     Example:
         >>> import onnxamp
@@ -184,7 +185,7 @@ def run_tuning(
     output: Path | None = None,
     sink: Callable[[Path], Sink] = Sink,
 ) -> TunedPipeline:
-    """:func:`tune_pipeline` for arguments that are checked; ``sink`` says how to write a file.
+    """Tune a pipeline as :func:`tune_pipeline` does, with checked arguments; ``sink`` determines how files are written.
 
     Raises:
         As :func:`tune_pipeline`.
@@ -246,7 +247,7 @@ class _Job:
         folder: Path,
         kept: State | None,
     ) -> "_Job":
-        """Run the pipeline twice in float32."""
+        """Create a job by running the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         engines = {
             member.name: judging_engine(
@@ -277,7 +278,7 @@ class _Job:
         return job
 
     def searched(self) -> PipelineSearch:
-        """Return the search, done."""
+        """Search, and return the finished search."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
         self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
@@ -314,7 +315,7 @@ class _Job:
         return search
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """Return the stored measurement of the pipeline with these models converted, or run it."""
+        """Return the measurement of the pipeline with these models converted: the stored one, or that of a new run."""
         return self.state.run(chosen, lambda: self.runs.measure(chosen))
 
     def own_error(self, name: str, choice: Choice) -> float:
@@ -322,7 +323,7 @@ class _Job:
         return self.runs.own_error(name, choice, make_metric("auto", 1.0))
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
-        """Level auto for a model, likewise known or new."""
+        """Return the choice of level auto for a model, stored or new."""
         member, options = self.runs.pipeline[name], like.plan.options
         asked = member.asked(
             Level.AUTO,
@@ -362,10 +363,10 @@ class _Job:
     def approved(
         self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]
     ) -> tuple[float | None, str]:
-        """The error of a run with the files that were written; else why there was none.
+        """Return the error of a run with the written files, or the reason why there was no such run.
 
         Raises:
-            RuntimeFailure: they do not run on the provider, or miss the tolerance.
+            RuntimeFailure: the files do not run on the provider, or miss the tolerance.
         """
         self.options.report("running the written files", 0, 0)
         found, name = self.runs.written(paths), self.runs.engine.provider
@@ -389,7 +390,7 @@ class _Job:
         written: float | None,
         note: str,
     ) -> TunedPipeline:
-        """The result."""
+        """Return the result of the tuning."""
         runs, pipeline, state, chosen = (
             self.runs,
             self.runs.pipeline,
@@ -449,7 +450,7 @@ class _Job:
 
 
 def _names(engines: Mapping[str, Engine], low: str) -> str:
-    """The engine of the models, as reports name it."""
+    """Return the name of the engine of the models in reports."""
     return " and ".join(dict.fromkeys(engine.name(low) for engine in engines.values()))
 
 
@@ -461,7 +462,7 @@ def _member(
     made: Conversion | None,
     source: str,
 ) -> TunedMember:
-    """A model as it was decided."""
+    """Return a model with its decision."""
     before = search.float32[name]
     alone = search.alone.get(name)
     return TunedMember(

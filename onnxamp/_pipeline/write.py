@@ -1,7 +1,6 @@
-"""Write the models of a pipeline: all are written beside their targets and judged there, then all are renamed.
+"""Writing the models of a pipeline: all are written beside their targets and judged there, and then all are renamed.
 
-A result that is refused leaves everything as it was. Files are renamed model by model, so each is complete at every
-moment.
+If a result is rejected, nothing changes. Files are renamed model by model, so each is complete at all times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +26,14 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import Provider
 
 Approve = Callable[[Mapping[str, Path]], None]
-"""Judges the files of all models before they are put in their places; raises if they are refused."""
+"""A function that judges the files of all models before they are put in place, and raises if they are rejected."""
 
 
 def check_targets(members: Sequence[Member], folder: Path) -> None:
     """Check, before anything runs, that no result replaces a model.
 
     Raises:
-        ArgumentError: one would.
+        ArgumentError: a result would replace a model.
     """
     read = {path.resolve() for member in members for path in member.model.files}
     for member in members:
@@ -56,12 +55,12 @@ def write_pipeline(
 
     Args:
         members: the models.
-        chosen: what each becomes.
-        folder: where they go, each under its own name.
+        chosen: the choice for each model.
+        folder: the folder to write to; each model keeps its own name.
         sink: how to write a file.
         provider: where models ran.
-        approve: judges the files.
-        scratch: a folder for models that came from no file.
+        approve: the function that judges the files.
+        scratch: a folder for models that do not come from a file.
 
     Raises:
         RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written. Others as
@@ -70,7 +69,7 @@ def write_pipeline(
     made: dict[str, Conversion] = {}
 
     def written(left: Sequence[Member], shown: Mapping[str, Path]) -> None:
-        """Write the models that are left; the files of the others are ``shown``."""
+        """Write the remaining models; ``shown`` has the files of the others."""
         if not left:
             approve(shown)
             return

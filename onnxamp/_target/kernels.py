@@ -1,10 +1,10 @@
-"""Kernels of the target: which types of a node run, by a kernel or through a function body.
+"""Kernels of the target: the types with which a node runs, by a kernel or through a function body.
 
 The tables (a target's ``kernels.json``) are ONNX Runtime's kernel registries and those of plugins, written by
-``scripts/make_kernel_tables.py``, and what engines answer that have none (``scripts/ask_types.py``). A row covers
-schema version ``sv`` if ``since == sv``, or if ``until`` is given and ``since <= sv <= until``; a row without ``until``
-matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernelDef``), and leaves 13 CUDA ops of opset
-22 without a kernel.
+``scripts/make_kernel_tables.py``, and the answers of engines without a registry (``scripts/ask_types.py``). A row
+covers schema version ``sv`` if ``since == sv``, or if ``until`` is given and ``since <= sv <= until``; a row without
+``until`` matches exactly. This is ONNX Runtime's own rule (``KernelRegistry::VerifyKernelDef``). It leaves 13 CUDA ops
+of opset 22 without a kernel.
 """
 
 import itertools
@@ -57,9 +57,7 @@ class Kernel(NamedTuple):
         )
 
     def takes(self, signature: Signature, bound: Binding) -> bool:
-        """Return whether the kernel runs the op with these types. Rows keyed by the name of an input do not restrict
-        it.
-        """
+        """Return whether the kernel runs the op with these types. Rows keyed by the name of an input have no effect."""
         if not self.covers(signature.since):
             return False
         return all(
@@ -70,9 +68,9 @@ class Kernel(NamedTuple):
 
 
 def check_target(target: object) -> str:
-    """The target that is meant: a name of a target, or one with a version of ONNX Runtime, as in "cuda@1.24".
+    """Return the target that an argument means: its name, possibly with a version of ONNX Runtime, as in "cuda@1.24".
 
-    A patch release stands for its version, and "auto" for what is installed.
+    A patch release stands for its version, and "auto" for the installed ONNX Runtime.
 
     Raises:
         ArgumentError: there is no such target.
@@ -95,7 +93,7 @@ def check_target(target: object) -> str:
 
 @cache
 def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """Op key -> kernels of a provider ("cuda") or builder ("tensorrt"), as of now or of a version ("cuda@1.24")."""
+    """Return op key -> kernels of a provider ("cuda") or builder ("tensorrt"), newest or of a version ("cuda@1.24")."""
     device, at, version = provider.partition("@")
     if at and version != known_versions(device)[-1]:
         return _older_table(device, version)
@@ -104,7 +102,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 
 def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
-    """Return the table of the version after this one, with the ops that differ; what is the same is shared."""
+    """Return the table of the next newer version, with differing ops replaced; equal parts are shared."""
     known = known_versions(device)
     table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
     history = target_json(device, "history")
@@ -134,7 +132,7 @@ def _kernels(
 
 
 def float_types(provider: str, key: str, since: int) -> set[str]:
-    """Float types that kernels of this version of the op take anywhere."""
+    """Return the float types that kernels of this version of the op take for any parameter."""
     rows = (row for row in kernel_table(provider).get(key, ()) if row.covers(since))
     return {
         name
@@ -157,7 +155,7 @@ def takes_anywhere(target: str, key: str, type_name: str) -> bool:
 
 
 class Typed(NamedTuple):
-    """A node, its schema, and the types of its parameters: what targets are asked about."""
+    """A node, its schema, and the types of its parameters, for queries to targets."""
 
     signature: Signature
     bound: Binding
@@ -165,7 +163,7 @@ class Typed(NamedTuple):
 
     @classmethod
     def of(cls, node: Node, types: Sequence[str | None]) -> "Typed":
-        """Return a node, whose schema is known, with the types of its values."""
+        """Return a node, whose schema must be known, with the types of its values."""
         assert node.signature is not None
         return cls(node.signature, bind_node(node, types), node.proto)
 
@@ -192,9 +190,9 @@ def has_kernel(provider: str, op: Typed) -> bool:
 
 
 def deciding_form(target: str, node: Node) -> tuple[object, ...]:
-    """Return what decides where a node runs besides its op and types: the ports that it has and its attributes.
+    """Return the ports and attributes of a node, which affect where it runs in addition to its op and types.
 
-    They count only where kernels have limits, a function body may run, or an attribute sets a type; "()" elsewhere.
+    They matter only if kernels have limits, a function body may run, or an attribute sets a type; otherwise, return ().
     """
     proto, signature = node.proto, node.signature
     if not (signature and signature.has_function) and not _counts(target, node.key):
@@ -236,9 +234,10 @@ def runs_on(provider: str, op: Typed) -> bool:
 
 
 def agrees(op: Typed) -> bool:
-    """Return whether an op's types agree with each other: a kernel takes their mixture, or its function body does.
+    """Return whether an op's types agree with each other: a kernel or the op's function body takes their mixture.
 
-    A schema may admit mixtures that the op's own function body, which defines it, multiplies or adds up.
+    A schema may admit mixtures that the function body, which defines the op, cannot compute, as it multiplies or adds
+    values of different types.
     """
     if (
         len(FLOAT_TENSORS.intersection(op.bound.values())) < 2
@@ -251,7 +250,7 @@ def agrees(op: Typed) -> bool:
 
 
 def fails(provider: str, op: Typed) -> str | None:
-    """Why the provider fails at these types, which it takes by a kernel or the function body; None if it does not."""
+    """Return why the provider fails with these types, although a kernel or the function body takes them, or None."""
     is_expanded = target_of(provider).limits_types and not has_kernel(provider, op)
     if is_expanded and not op.signature.has_function:
         return None
@@ -259,7 +258,7 @@ def fails(provider: str, op: Typed) -> str | None:
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
-    """Return whether a control-flow op's kernel on the target, or else on CPU, passes on values of the type."""
+    """Return whether a control-flow op's kernel on the target, or else on the CPU, passes on values of the type."""
     if not target_of(target).limits_types:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
@@ -280,11 +279,10 @@ def _body_fits(
     types: tuple[str | None, ...],
     serialized: bytes,
 ) -> bool:
-    """Return whether every node of the op's function body has consistent types, and runs on the provider if one is
-    named.
+    """Return whether every node of the op's function body has consistent types, and runs on the provider, if given.
 
-    What cannot be told counts against a provider alone. ONNX Runtime expands a fixed body only if none of its ops has
-    changed between the body's opset and the model's (``OpSchema::ValidateReferencedOpsInFunction``).
+    Unknown cases count only against a provider. ONNX Runtime expands a fixed body only if none of its ops has changed
+    between the body's opset and the model's (``OpSchema::ValidateReferencedOpsInFunction``).
     """
     node = NodeProto.FromString(serialized)
     if any(
@@ -317,7 +315,7 @@ def _body_fits(
 
 
 def _changed_since(signature: Signature, inner: Node) -> bool:
-    """Return whether an op of a fixed function body has another version at the model's opset than at the body's."""
+    """Return whether an op of a fixed function body has different versions at the model's opset and at the body's."""
     now = lookup("", inner.proto.op_type, signature.opset)
     if (
         signature.body not in signature.fixed_bodies
@@ -389,8 +387,8 @@ def _elem(type_name: str) -> str:
 def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
     """Return the op types whose kernels for a low-precision type accumulate in float32 on a target.
 
-    Ops that lose digits all the same, because they subtract the mean in low precision, are left out. Nothing is known
-    of a target without a row.
+    Ops that lose digits anyway, because they subtract the mean in low precision, are left out. For a target without a
+    row, nothing is known.
 
     Args:
         target: the target, possibly with a version of ONNX Runtime ("cuda@1.24"); the newest known one without it.
@@ -408,7 +406,7 @@ def float32_accumulators(target: str, dtype: str) -> frozenset[str]:
 
 
 def _holds(row: Mapping[str, Any], version: str) -> bool:
-    """Return whether a row is about a version of ONNX Runtime."""
+    """Return whether a row applies to a version of ONNX Runtime."""
     is_early = "since" in row and is_older(version, row["since"])
     is_late = "before" in row and not is_older(version, row["before"])
     return not is_early and not is_late
@@ -420,7 +418,7 @@ class Freedom(NamedTuple):
     Attributes:
         high: parameters that must stay float32.
         implies: pairs (p, q): if p is low, q must be low.
-        falls_back: the target has no float32 kernel, so the node runs on CPU.
+        falls_back: the target has no float32 kernel, so the node runs on the CPU.
         only_low: the target has a kernel in low precision, but none in float32.
     """
 
@@ -433,7 +431,7 @@ class Freedom(NamedTuple):
 def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freedom:
     """Return which of a node's float32 parameters ``params`` may be low on the target.
 
-    Tries all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
+    Try all 2^k assignments; k is at most 4 in practice. The legal ones are closed under element-wise minimum and
     maximum, which a test verifies for the tables, so pins and pairwise implications describe them exactly.
     """
     if not params:
@@ -454,8 +452,8 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
     if cpu_of(target) != target and (
         not found or (is_given and not target_of(target).limits_types)
     ):
-        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type. It
-        # would round scales of integers for nothing.
+        # ONNX Runtime wraps float16 nodes without a CPU kernel in Casts, unless an attribute determines their type.
+        # Scales of integers would be rounded without any benefit.
         has_scales = op.signature.key in op_facts().scales
         if low.is_wrapped and not is_given and not has_scales:
             return _described(
@@ -469,14 +467,14 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
 
 
 def _may_be_wrapped(target: str, op: Typed) -> bool:
-    """Return whether the CPU beside the target runs a float16 node, or a Cast before and behind it in float32."""
+    """Return whether the CPU provider beside the target runs a float16 node, directly or in float32 between Casts."""
     return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(
         op
     )
 
 
 def _is_left(target: str, op: Typed) -> bool:
-    """Return whether the target leaves a node to the CPU beside it, which runs it."""
+    """Return whether the target leaves a node to the CPU provider beside it, which runs it."""
     return fails(target, op) is None and runs_on(cpu_of(target), op)
 
 
@@ -487,7 +485,7 @@ def _described(
     falls_back: bool,
     only_low: bool = False,
 ) -> Freedom:
-    """Return the pins and implications that leave the legal choices."""
+    """Return the pins and implications that describe the legal choices."""
     high = frozenset(
         p for i, p in enumerate(params) if not any(choice[i] for choice in legal)
     )
@@ -502,9 +500,7 @@ def _described(
 def _types(
     op: Typed, params: Sequence[str], choice: Sequence[bool], low: Format
 ) -> Binding:
-    """Return the types of a choice. Output 0 may have that of an input, if an attribute is missing that would give
-    it.
-    """
+    """Return the types of a choice. Output 0 may have the type of an input if its dtype attribute is absent."""
     types = dict(op.bound)
     for param, is_low in zip(params, choice, strict=True):
         if is_low:

@@ -1,7 +1,7 @@
 """Estimated time of a node by the roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
 Time = max(bytes / bandwidth, flops / throughput), in microseconds, without the launch of the kernel. Views move
-nothing, and look-ups read the rows that they return, not their table.
+nothing, and lookups read only the rows that they return, not their whole table.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import read_table
 
 DEFAULT_DEVICE: Final = "A100"
-"""The device of estimates where none of ``_data/devices.toml`` is installed."""
+"""The device for estimates if none of ``_data/devices.toml`` is installed."""
 
 
 class Device(NamedTuple):
-    """``bandwidth`` in bytes per microsecond; the others in floating-point operations per microsecond.
+    """The speed of a device: ``bandwidth`` in bytes, the others in floating-point operations, per microsecond.
 
-    ``products`` is for sums of products in float32, ``float32`` for whatever else is in float32.
+    ``products`` is for sums of products in float32, ``float32`` for all other work in float32.
     """
 
     name: str
@@ -45,10 +45,10 @@ def devices() -> Mapping[str, Device]:
 
 
 def device_called(name: str) -> Device:
-    """Return the device of that name.
+    """Return the device with this name.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is no such device.
     """
     device = devices().get(name)
     if device is None:
@@ -59,9 +59,7 @@ def device_called(name: str) -> Device:
 
 
 def device_titled(title: str) -> str:
-    """Return the device that a driver calls by this title, as in "NVIDIA A100-SXM4-80GB"; the default one if it is
-    unknown.
-    """
+    """Return the device with this title in drivers, such as "NVIDIA A100-SXM4-80GB"; the default device if unknown."""
     words = title.replace("-", " ").split()
     return next((name for name in devices() if name in words), DEFAULT_DEVICE)
 
@@ -69,7 +67,7 @@ def device_titled(title: str) -> str:
 class Work(NamedTuple):
     """The work of a node in one run: elements that it reads and writes, and floating-point operations.
 
-    ``products`` says that these are sums of products, which tensor cores compute.
+    ``products`` means that the operations are sums of products, which tensor cores compute.
     """
 
     elements: int
@@ -77,7 +75,7 @@ class Work(NamedTuple):
     products: bool = False
 
     def time(self, device: Device, *, low: Format | None) -> float:
-        """Microseconds on a device in a format, None for float32, without the launch of the kernel."""
+        """Return the microseconds on a device in a format (None for float32), without the launch of the kernel."""
         traffic = (
             (low.bytes if low else FLOAT32_BYTES) * self.elements / device.bandwidth
         )
@@ -99,7 +97,7 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
 def _work(
     key: str, read: tuple[int, ...], written: int, terms: int | None, trips: int
 ) -> Work:
-    """Return the work of a node by the elements that it reads and writes: a model repeats few."""
+    """Return the work of a node, given the elements that it reads and writes; cached, because a model repeats these."""
     if key in op_facts().views:
         return Work(0, 0)
     tables = {lookup.table for lookup in op_facts().lookups.get(key, ())}
@@ -110,21 +108,21 @@ def _work(
 
 
 LAUNCH: Final = 64
-"""Fixed cost of a Cast in cost units: launching a kernel."""
+"""Fixed cost of a Cast, in cost units, for launching a kernel."""
 MAX_ELEMENTS: Final = 1 << 32
-"""Elements of a value that count; more are guesses about open dimensions."""
+"""Most elements of a value that count; larger numbers are guesses about open dimensions."""
 
 
 class Costs(NamedTuple):
-    """The costs on one target, as its ``target.toml`` has them.
+    """The costs on one target, from its ``target.toml``.
 
     Attributes:
         bytes_per_unit: memory traffic in bytes that takes as long as one cost unit.
-        memory: how often a byte that a weight occupies counts as if a Cast moved it.
+        memory: the number of times that each byte of a weight counts as if a Cast moved it.
         launch: microseconds to start a Cast.
         bandwidth: bytes per microsecond at which a Cast reads and writes.
-        host: bytes per microsecond at which nodes without a kernel on the target take their values over to the CPU,
-            compute there, and give them back; 0 if the target is the CPU.
+        host: bytes per microsecond at which nodes without a kernel on the target transfer their values to the CPU,
+            compute there, and transfer them back; 0 if the target is the CPU.
     """
 
     bytes_per_unit: int
@@ -135,7 +133,7 @@ class Costs(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, float]) -> "Costs":
-        """Return the costs in a table ``[costs]``."""
+        """Return the costs from a table ``[costs]``."""
         unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
         return cls(
             unit,
@@ -146,11 +144,11 @@ class Costs(NamedTuple):
         )
 
     def host_time(self, size: int) -> float:
-        """Microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
+        """Return the microseconds for a node on the CPU with ``size`` bytes of inputs and outputs."""
         return size / self.host if self.host else 0.0
 
     def cast(self, count: int, trips: int, low: Format) -> int:
-        """Cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
+        """Return the cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
         return (
             LAUNCH
             + (FLOAT32_BYTES + low.bytes)
@@ -159,9 +157,9 @@ class Costs(NamedTuple):
         ) * trips
 
     def traffic(self, size: int) -> int:
-        """Cost of moving ``size`` bytes."""
+        """Return the cost of moving ``size`` bytes."""
         return size // self.bytes_per_unit
 
     def stored(self, size: int) -> int:
-        """Cost of holding ``size`` bytes of weights."""
+        """Return the cost of holding ``size`` bytes of weights."""
         return int(size * self.memory) // self.bytes_per_unit

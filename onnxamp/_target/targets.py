@@ -1,4 +1,4 @@
-"""Facts about each target as a whole, from its ``target.toml``; the folders of ``_data/targets`` are the list."""
+"""Facts about each target as a whole, from its ``target.toml``; the folders in ``_data/targets`` define the list."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,18 +12,18 @@ from onnxamp._warnings import warn
 
 
 class Target(NamedTuple):
-    """A place where a result can run, of any version.
+    """A place where a result can run, in any version.
 
     Attributes:
-        name: its name, which is that of its folder.
-        title: what reports call it.
-        limits_types: whether its kernels limit which types ops may have; they are not known where they do not.
-        builds: whether an engine is built of a whole model, which is refused for one op that the builder does not take.
-        fuses_quantized: whether what is quantized becomes integer kernels only if its scales are float32.
+        name: its name, and that of its folder.
+        title: its name in reports.
+        limits_types: whether its kernels limit the types of ops; if not, its kernels are unknown.
+        builds: whether an engine is built from the whole model, which one unsupported op prevents.
+        fuses_quantized: whether quantized ops become integer kernels only if their scales are float32.
         versioned: whether its kernels are known by version of ONNX Runtime.
-        registry: ONNX Runtime's provider whose registry its kernels are from; "" if they are not from one.
-        device: the device of estimates where nobody names one; "" for the GPU that is installed.
-        costs: what Casts and weights cost there.
+        registry: the ONNX Runtime provider whose registry lists its kernels; "" if there is none.
+        device: the default device for estimates; "" for the installed GPU.
+        costs: the costs of Casts and weights there.
     """
 
     name: str
@@ -38,25 +38,25 @@ class Target(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether ONNX Runtime runs its nodes one by one, on kernels that are known."""
+        """Whether ONNX Runtime runs its nodes one by one, with known kernels."""
         return self.limits_types and not self.builds
 
 
 @cache
 def targets() -> Mapping[str, Target]:
-    """Return all targets by name, in the order in which they are listed."""
+    """Return all targets by name, in their listed order."""
     return {name: _read(name) for name in target_names()}
 
 
 @cache
 def target_of(target: str) -> Target:
-    """Return the target of a name that may have a version, as "cuda@1.24"."""
+    """Return the target for a name that may have a version, as in "cuda@1.24"."""
     return targets()[device_of(target)]
 
 
 @cache
 def with_kernels() -> tuple[str, ...]:
-    """Return the targets whose nodes ONNX Runtime runs on kernels that are known."""
+    """Return the targets whose nodes ONNX Runtime runs with known kernels."""
     return tuple(name for name, target in targets().items() if target.has_kernels)
 
 
@@ -78,7 +78,7 @@ def _read(name: str) -> Target:
 AUTO: Final = "auto"
 """The target that stands for the installed ONNX Runtime."""
 CPU: Final = "cpu"
-"""The target that runs what the others leave to ONNX Runtime's CPU provider."""
+"""The target for nodes that the others leave to ONNX Runtime's CPU provider."""
 
 
 class Release(NamedTuple):
@@ -97,8 +97,8 @@ class Release(NamedTuple):
 def known_versions(device: str) -> tuple[str, ...]:
     """Return the versions of ONNX Runtime whose kernels are known for a device, the oldest first.
 
-    They differ, since wheels for the CPU appear before those for CUDA. For a device without versions of its own,
-    they are those that are known for every device that has them.
+    They differ, because wheels for the CPU appear before those for CUDA. For a device without versions of its own,
+    return the versions that are known for every device that has them.
     """
     if target_of(device).versioned:
         return tuple(reversed(target_json(device, "history")["versions"]))
@@ -116,34 +116,31 @@ def with_versions() -> tuple[str, ...]:
 
 
 def version_meant(target: str) -> str:
-    """Return the version of ONNX Runtime that a target names, or else is the newest that it knows for its device."""
+    """Return the version of ONNX Runtime that a target names, or else the newest known version for its device."""
     return version_of(target) or known_versions(device_of(target))[-1]
 
 
 def release(target: str) -> Release:
-    """Return the opset and IR version that the ONNX Runtime of a target loads; those of the newest if the target names
-    none.
-    """
+    """Return the opset and IR version that a target's ONNX Runtime loads, by default the newest ONNX Runtime."""
     device = device_of(target) if target_of(target).versioned else CPU
     facts = target_json(device, "history")["versions"][version_meant(target)]
     return Release(facts["ir"], facts["opset"])
 
 
 def version_of(target: str) -> str:
-    """Return the version of ONNX Runtime that a target names, or ""."""
+    """Return the version of ONNX Runtime that a target names, or "" if it names none."""
     return target.partition("@")[2]
 
 
 def is_older(version: str, other: str) -> bool:
-    """Return whether a version of ONNX Runtime comes before another one."""
+    """Return whether a version of ONNX Runtime is older than another one."""
     return _ordinal(version) < _ordinal(other)
 
 
 def cpu_of(target: str) -> str:
-    """Return the CPU provider that stands by the target's provider: "cpu@1.24" for "cuda@1.24"; none stands by a
-    builder.
+    """Return the CPU provider beside the target's provider: "cpu@1.24" for "cuda@1.24"; a builder has none.
 
-    It is of the same version as the target's provider, named or not.
+    It has the same version as the target's provider, whether named or not.
     """
     if target_of(target).builds or device_of(target) == CPU:
         return target
@@ -153,7 +150,7 @@ def cpu_of(target: str) -> str:
 def versioned(device: str, version: str) -> str:
     """Return the target of a device and a version of ONNX Runtime, which may name a patch release.
 
-    A version newer than all that are known for the device gets the kernels of the newest, with a warning.
+    A version newer than all known ones for the device gets the kernels of the newest, with a warning.
 
     Raises:
         ArgumentError: the device has no versions, or the version is unknown.
@@ -185,7 +182,7 @@ def versioned(device: str, version: str) -> str:
 
 
 def installed_target() -> str:
-    """Return the target of the installed ONNX Runtime: the first one that it was built with.
+    """Return the target of the installed ONNX Runtime: the first target that it was built with.
 
     Raises:
         ArgumentError: its version is unknown. MissingPackageError: ONNX Runtime is not installed.
@@ -201,7 +198,7 @@ def installed_target() -> str:
 
 
 def older_installed(target: str) -> str:
-    """Return the target in the version of the installed ONNX Runtime, if that is older than the one meant, or ""."""
+    """Return the target in the installed version of ONNX Runtime if that is older than the target's, or else ""."""
     if not has_runtime():
         return ""
     import onnxruntime as ort  # noqa: PLC0415 - only this needs it

@@ -1,7 +1,7 @@
-"""Worker processes of a Ray cluster: one actor each, so that what it has made serves all its items.
+"""Worker processes of a Ray cluster: each is one actor, so that the state that it creates serves all its items.
 
-Ray starts processes, moves data, and notices what dies. Whom an item goes to is decided in
-:mod:`onnxamp._workers.executor`, and here: an item whose worker died goes to another machine if one is free.
+Ray starts processes, moves data, and notices crashes. :mod:`onnxamp._workers.executor` and this module decide which
+worker gets an item: an item whose worker died goes to another machine if one is free.
 """
 
 import logging
@@ -19,23 +19,23 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._workers.executor import THREADS, Crash, Station, Work, core_count
 
 LOCAL: Final = "local"
-"""The address that starts a cluster on this machine, for as long as it is needed."""
+"""The address that starts a cluster on this machine for as long as it is needed."""
 
 _ATTEMPTS: Final = 3
-"""Workers that may die of one item."""
+"""The number of workers that one item may kill."""
 _GRACE: Final = 10.0
-"""Seconds in which killed workers are expected to be gone."""
+"""Seconds within which killed workers are expected to be gone."""
 _PATIENCE: Final = 300.0
-"""Seconds in which a cluster must find room for a worker."""
+"""Seconds within which a cluster must find room for a worker."""
 _STILLBORN: Final = 20
-"""Workers that may be lost, with their machines, before they have started."""
+"""The number of workers that may be lost, with their machines, before they have started."""
 _STORE: Final = 512 << 20
-"""Bytes of shared memory of a cluster that is started here."""
+"""Bytes of shared memory for a cluster that is started here."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """An actor: where it is ("" until it has started), and the item that it works on."""
+    """An actor, its location ("" until it has started), and the item that it works on."""
 
     actor: Any
     node: str = ""
@@ -45,13 +45,13 @@ class _Member:
 
 @dataclass(slots=True)
 class Cluster:
-    """Workers of a cluster. There may be fewer than ``count`` at times: machines come and go.
+    """Workers of a cluster. There may be fewer than ``count`` at times, because machines come and go.
 
     Attributes:
-        count: how many workers to have.
-        threads: the processors that each of them takes, and the value of ONNXAMP_THREADS there.
-        gpus: the GPUs that each of them takes.
-        once: whether each does one item, and ends.
+        count: the desired number of workers.
+        threads: the processors that each worker uses, and its value of ONNXAMP_THREADS.
+        gpus: the GPUs that each worker uses.
+        once: whether each worker ends after one item.
     """
 
     ray: Any
@@ -60,11 +60,11 @@ class Cluster:
     gpus: int = 0
     once: bool = False
     is_own: bool = False
-    """Whether the connection was made here, and ends with this."""
+    """Whether this object made the connection, and therefore closes it."""
     is_cluster: bool = True
     attempts: int = _ATTEMPTS
     _work: Any = None
-    """(number of the work, reference to it)"""
+    """The number of the work, and a reference to it."""
     _begun: Work | None = None
     _number: int = 0
     _starting: dict[Any, _Member] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class Cluster:
     _busy: dict[Any, _Member] = field(default_factory=dict)
     _stillborn: int = 0
     _left: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """By position: machines where a worker died of the item."""
+    """The machines where the item at each position killed a worker."""
 
     def begin(self, work: Work) -> None:
-        """As :meth:`Workers.begin`: the work is put once, and each machine fetches it once."""
+        """As :meth:`Workers.begin`; the work is stored once, and each machine fetches it once."""
         self._left.clear()
         if work is not self._begun:
             try:
@@ -122,7 +122,7 @@ class Cluster:
         return [done for reference in ready for done in self._taken(reference)]
 
     def _taken(self, reference: Any) -> list[tuple[int, Any]]:
-        """Return the result of an item; nothing of a worker that has started."""
+        """Return the result of an item; an empty list if a worker has merely started."""
         if reference in self._starting:
             member = self._starting.pop(reference)
             try:
@@ -144,7 +144,7 @@ class Cluster:
             result = self.ray.get(reference)
         except (
             self.ray.exceptions.RayTaskError
-        ) as error:  # what it made cannot be sent, say
+        ) as error:  # for example, a result cannot be sent
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error
@@ -165,7 +165,7 @@ class Cluster:
         return [(member.position, result)]
 
     def _fill(self) -> None:
-        """Ask for workers where some are missing."""
+        """Request the workers that are missing."""
         kind = self.ray.remote(
             num_cpus=self.threads, num_gpus=self.gpus, max_restarts=0
         )(_Actor)
@@ -184,7 +184,7 @@ class Cluster:
             self.ray.wait(list(busy), num_returns=len(busy), timeout=_GRACE)
 
     def close(self) -> None:
-        """End all workers, and the connection if it was made for them."""
+        """End all workers, and close the connection if it was made for them."""
         self.stop()
         for member in (*self._idle, *self._starting.values()):
             self.ray.kill(member.actor)
@@ -202,18 +202,18 @@ class _Actor:
         os.environ[THREADS] = str(threads)
         with suppress(
             OSError
-        ):  # relative paths mean what they mean to the main process
+        ):  # relative paths are relative to the folder of the main process
             os.chdir(folder)
         self._station, self._number = Station(), 0
 
     def home(self) -> tuple[str, str]:
-        """Return the machine: its id, and its address."""
+        """Return the id and the address of the machine."""
         import ray  # noqa: PLC0415 - see connect
 
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def do(self, number: int, work: list[Any], item: Any) -> Any:
-        """Return the result of an item of a work, which is fetched when its first item comes."""
+        """Return the result of an item of a work; the work is fetched when its first item arrives."""
         if number != self._number:
             import ray  # noqa: PLC0415
 
@@ -230,21 +230,21 @@ def connect(
     *,
     once: bool = False,
 ) -> Cluster:
-    """Connect to a cluster, or start one on this machine; a connection that is there is used.
+    """Connect to a cluster, or start one on this machine; use an existing connection if there is one.
 
     Args:
-        address: "local", or what ``ray.init`` takes: "auto", HOST:PORT, ray://HOST:PORT.
-        jobs: number of workers; None for one per processor.
-        most: workers that can be used.
-        gpus: the GPUs that each of them takes.
-        once: whether each does one item, and ends.
+        address: "local", or an address that ``ray.init`` accepts: "auto", HOST:PORT, ray://HOST:PORT.
+        jobs: the number of workers; None for one per processor.
+        most: the maximum number of workers that can be used.
+        gpus: the GPUs that each worker uses.
+        once: whether each worker ends after one item.
 
     Raises:
         RuntimeFailure: there is no cluster, or it has no processors.
     """
     if address == LOCAL:
         _ask_for_a_token()
-    import ray  # noqa: PLC0415 - it reads the token then
+    import ray  # noqa: PLC0415 - it reads the token on import
 
     is_own = not ray.is_initialized()
     if is_own:
@@ -280,10 +280,10 @@ def connect(
 
 
 def _ask_for_a_token() -> None:
-    """Let a cluster of this machine serve this process and its workers alone.
+    """Restrict a cluster on this machine to this process and its workers.
 
-    A cluster runs code for whoever reaches its ports, which are open on all networks. Ray reads the token when it is
-    imported; versions before 2.52 know none.
+    A cluster runs code for anyone who reaches its ports, which are open on all networks. Ray reads the token when it is
+    imported; versions before 2.52 have no tokens.
     """
     if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}

@@ -1,12 +1,13 @@
-"""Handing out work to processes that may die: one loop for those of this machine and those of a cluster.
+"""Distributing work to processes that may die: one loop for processes of this machine and of a cluster.
 
-A *work* is a function that makes another one: it runs once in each worker, which keeps what it made for all items. So
-what all items need (models, sessions, options) is sent once, and an item is small. The work is called with the worker's
-memory, a dict in which it may leave what later works can use. A worker has one item at a time, and
-the next is taken from its source when a worker is free: memory depends on the number of workers, not on that of items.
+A *work* is a function that returns another function: it runs once in each worker, which keeps the returned function for
+all items. Thus everything that all items need (models, sessions, options) is sent once, and items are small. The work
+is called with the worker's memory, a dict in which it may leave objects for later works. A worker has one item at a
+time, and the next item is taken from its source when a worker is free. Memory therefore depends on the number of
+workers, not on the number of items.
 
-If a worker dies, only the item that it worked on is affected: it is given to others, elsewhere if possible, and at last
-its result is a :class:`Crash`.
+If a worker dies, only the item that it worked on is affected. Other workers retry the item, elsewhere if possible; if
+all attempts fail, its result is a :class:`Crash`.
 """
 
 import os
@@ -37,16 +38,16 @@ from onnxamp._workers.signals import cleaned_up
 
 Memory: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
-"""Makes the function that is called with each item; it must be possible to pickle it, with what it is made from."""
+"""A function that returns the function to call with each item. It must be picklable, including what it refers to."""
 
 
 class Crash(NamedTuple):
-    """A worker died.
+    """The death of a worker.
 
     Attributes:
-        code: its exit code, negative for a signal; None if it is not known, as on other machines.
+        code: its exit code, negative for a signal; None if unknown, as on other machines.
         where: the machine; "" for this one.
-        attempts: how many workers died of the same item.
+        attempts: how many workers the same item has killed.
     """
 
     code: int | None
@@ -55,7 +56,7 @@ class Crash(NamedTuple):
 
     @property
     def was_ended(self) -> bool:
-        """Whether others may have ended it: the system, which ran out of memory, or the user."""
+        """Whether it may have been killed from outside: by the system, which ran out of memory, or by the user."""
         return self.code is None or -self.code in (
             signal.SIGTERM,
             getattr(signal, "SIGKILL", signal.SIGTERM),
@@ -78,13 +79,13 @@ class Crash(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The function raised an error; the worker lives on."""
+    """An error that the function raised; the worker continues."""
 
     error: Exception
 
 
 class Workers(Protocol):
-    """Worker processes. :func:`run` is how they are used."""
+    """Worker processes. Use them with :func:`run`."""
 
     @property
     def count(self) -> int:
@@ -92,30 +93,30 @@ class Workers(Protocol):
 
     @property
     def is_cluster(self) -> bool:
-        """Whether they are of a cluster, where references to its objects mean something."""
+        """Whether they belong to a cluster, so that references to its objects are valid."""
 
     @property
     def attempts(self) -> int:
         """The number of workers that one item may kill."""
 
     def begin(self, work: Work) -> None:
-        """Let all workers turn to this work; the same object as before is not sent again.
+        """Switch all workers to this work; the same object as before is not sent again.
 
         Raises:
-            ArgumentError: it cannot be sent to them.
+            ArgumentError: the work cannot be sent to them.
         """
 
     def free(self) -> int:
-        """Return how many have nothing to do."""
+        """Return the number of idle workers."""
 
     def give(self, position: int, item: Any) -> None:
-        """Give an item to one that is free."""
+        """Give an item to an idle worker."""
 
     def wait(self) -> list[tuple[int, Any]]:
-        """Wait until something happens; returns (position, result) of what was done, :class:`Crash` included."""
+        """Wait until something happens, and return (position, result) of finished items, including :class:`Crash`."""
 
     def stop(self) -> None:
-        """End the workers that are at work, and forget what they have."""
+        """End the busy workers, and forget their items."""
 
     def close(self) -> None:
         """End all workers."""
@@ -129,16 +130,16 @@ def run(
     started: Callable[[int], None] = lambda _: None,
     window: int | None = None,
 ) -> Generator[tuple[int, Any]]:
-    """Yield (position, result) when an item is done, whatever the order.
+    """Yield (position, result) of each item when it is done, in any order.
 
-    The result is what the work's function returned, :class:`Failed` if it raised an error, or :class:`Crash`. Closing
-    the generator ends the workers that are at work.
+    The result is the return value of the work's function, :class:`Failed` if it raised an error, or :class:`Crash`.
+    Closing the generator ends the busy workers.
 
     Args:
-        work: what to do.
-        items: taken one by one, when a worker is free.
+        work: the work to do.
+        items: the items, taken one by one when a worker is free.
         started: called with the position of each item when a worker gets it.
-        window: how far an item may be ahead of the oldest one that is not done, which bounds what has to wait for that.
+        window: how far an item may be ahead of the oldest unfinished one, which bounds how many results wait for it.
 
     Raises:
         ArgumentError: the work cannot be sent to the workers. RuntimeFailure: the cluster has no workers.
@@ -176,14 +177,14 @@ def _is_near(position: int, busy: Iterable[int], window: int | None) -> bool:
 
 
 def _may_pass(result: Any) -> bool:
-    """Return whether another worker may do better."""
+    """Return whether the item may succeed in another worker."""
     return isinstance(result, Crash) or (
         isinstance(result, Failed) and isinstance(result.error, MemoryError)
     )
 
 
 AHEAD: Final = 16
-"""Items per worker that may be done before the oldest one that is not."""
+"""The number of items per worker that may be ahead of the oldest unfinished one."""
 
 
 def run_in_order(
@@ -193,7 +194,7 @@ def run_in_order(
     *,
     done: Callable[[int, Any], None] = lambda *_: None,
 ) -> Generator[Any]:
-    """Yield the results in the order of the items; ``done`` is called with each as soon as it is there.
+    """Yield the results in the order of the items; ``done`` is called with each result as soon as it is available.
 
     Raises:
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
@@ -220,8 +221,8 @@ class Station:
         self.memory: Memory = {}
 
     def turn_to(self, pickled: bytes) -> None:
-        """Turn to another work; an error is that of each of its items."""
-        made = _tried(lambda: pickle.loads(pickled)(self.memory))  # noqa: S301 - the main process made it
+        """Switch to another work; if this fails, each of its items fails with the error."""
+        made = _tried(lambda: pickle.loads(pickled)(self.memory))  # noqa: S301 - the main process pickled it
         self._function = (lambda _: made) if isinstance(made, Failed) else made
 
     def do(self, item: Any) -> Any:
@@ -248,7 +249,7 @@ def ending(code: int | None) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder that is removed at the end of the block, with all that is in it."""
+    """Create a folder that is removed with its contents at the end of the block."""
     folder = temporary_path()
     with cleaned_up(partial(shutil.rmtree, folder, ignore_errors=True)):
         folder.mkdir(mode=0o700)
@@ -256,7 +257,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def temporary_path() -> Path:
-    """Return a path for temporary files that nothing has: what removes it can be there before it is made."""
+    """Return an unused path for temporary files, so that its removal can be registered before it is created."""
     return Path(gettempdir()) / f"onnxamp-{os.urandom(8).hex()}"
 
 
@@ -268,7 +269,7 @@ def thread_limit() -> int:
     """Return the value of ONNXAMP_THREADS; 0 if it is not set, which leaves the choice to ONNX Runtime.
 
     Raises:
-        ArgumentError: it is not a number.
+        ArgumentError: the value is not a number.
     """
     text = os.environ.get(THREADS, "0")
     if not text.isdecimal():
@@ -279,7 +280,7 @@ def thread_limit() -> int:
 
 
 def core_count() -> int:
-    """Return the number of cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -292,8 +293,8 @@ T = TypeVar("T")
 class Once(Generic[P, T]):
     """A function whose results are cached, as by ``functools.cache``, and that runs in one thread at a time.
 
-    ``functools.cache`` calls a function again in a thread that asks while another one waits for the answer. That is
-    wrong where the function starts a process, or redirects a stream of the process and puts it back.
+    ``functools.cache`` calls a function again if a second thread asks while the first one waits for the result. That is
+    wrong if the function starts a process, or redirects a stream of the process and restores it.
     """
 
     def __init__(self, function: Callable[P, T]) -> None:

@@ -1,4 +1,4 @@
-"""The place of work: the one meaning of ``--jobs`` and ``--cluster``."""
+"""The place of work: the single implementation of ``--jobs`` and ``--cluster``."""
 
 import contextlib
 import os
@@ -33,24 +33,24 @@ _GUARD: Final = (
 
 @dataclass(slots=True)
 class _Worker:
-    """A process, and the item that it works on."""
+    """A worker process, and the item that it works on."""
 
     process: "BaseProcess"
     pipe: "Connection"
     position: int = -1
     work: bytes = b""
-    """The work that it has turned to."""
+    """The work that it has started."""
     is_ready: bool = False
 
 
 @dataclass(slots=True)
 class Processes:
-    """Processes that are started when they are needed, and kept for further work.
+    """Processes that are started when needed, and kept for further work.
 
     Attributes:
-        count: how many.
-        threads: the value of ONNXAMP_THREADS in each of them.
-        once: whether each does one item, and ends.
+        count: the number of processes.
+        threads: the value of ONNXAMP_THREADS in each process.
+        once: whether each process ends after one item.
     """
 
     count: int
@@ -58,7 +58,7 @@ class Processes:
     once: bool = False
     is_cluster: bool = False
     attempts: int = 1
-    """One: a crash or a lack of memory would recur in another process of this machine."""
+    """One, because a crash or a lack of memory would recur in another process of this machine."""
     _work: bytes = b""
     _begun: Work | None = None
     _idle: list[_Worker] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Processes:
             worker = self._idle.pop() if self._idle else _start(self.threads)
             with contextlib.suppress(
                 OSError
-            ):  # it died while idle: the next one gets the item
+            ):  # it died while idle, so the next one gets the item
                 worker.pipe.send(
                     (self._work if worker.work is not self._work else None, item)
                 )
@@ -97,7 +97,7 @@ class Processes:
         """As :meth:`Workers.wait`.
 
         Raises:
-            RuntimeFailure: a worker ends, by itself, before it is ready: so would all others.
+            RuntimeFailure: a worker ends by itself before it is ready, as all others would.
         """
         from multiprocessing.connection import Connection, wait  # noqa: PLC0415 - where there are workers
 
@@ -130,7 +130,7 @@ class Processes:
         return done
 
     def stop(self) -> None:
-        """As :meth:`Workers.stop`; those that are busy get time to remove half-written files."""
+        """As :meth:`Workers.stop`; busy workers get time to remove half-written files."""
         busy = list(self._busy.values())
         self._busy.clear()
         _end(busy, terminated=True)
@@ -151,17 +151,17 @@ def _start(threads: int) -> _Worker:
     with _interrupts_blocked():
         try:
             process.start()
-        except RuntimeError:  # this is a worker that imports the script
+        except RuntimeError:  # this is a worker that is importing the script
             raise ArgumentError(
                 f"A worker process cannot start workers. {_GUARD}"
             ) from None
-    theirs.close()  # else we would not notice the death of the worker
+    theirs.close()  # otherwise, we would not notice the death of the worker
     return _Worker(process, ours)
 
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Workers inherit this. Ctrl-C reaches every process of a terminal, but the main process decides what ends."""
+    """Block interrupts; workers inherit this. Ctrl-C reaches all processes of a terminal, but the main one decides."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -173,7 +173,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
-    """End workers; those that are still there after the grace period are killed."""
+    """End workers; kill those that are still running after the grace period."""
     for worker in workers:
         worker.pipe.close()
         if terminated:
@@ -210,20 +210,20 @@ def _serve(pipe: "Connection", threads: int) -> None:
     finally:
         signal.signal(
             signal.SIGTERM, signal.SIG_IGN
-        )  # what runs at exit must not be unwound
+        )  # exit handlers must not be interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Worker processes to use.
+    """The worker processes to use.
 
     Attributes:
-        jobs: how many; None for one per processor.
-        cluster: the Ray cluster that they are of: "local" for one that is started on this machine, or an address. None
-            for processes of this machine, without Ray.
+        jobs: the number of workers; None for one per processor.
+        cluster: the Ray cluster that they belong to: "local" for one that is started on this machine, or an address.
+            None for processes of this machine, without Ray.
 
     Raises:
-        ArgumentError: a value is wrong.
+        ArgumentError: a value is invalid.
     """
 
     jobs: int | None = None
@@ -241,12 +241,12 @@ class Place:
     def workers(
         self, most: int | None = None, gpus: int = 0, *, once: bool = False
     ) -> Iterator[Workers]:
-        """The workers, for the length of a ``with`` block.
+        """Provide the workers within a ``with`` block.
 
         Args:
-            most: how many can be used.
-            gpus: GPUs that each of them takes from a cluster.
-            once: whether each does one item, and ends.
+            most: the maximum number of workers that can be used.
+            gpus: the GPUs of a cluster that each worker uses.
+            once: whether each worker ends after one item.
 
         Raises:
             MissingPackageError: the package for clusters is not installed. RuntimeFailure: there is no cluster.
@@ -267,7 +267,7 @@ class Place:
     def sharing(
         self, items: int | None = None, gpus: int = 0
     ) -> Iterator[Workers | None]:
-        """The workers for so many items, if that is known; None where this process does them: for one, and by default.
+        """Provide the workers for this many items, if known; None if this process does them: one item, or by default.
 
         Raises:
             As :meth:`workers`.

@@ -1,10 +1,10 @@
-"""Signals end a process at any time, after its clean-up.
+"""Signals that can end a process at any time, after its clean-up.
 
 Python calls a handler only when the main thread returns from native code, which may take minutes. A thread therefore
 watches: if the handler does not start in time, or the stack does not unwind in time, it ends the process. The ends of
-``with`` blocks then do not run, but acts registered with :func:`cleaned_up` do.
+``with`` blocks then do not run, but actions registered with :func:`cleaned_up` do.
 
-This module imports little, so that it is ready early.
+This module imports little, so that it loads early.
 """
 
 import atexit
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 _MAPS: Final = Path("/proc/self/maps")
 _FIXED: Final = 0x10
-"""MAP_FIXED of Linux, which replaces existing mappings."""
+"""Linux's MAP_FIXED, which replaces existing mappings."""
 _TRIES: Final = 100
-"""Number of retries although all files have all their pages: a file that is being overwritten shrinks and grows
-again at once.
+"""The number of retries although all files have all their pages, because a file that is being overwritten shrinks and
+immediately grows again.
 """
 _WATCHING: Final = "onnxamp signals"
-"""The name of the thread that watches."""
+"""The name of the watching thread."""
 _KEPT: Final[list[Any]] = []
-"""The handler, which lives as long as the process."""
+"""The handler, which must live as long as the process."""
 
 
 def survive_truncation() -> None:
     """Survive the truncation of mapped files; only on Linux, because other systems do not list mappings."""
     if sys.platform != "linux" or _KEPT or not _MAPS.exists():
         return
-    import ctypes  # noqa: PLC0415 - where it is needed
+    import ctypes  # noqa: PLC0415 - only Linux needs it
 
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
@@ -87,13 +87,13 @@ def _gone() -> Iterator[tuple[int, int]]:
     """Yield mapped pages that their files no longer have, as addresses and bytes.
 
     Raises:
-        OSError: the system does not tell. Complexity: linear in what is mapped.
+        OSError: the system does not list mappings. Complexity: linear in the number of mappings.
     """
     for line in _MAPS.read_bytes().splitlines():
         addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
         if inode == b"0" or not name:
             continue
-        with suppress(OSError):  # it has no name any more
+        with suppress(OSError):  # the file no longer has a name
             status = Path(os.fsdecode(name[0].replace(rb"\012", b"\n"))).stat()
             start, end = (int(text, 16) for text in addresses.split(b"-"))
             there = max(
@@ -116,30 +116,30 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, HANGUP)
 """Signals that end a command."""
 
 _NATIVE: Final = 3.0
-"""Seconds in which native code may return to the interpreter."""
+"""Seconds within which native code must return to the interpreter."""
 _UNWINDING: Final = 20.0
-"""Seconds in which the stack may unwind: more than workers get to end."""
+"""Seconds within which the stack must unwind, longer than workers get to end."""
 _CHILDREN: Final = 5.0
-"""Seconds that worker processes get where nothing unwinds."""
+"""Seconds that worker processes get if nothing unwinds."""
 _SOON: Final = 0.05
 """Seconds after which unwinding is tried again."""
 _CLEANING: Final = 10.0
-"""Seconds that the last acts get, children included."""
+"""Seconds that the last actions get, including child processes."""
 _AGAIN: Final = 1.0
 """Seconds after which a repeated signal means "at once". A signal that a terminal and a parent both send counts
 once.
 """
 
 _ACTS: Final[dict[object, Callable[[], object]]] = {}
-"""Acts that remain to be done if another thread ends this process, as ``atexit`` has them for the usual end."""
+"""Actions to run if another thread ends this process, as ``atexit`` runs them at a normal exit."""
 
 
 @contextmanager
 def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
-    """Run an act at the end of the block, however that ends, even if another thread ends the process within it.
+    """Run an action at the end of the block, however it ends, even if another thread ends the process within it.
 
     Args:
-        act: what to do. If a signal interrupts it, it runs once more before the process ends.
+        act: the action. If a signal interrupts it, it runs once more before the process ends.
     """
     key = object()
     _ACTS[key] = act
@@ -155,13 +155,13 @@ def cleaned_up(act: Callable[[], object]) -> Iterator[None]:
 
 
 def at_end(act: Callable[[], object]) -> None:
-    """Run an act when the process ends, even from another thread."""
+    """Run an action when the process ends, even if another thread ends it."""
     atexit.register(act)
     _ACTS[object()] = act
 
 
 def when_gone(owner: object, act: Callable[[], object]) -> None:
-    """Run an act when an object is gone or the process ends, even from another thread."""
+    """Run an action when an object is gone or the process ends, even if another thread ends it."""
     key = object()
     _ACTS[key] = act
     weakref.finalize(owner, _done, key, act)
@@ -173,7 +173,7 @@ def _done(key: object, act: Callable[[], object]) -> None:
 
 
 class Ended(SystemExit):
-    """A signal ends this process; raised in the main thread to unwind the stack."""
+    """The end of this process by a signal; raised in the main thread to unwind the stack."""
 
 
 def is_ended(error: BaseException | None) -> bool:
@@ -199,10 +199,11 @@ def unwatched() -> None:
 
 
 class Watch:
-    """A watch ends this process on signals. Signals that are ignored at the start stay ignored, as ``nohup`` requires.
+    """A watch that ends this process on signals. Signals that are initially ignored stay ignored, as ``nohup``
+    requires.
 
     Attributes:
-        number: the signal that came first; 0 if none did.
+        number: the first signal received; 0 if there was none.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -212,7 +213,7 @@ class Watch:
         self._handled = threading.Event()
         self._ours, theirs = os.pipe()
         os.set_blocking(theirs, False)
-        if sys.platform != "win32":  # there, only sockets can be woken
+        if sys.platform != "win32":  # on Windows, only sockets can be woken
             signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
         self._numbers = [
             number
@@ -242,7 +243,7 @@ class Watch:
         raise Ended(INTERRUPTED + number)
 
     def _unraisable(self, what: Any) -> None:
-        """Raise the signal again if its error was raised in a callback, where Python only prints errors."""
+        """Raise the signal again if its error was raised in a callback, because Python only prints errors there."""
         if isinstance(what.exc_value, Ended):
             self._handled.clear()
             _raise_soon(self.number)
@@ -261,7 +262,7 @@ class Watch:
         end_now(number)
 
     def _await_next(self, first: int, begun: float) -> None:
-        """End at once when a signal comes again."""
+        """End at once when a signal is repeated."""
         while True:
             self._next()
             if monotonic() - begun > _AGAIN:
@@ -275,7 +276,7 @@ class Watch:
 
 
 def _raise_soon(number: int) -> None:
-    """Send a signal again to the main thread, which it wakes where the system can tell threads apart."""
+    """Send a signal to the main thread again, which wakes it if the system can address threads."""
     main = threading.main_thread().ident
     send = (
         partial(signal.pthread_kill, main)
@@ -288,8 +289,8 @@ def _raise_soon(number: int) -> None:
 def _cannot_raise(frame: FrameType | None) -> bool:
     """Return whether no error can be raised in a frame.
 
-    Native code that is being initialized may abort the process, and Python forgets what is raised while it hears of an
-    error that cannot be raised.
+    Native code that is being initialized may abort the process, and Python discards errors that are raised while it
+    handles an unraisable error.
     """
     while frame is not None:
         is_loading = isinstance(frame.f_locals.get("self"), ExtensionFileLoader)
@@ -300,7 +301,7 @@ def _cannot_raise(frame: FrameType | None) -> bool:
 
 
 def end_now(number: int) -> None:
-    """End this process as a signal does, from any thread, after its worker processes and the last acts."""
+    """End this process as a signal does, from any thread, after its worker processes and the last actions."""
     threading.Thread(
         target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True
     ).start()
@@ -336,8 +337,8 @@ def obey(command: Callable[[], object]) -> None:
     """Run the command of a program. Interrupts, termination requests and hang-ups end it within seconds.
 
     A signal does not tear down the interpreter: the code and threads of native libraries may be
-    in any state, and C++ may abort in its clean-up. Everything that has to be done is done by unwinding, or is an act.
-    The exit code is therefore always 128 plus the number of the signal.
+    in any state, and C++ may abort in its clean-up. All clean-up happens while unwinding, or in registered actions. The
+    exit code is therefore always 128 plus the number of the signal.
 
     Raises:
         Any error of the command, if no signal came.

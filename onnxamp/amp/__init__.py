@@ -9,7 +9,7 @@ to train one                                            build_train_network, dec
                                                         DynamicLossScaleManager
 to scale arrays                                         LossScaler, StaticLossScaler, DynamicLossScaler,
                                                         all_finite, init_status
-for what is created in a block of code                  auto_cast
+for sessions and networks created in a block of code    auto_cast
 by the former names of Paddle                           amp_guard, amp_decorate
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================

@@ -6,8 +6,9 @@
 ``autocast``                        ``modelopt.onnx.autocast``
 ==================================  ================================================================================
 
-Each lowers what the other tool would, but for nodes that low precision is known to break, or that the target has no
-low-precision kernel for: these stay float32, and a ``HazardWarning`` names the former. Models are never changed.
+Each function lowers the same nodes as the other tool, except nodes that low precision is known to break and nodes for
+which the target has no low-precision kernel. These stay in float32, and a ``HazardWarning`` names the former. Models
+are never changed.
 """
 
 from onnxamp.compat import autocast, onnxconverter_common, onnxruntime_transformers

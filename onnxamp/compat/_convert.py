@@ -1,4 +1,4 @@
-"""The common behavior of other converters' functions: everything that is not blocked becomes low precision."""
+"""The common behavior of the functions of other converters: they lower everything that is not blocked."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from onnxamp._warnings import HazardWarning, warn
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Magnitudes that numbers other than 0, infinities and NaN are limited to.
+    """The range of magnitudes that numbers other than 0, infinities and NaN are limited to.
 
     Raises:
         ArgumentError: the range is empty, or not positive.
@@ -49,11 +49,11 @@ class Range:
             )
 
     def changes(self, numbers: NDArray[Any]) -> bool:
-        """Return whether any number is outside."""
+        """Return whether any number is outside the range."""
         return numbers.dtype == np.float32 and bool(self.outside(np.abs(numbers)).any())
 
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
-        """The magnitudes outside of the range."""
+        """Return which magnitudes are outside the range."""
         small = (magnitudes > 0) & (magnitudes < self.least)
         found: NDArray[np.bool_] = small | (
             (magnitudes > self.most) & (magnitudes < inf)
@@ -61,7 +61,7 @@ class Range:
         return found
 
     def limited(self, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return the numbers with those outside moved to the nearer end, in their own type."""
+        """Return the numbers in their own type, with those outside the range moved to its nearer end."""
         magnitudes = np.abs(numbers)
         ends = np.copysign(np.clip(magnitudes, self.least, self.most), numbers)
         found: NDArray[Any] = np.where(self.outside(magnitudes), ends, numbers).astype(
@@ -71,8 +71,8 @@ class Range:
 
 
 def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
-    """Return the numbers in float16, limited to a range; the rest rounds as NumPy rounds."""
-    with np.errstate(over="ignore"):  # infinities that stay, and what is beyond float16
+    """Return the numbers in float16, limited to a range and otherwise rounded as in NumPy."""
+    with np.errstate(over="ignore"):  # infinities that stay, and large numbers
         found: NDArray[np.float16] = within.limited(
             np.asarray(np_array, np.float64)
         ).astype(np.float16)
@@ -80,10 +80,10 @@ def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
 
 
 def tensor_to_float16(tensor: TensorProto, within: Range) -> TensorProto:
-    """Convert a float32 tensor in place, and return it; a tensor of another type is left alone.
+    """Convert a float32 tensor in place, and return it; a tensor of another type does not change.
 
     Raises:
-        ArgumentTypeError: it is no tensor. ArgumentError: its data lie in another file.
+        ArgumentTypeError: it is not a tensor. ArgumentError: its data is in another file.
     """
     if not isinstance(tensor, TensorProto):
         raise ArgumentTypeError(
@@ -102,7 +102,7 @@ def largest_change(tensor: TensorProto, within: Range) -> float:
     """Return the largest difference that float16 makes to a float32 tensor; 0 if it is empty.
 
     Raises:
-        ArgumentTypeError: it is no tensor. ArgumentError: it is not float32, or its data lie in another file.
+        ArgumentTypeError: it is not a tensor. ArgumentError: it is not float32, or its data is in another file.
     """
     if not isinstance(tensor, TensorProto):
         raise ArgumentTypeError(
@@ -136,13 +136,13 @@ def convert_all_but(
     provider: Provider | None = None,
     **options: Any,
 ) -> ModelProto:
-    """Lower every op of a model that is not blocked, whatever its Casts cost, and warn of hazards.
+    """Lower every op of a model that is not blocked, regardless of the cost of Casts, and warn of hazards.
 
     Args:
         model: the model; it is not changed.
         op_types: op types to keep in float32, in any domain.
-        known: names among them that are not warned of if the model has no such op.
-        within: the range that weights are limited to where they become low precision.
+        known: names among them that cause no warning if the model has no such op.
+        within: the range that weights are limited to if they become low precision.
         samples: the inputs for ``data_max``.
         provider: where the model runs for ``data_max``.
         options: further options of the conversion.
@@ -163,13 +163,13 @@ def convert_all_but(
     if limited is not None:
         again = replace(
             request, model=Model(limited), plan=plan, warn=lambda _: None
-        )  # they were given
+        )  # these warnings were already given
         converted, _ = convert_in_memory(again)
     return converted.embedded()
 
 
 def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Op types with the domains in which the model has them; those that it lacks and that are not ``known`` as well."""
+    """Return op types with the domains that they have in the model, and missing op types that are not ``known``."""
     found: dict[str, dict[str, None]] = {}
     for node in graph.nodes:
         found.setdefault(node.proto.op_type, {})[node.key] = None
@@ -183,9 +183,10 @@ def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[s
 
 
 def _limited(converted: Converted, within: Range) -> ModelProto | None:
-    """Return the prepared model with all weights that become low precision limited to a range; None if they all are.
+    """Return the prepared model with all weights that become low precision limited to a range; None if they already
+    are.
 
-    Limiting before converting rounds once, and a plan keeps the decisions as they were.
+    Weights are limited before they are converted, so that they are rounded once. A plan preserves the decisions.
     """
     graph, edits = converted.analysis.graph, converted.analysis.edits
     low = {*edits.weights, *(copy.value for copy in edits.copies)}

@@ -1,6 +1,6 @@
 """The functions of ``modelopt.onnx.autocast``.
 
-Names, order and defaults of arguments are those of ModelOpt 0.47. To try onnxamp, change the import::
+The names, order and defaults of arguments are those of ModelOpt 0.47. To try onnxamp, change the import::
 
     from onnxamp.compat.autocast import convert_to_mixed_precision
 """
@@ -35,17 +35,17 @@ __all__ = [
 ]
 
 DEFAULT_DATA_MAX: Final = 512
-"""The largest magnitude of a value that a low-precision node reads or writes, where none is given."""
+"""The default limit of the magnitude of values that low-precision nodes read or write."""
 
 DEFAULT_INIT_MAX: Final = float(np.finfo(np.float16).max)
-"""The largest magnitude of a constant that a low-precision node reads, where none is given: 65504."""
+"""The default limit of the magnitude of constants that low-precision nodes read: 65504."""
 
 
 class NodeRule(Protocol):
     """A rule of ModelOpt's ``NodeRuleBase``, or any object with such a method."""
 
     def check(self, node: NodeProto) -> bool:
-        """Return whether the node stays float32."""
+        """Return whether the node stays in float32."""
 
 
 @unchanged_sources()
@@ -69,29 +69,30 @@ def convert_to_mixed_precision(
     opset: int | None = None,
     use_standalone_type_inference: bool = False,
 ) -> ModelProto:
-    """Convert a model to low precision but for what is excluded, large, or known to break.
+    """Convert a model to low precision, except nodes that are excluded, have large values, or are known to break.
 
     Args:
         onnx_path: the model file.
         low_precision_type: "fp16" or "bf16".
-        nodes_to_exclude: regular expressions: nodes whose name starts with a match stay float32.
+        nodes_to_exclude: regular expressions: nodes whose name starts with a match stay in float32.
         op_types_to_exclude: op types to keep in float32, in any domain.
-        nodes_to_include: regular expressions: nodes whose name starts with a match are lowered all the same, unless the
+        nodes_to_include: regular expressions: nodes whose name starts with a match are lowered regardless, unless the
             target has no kernel for that.
-        op_types_to_include: op types to lower all the same.
-        data_max: nodes that read or write a float beyond this magnitude stay float32; None or infinity for no limit.
-        init_max: nodes that read a constant with an element beyond this magnitude stay float32; None for no limit.
+        op_types_to_include: op types to lower regardless.
+        data_max: nodes that read or write a float beyond this magnitude stay in float32; None or infinity for no limit.
+        init_max: nodes that read a constant with an element beyond this magnitude stay in float32; None for no limit.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
-        calibration_data: the inputs for ``data_max``: an npz file, a folder of them, or Polygraphy's JSON. None for
-            random ones.
-        custom_rule: an object whose ``check(node)`` is True for nodes that stay float32.
-        init_conversion_max_bytes: must be None: weights are converted in the file, whatever their size.
-        providers: where the model runs: "cuda:0" or "cuda" for CUDA, else on the CPU. TensorRT is not run.
-        trt_plugins: must be empty: plugins of TensorRT are not loaded; :func:`onnxamp.custom_ops` declares their ops.
+        calibration_data: the inputs for ``data_max``: an npz file, a folder of npz files, or Polygraphy's JSON. None
+            for random ones.
+        custom_rule: an object whose ``check(node)`` is True for nodes that stay in float32.
+        init_conversion_max_bytes: must be None: weights are converted in the file, regardless of their size.
+        providers: where the model runs: on CUDA for "cuda:0" or "cuda", otherwise on the CPU. TensorRT is not run.
+        trt_plugins: must be empty: TensorRT plugins are not loaded; declare their ops with :func:`onnxamp.custom_ops`.
         trt_plugins_precision: must be empty, for the same reason.
-        max_depth_of_reduction: must be None: onnxamp judges reductions by what they add up (hazard "large reduction").
+        max_depth_of_reduction: must be None: onnxamp judges reductions by the values that they sum (hazard "large
+            reduction").
         opset: upgrade the model to this opset first; None for its own, or 13 if that is older.
-        use_standalone_type_inference: has no effect, since types always follow from schemas.
+        use_standalone_type_inference: has no effect, because types always follow from schemas.
 
     Returns:
         The converted ModelProto, with all weights inside.
@@ -101,8 +102,8 @@ def convert_to_mixed_precision(
         RuntimeFailure: ``data_max`` is set, and the model does not run. Others as :func:`onnxamp.convert_model`.
 
     Warns:
-        HazardWarning: nodes stay float32 although nothing excludes them.
-        OptionWarning: a name matches nothing in the model, or a provider or opset cannot be obeyed.
+        HazardWarning: nodes stay in float32 although nothing excludes them.
+        OptionWarning: a name matches nothing in the model, or a provider or opset cannot be used.
 
     Example:
         >>> from onnxamp.compat.autocast import convert_to_mixed_precision
@@ -161,16 +162,16 @@ def convert_to_f16(
     use_standalone_type_inference: bool = False,
     opset: int | None = None,
 ) -> ModelProto:
-    """Convert a model to low precision but for listed op types, and for what is known to break. Nothing runs.
+    """Convert a model to low precision, except listed op types and nodes that are known to break. Nothing runs.
 
     Args:
         model: a ModelProto or a path; it is never changed.
         low_precision_type: "fp16" or "bf16".
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
         op_block_list: op types to keep in float32, in any domain.
-        tensor_block_dict: must be empty: which inputs can be low follows from schemas.
-        trt_plugins: must be empty: plugins of TensorRT are not loaded.
-        use_standalone_type_inference: has no effect, since types always follow from schemas.
+        tensor_block_dict: must be empty: schemas determine which inputs can be low.
+        trt_plugins: must be empty: TensorRT plugins are not loaded.
+        use_standalone_type_inference: has no effect, because types always follow from schemas.
         opset: upgrade the model to this opset first; None for its own, or 13 if that is older.
 
     Returns:
@@ -180,8 +181,8 @@ def convert_to_f16(
         ArgumentError: a value is impossible or not supported. Others as :func:`onnxamp.convert_model`.
 
     Warns:
-        HazardWarning: nodes stay float32 although nothing blocks them.
-        OptionWarning: a name matches nothing in the model, or the opset cannot be obeyed.
+        HazardWarning: nodes stay in float32 although nothing blocks them.
+        OptionWarning: a name matches nothing in the model, or the opset cannot be used.
 
     Example:
         >>> from onnxamp.compat.autocast import convert_to_f16
@@ -209,7 +210,7 @@ def _dtype(name: str) -> str:
     """Return the low-precision type that ModelOpt calls "fp16" or "bf16".
 
     Raises:
-        ArgumentError: it is called otherwise.
+        ArgumentError: the name is neither.
     """
     if name not in ("fp16", "bf16"):
         raise ArgumentError(
@@ -225,7 +226,7 @@ def _patterns(patterns: Iterable[str] | None) -> tuple[re.Pattern[str], ...]:
 
 
 def _provider(providers: Iterable[str]) -> Provider:
-    """Return where the model runs, with a warning about providers that are not used here."""
+    """Return the provider that runs the model, and warn of providers that are not used."""
     named = [name.partition(":")[0] for name in providers]
     warn(
         f"The provider {name!r} is not used."
@@ -259,7 +260,7 @@ def _opset(model: Model, wanted: int | None) -> int | Literal["keep"]:
 
 
 _OLDEST: Final = 13
-"""ModelOpt's lowest opset for float16, where none is given; the first one that has bfloat16."""
+"""ModelOpt's default lowest opset for float16, which is also the first opset with bfloat16."""
 
 
 export(__name__, __all__)

@@ -1,4 +1,4 @@
-"""Debugging of numerics: what ``paddle.amp.debugging`` offers, for ONNX models.
+"""Debugging of numerics: the features of ``paddle.amp.debugging``, for ONNX models.
 
 =====================================  =======================================================================
 name                                   purpose
@@ -6,7 +6,7 @@ name                                   purpose
 check_numerics                         statistics of a tensor; an error if it holds NaN or Inf
 check_layer_numerics                   the same for the inputs and outputs of some nodes of a model
 enable_tensor_checker,                 check every run of an InferenceSession and every step of training, op by op:
-disable_tensor_checker,                abort at the first NaN or Inf, list all of them, list what float16 cannot
+disable_tensor_checker,                abort at the first NaN or Inf, list all of them, list values that float16 cannot
 tensor_checker                         represent, or dump statistics of all values (TensorCheckerConfig, DebugMode)
 collect_operator_stats,                count the nodes per op type and precision
 enable_operator_stats_collection,

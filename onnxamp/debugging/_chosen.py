@@ -1,4 +1,4 @@
-"""The values that a checker examines: the meaning of its op lists in a model."""
+"""The values that a checker examines: the op lists of its config, resolved in a model."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -16,32 +16,32 @@ from onnxamp.debugging._records import ValueRecord
 
 
 class Chosen(NamedTuple):
-    """Values that a checker looks at: those in ``only`` (all if it is None) but not in ``skip``.
+    """The values that a checker examines: those in ``only`` (all if it is None) but not in ``skip``.
 
-    In both, "" stands for all inputs.
+    In both sets, "" stands for all inputs.
     """
 
     only: AbstractSet[str] | None = None
     skip: AbstractSet[str] = frozenset()
 
     def takes(self, record: ValueRecord) -> bool:
-        """Return whether a value is looked at."""
+        """Return whether a value is examined."""
         name = record.tensor if record.op else ""
         return name not in self.skip and (self.only is None or name in self.only)
 
 
 @dataclass(slots=True)
 class Chooser:
-    """Finds the values of a model that checkers look at, once for each config."""
+    """Finds the values of a model that checkers examine, once for each config."""
 
     model: Model
     _last: tuple[TensorCheckerConfig, Chosen] | None = None
 
     def values(self, config: TensorCheckerConfig) -> Chosen:
-        """Return what a config looks at.
+        """Return the values that a config selects.
 
         Warns:
-            OptionWarning: a name means nothing in the model.
+            OptionWarning: a name matches nothing in the model.
         """
         if not config.checked_op_list and not config.skipped_op_list:
             return Chosen()
@@ -55,7 +55,7 @@ class Chooser:
 
 
 def _meant(graph: Graph, option: str, names: Sequence[str] | None) -> frozenset[str]:
-    """Return the values that nodes make which a list means."""
+    """Return the outputs of the nodes that a list selects."""
     values, absent = set[str](), list[str]()
     for name in names or ():
         nodes = named_nodes(graph, name)

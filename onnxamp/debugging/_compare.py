@@ -26,13 +26,13 @@ class AccuracyRow:
     """One value in two runs.
 
     Attributes:
-        step: number of the run, from 0.
-        tensor: name of the value.
-        reference, result: its records; None in a run that does not have the value.
-        flags: what is wrong with the result, worst first:
+        step: the number of the run, from 0.
+        tensor: the name of the value.
+        reference, result: the records of the value in the two runs; None for a run without it.
+        flags: the problems of the result, worst first:
 
     ==============  ================================================================================================
-    NaN             the result has more NaN than the reference
+    NaN             the result has more NaNs than the reference
     overflow        it has more infinities
     underflow       it is all zero but the reference is not, or an op flushed too much of it to zero
     saturated       an op saturated at the largest number of its type
@@ -55,12 +55,14 @@ class AccuracyRow:
 
     @property
     def op(self) -> str:
-        """Op type of the node that produces the value."""
+        """The op type of the node that produces the value."""
         record = self.reference or self.result
         return record.op if record is not None else ""
 
     def ratio(self, name: str) -> float | None:
-        """Ratio of result to reference of "max", "min" or "mean"; None if one is missing, or the reference is zero."""
+        """Return the ratio of the "max", "min" or "mean" of the result to the reference's; None if one is missing, or
+        the reference is zero.
+        """
         if self.reference is None or self.result is None:
             return None
         reference: float = getattr(self.reference.stats, name)
@@ -100,15 +102,15 @@ def compare_accuracy(
 ) -> tuple[AccuracyRow, ...]:
     """Compare two dumps value by value, in a table.
 
-    The counterpart of ``paddle.amp.debugging.compare_accuracy``. Values are paired by the number of the run and their
-    names, which conversion does not change.
+    The counterpart of ``paddle.amp.debugging.compare_accuracy``. Values are paired by run number and by name;
+    conversion does not change names.
 
     Args:
-        dump_path: the dump of the reference, usually the float32 model, that a checker in mode ``CHECK_ALL`` wrote: its
+        dump_path: the dump of the reference, usually the float32 model, written by a checker in mode ``CHECK_ALL``: its
             ``output_dir``, or the file of one run.
         another_dump_path: the dump of the result.
         output_filename: the table, ``.xlsx`` or ``.csv`` (Paddle always writes a spreadsheet).
-        loss_scale: the result may be this many times the reference, like scaled gradients; 1 for inference.
+        loss_scale: the factor by which the result may exceed the reference, as scaled gradients do; 1 for inference.
         dump_all_tensors: also list values that only one dump has, such as the Casts of a conversion (Paddle does not
             support True).
 
@@ -188,7 +190,7 @@ def _flags(
 def _alike(
     one: ValueRecord, other: ValueRecord, tolerance: float, factor: float
 ) -> bool:
-    """Return whether maximum, minimum and mean are close, relative to the largest of them in the reference."""
+    """Return whether maximum, minimum and mean are close, relative to the largest of the three in the reference."""
     pairs = [
         (factor * getattr(one.stats, name), getattr(other.stats, name))
         for name in _RATIOS
@@ -257,8 +259,8 @@ def compare_models(
 ) -> DiffReport:
     """Run two models on the same inputs, and write a table of all values that they share.
 
-    Unlike :func:`compare_accuracy`, it needs no dumps, and it computes real errors: ``accumulated`` ones, and the
-    ``local`` ones that each op makes on the inputs of the reference.
+    Unlike :func:`compare_accuracy`, this function needs no dumps, and it computes real errors: ``accumulated`` errors,
+    and the ``local`` error of each op on the inputs of the reference.
 
     Args:
         reference, result: ModelProtos with their weights loaded, paths, or onnx-graphsurgeon Graphs.
@@ -266,10 +268,11 @@ def compare_models(
         samples: inputs of the models: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
             :class:`onnxamp.Samples`; None for random ones.
         limits, provider, progress: as for :func:`onnxamp.diff_models`.
-        seed, count, dims: seed, number and named sizes of random samples.
+        seed, count, dims: the seed, number and named sizes of random samples.
 
     Returns:
-        The comparison: ``passed`` says whether the outputs are within the limits, ``first_bad`` where errors start.
+        The comparison: ``passed`` is whether the outputs are within the limits, and ``first_bad`` is where errors
+        start.
 
     Raises:
         ArgumentError: the samples do not fit the models, or the suffix of the table is unknown.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class DebugMode(Enum):
     """What a checker records, and whether a run is aborted.
 
-    Names and values are those of ``paddle.amp.debugging.DebugMode``. In the first two modes intended infinities do not
-    count: an op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+    Names and values are those of ``paddle.amp.debugging.DebugMode``. In the first two modes, intended infinities are
+    ignored: an op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
 
     Example:
         >>> from onnxamp.debugging import DebugMode
@@ -28,14 +28,15 @@ class DebugMode(Enum):
     """
 
     CHECK_NAN_INF_AND_ABORT = 0
-    """The first value with NaN or Inf; the run ends there with an error."""
+    """Record the first value with NaN or Inf, and end the run there with an error."""
     CHECK_NAN_INF = 1
-    """All values with NaN or Inf; the run goes on."""
+    """Record all values with NaN or Inf; the run continues."""
     CHECK_ALL_FOR_OVERFLOW = 2
-    """All values with NaN or Inf, and float32 and float64 values that would overflow or underflow in float16 (Paddle:
-    only overflow). Excused are what is beyond 1e30 or infinite in constants, and in masks on their way to a Softmax."""
+    """Record all values with NaN or Inf, and float32 and float64 values that would overflow or underflow in float16
+    (Paddle: only overflow). Elements that are infinite or beyond 1e30 are excused in constants, and in masks on their
+    way to a Softmax."""
     CHECK_ALL = 3
-    """Every float value."""
+    """Record every float value."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,20 @@ class TensorCheckerConfig:
 
     Args:
         enable: False checks nothing.
-        debug_mode: what is recorded.
+        debug_mode: what to record.
         output_dir: folder for one CSV file per checked run. It is created if it is missing; files of the same names
             are replaced. None keeps records in memory only (Paddle prints them).
         checked_op_list: ops to check, by the names of ONNX ("Softmax", or "com.microsoft::Gelu" in other domains),
-            Paddle ("elementwise_add") or MindSpore; "" for inputs of the model. None for all.
+            Paddle ("elementwise_add") or MindSpore; "" for model inputs. None for all.
         skipped_op_list: ops not to check, by the same names.
         debug_step: (start, end): check only the runs start to end - 1. Runs and training steps are counted from 0, per
-            config, over all sessions and networks, and however often it is enabled. (Paddle counts calls of
+            config, over all sessions and networks, no matter how often the config is enabled. (Paddle counts calls of
             ``enable_tensor_checker``.)
-        stack_height_limit: how many levels of preceding ops the error of an aborted run names; a model has no call
-            stack to show.
+        stack_height_limit: how many levels of preceding ops the error of an aborted run lists, because a model has no
+            call stack to show.
         scaled_overflows: in training, also report overflows of scaled gradients in steps that the loss scale skips
-            (Paddle does). By default they are expected while the scale is greater than 1. What the forward pass
-            computes, and NaN that come from finite gradients, are always reported.
+            (as Paddle does). By default, such overflows are expected while the scale is greater than 1. Problems in the
+            forward pass, and NaNs computed from finite gradients, are always reported.
 
     Raises:
         ArgumentError, ArgumentTypeError: an argument is wrong; the message names it.
@@ -109,14 +110,14 @@ class TensorCheckerConfig:
 
     @property
     def aborts(self) -> bool:
-        """Whether the first NaN or Inf ends the run."""
+        """Whether the first NaN or Inf aborts the run."""
         return self.debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT
 
     def next_step(self) -> int | None:
-        """Count a run; returns its number if it is to be checked."""
+        """Count a run, and return its number if it is to be checked."""
         step = next(
             self._runs
-        )  # atomic: threads that share a config get different numbers
+        )  # atomic, so that threads that share a config get different numbers
         if not self.enable:
             return None
         start, end = self.debug_step or (0, step + 1)

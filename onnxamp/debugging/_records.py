@@ -1,6 +1,6 @@
-"""Checks of runs: their records, in memory and as CSV files, and what switches them on for a thread or asyncio task.
+"""Checks of runs: records in memory and as CSV files, and functions that enable checks for a thread or asyncio task.
 
-New threads start without a checker; ``contextvars.copy_context().run`` takes it along.
+New threads start without a checker; use ``contextvars.copy_context().run`` to pass it on.
 """
 
 import re
@@ -25,14 +25,14 @@ class ValueRecord:
     """One float value in one run.
 
     Attributes:
-        step: number of the run, from 0.
-        position: index of the node in the order of execution, from 0; -1 for inputs and weights.
-        op: op type of the node that produces the value; "" for inputs and weights.
-        node: name of the node, or of the value if it has none; "" for inputs and weights.
-        tensor: name of the value.
-        dtype: such as "float16".
-        stats: statistics of its elements.
-        fault: what goes wrong in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
+        step: the number of the run, from 0.
+        position: the index of the node in the order of execution, from 0; -1 for inputs and weights.
+        op: the op type of the node that produces the value; "" for inputs and weights.
+        node: the name of the node, or of the value if the node has none; "" for inputs and weights.
+        tensor: the name of the value.
+        dtype: the type of the value, such as "float16".
+        stats: the statistics of its elements.
+        fault: the problem that arises in this node although its inputs are fine: "NaN", "Inf", "saturated", "flushed",
             "vanished" or "all zero".
         inherited: whether the value only passes on an earlier fault.
         fp16: how the value exceeds the range of float16: "NaN", "overflow", "underflow", or None. Values that
@@ -71,7 +71,7 @@ class ValueRecord:
         *,
         is_excused: bool,
     ) -> "ValueRecord":
-        """Return the record of an input or weight. NaN is a fault there; infinities may be intended, as in masks."""
+        """Return the record of an input or weight, where NaN is a fault; infinities may be intended, as in masks."""
         return cls(
             step=step,
             position=-1,
@@ -87,7 +87,7 @@ class ValueRecord:
 
     @property
     def is_bad(self) -> bool:
-        """Whether it holds NaN or an unintended Inf; infinities of masks are fine."""
+        """Whether the value contains NaN or an unintended Inf; infinities of masks are fine."""
         return not self.stats.finite and (
             self.inherited or self.fault in ("NaN", "Inf")
         )
@@ -107,9 +107,9 @@ def range_fault(stats: TensorStats, dtype: str, *, is_excused: bool) -> str | No
     """Return how a value exceeds the range of float16.
 
     Args:
-        stats: of its elements.
+        stats: the statistics of its elements.
         dtype: its type.
-        is_excused: whether its elements beyond 1e30 are meant for infinite.
+        is_excused: whether its elements beyond 1e30 stand for infinity.
     """
     if stats.num_nan:
         return "NaN"
@@ -142,7 +142,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def dump_path(folder: Path, step: int) -> Path:
-    """Return the file of a checked run; file names sort by number."""
+    """Return the path of the file of a checked run; file names sort by run number."""
     return folder / f"step-{step:06}.csv"
 
 
@@ -174,7 +174,7 @@ def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
         path: the CSV file of one run, or the ``output_dir`` with all of them.
 
     Returns:
-        Records by step, and in the order of execution.
+        The records, by step and in the order of execution.
 
     Raises:
         ArgumentError: there is no dump, or a file was not written by onnxamp.
@@ -234,11 +234,11 @@ def _records(path: Path) -> list[ValueRecord]:
 
 @dataclass(frozen=True, slots=True)
 class StepCheck:
-    """One checked run of a session, or step of training.
+    """One checked run of a session, or one checked training step.
 
     Attributes:
-        step: number of the run or step, from 0.
-        records: what the mode records, in the order of execution.
+        step: the number of the run or step, from 0.
+        records: the values that the mode records, in the order of execution.
         file: the CSV file with the records; None without ``output_dir``.
 
     Example:
@@ -254,12 +254,12 @@ class StepCheck:
 
 @dataclass(slots=True)
 class TensorChecker:
-    """An active check, and what it has recorded.
+    """An active check, and its records.
 
     Attributes:
-        config: what it looks for.
+        config: what the checker looks for.
         steps: one :class:`StepCheck` per checked run or step, in order, including aborted ones. They stay in memory
-            even if they are on disk: limit long runs with ``debug_step``.
+            even if they are also on disk, so limit long runs with ``debug_step``.
 
     Example:
         >>> from onnxamp.debugging import TensorChecker, TensorCheckerConfig
@@ -279,14 +279,14 @@ _ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar(
 def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
     """Check every run of an :class:`InferenceSession` and every training step until the checker is disabled.
 
-    A checked step of :class:`onnxamp.train.TrainNetwork` runs once, with the same results to the last bit, and holds
-    all values at the same time. What ONNX Runtime fuses is seen where the fused op ends. If the check aborts, the step
-    has not been made. Overflows of scaled gradients in steps that the loss scale skips are expected, and not reported
-    unless the config asks for ``scaled_overflows``.
+    A checked step of :class:`onnxamp.train.TrainNetwork` runs once, with the same results to the last bit, and keeps
+    all values in memory at the same time. If ONNX Runtime fuses ops, only the output of the fused op is checked. If the
+    check aborts, the state of the network does not change. Overflows of scaled gradients in steps that the loss scale
+    skips are expected. They are not reported unless the config sets ``scaled_overflows``.
 
     The counterpart of ``paddle.amp.debugging.enable_tensor_checker``, for the current thread or asyncio task only. It
-    replaces the active checker; a config that is not enabled switches checking off. Notebooks may run each cell in its
-    own context: use :func:`tensor_checker` there.
+    replaces the active checker; a config that is not enabled turns checking off. Notebooks may run each cell in its own
+    context, so use :func:`tensor_checker` there.
 
     Args:
         checker_config: what to look for.
@@ -315,7 +315,7 @@ def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
 
 
 def disable_tensor_checker() -> None:
-    """Stop checking runs. Does nothing if no checker is active.
+    """Stop checking runs. Do nothing if no checker is active.
 
     The counterpart of ``paddle.amp.debugging.disable_tensor_checker``.
 
@@ -328,7 +328,8 @@ def disable_tensor_checker() -> None:
 
 @contextmanager
 def tensor_checker(checker_config: TensorCheckerConfig) -> Iterator[TensorChecker]:
-    """:func:`enable_tensor_checker` for the length of a ``with`` block; then the previous checker is active again.
+    """Enable a checker within a ``with`` block, as :func:`enable_tensor_checker` does, and then restore the previous
+    one.
 
     Args:
         checker_config: what to look for.
@@ -352,7 +353,7 @@ def tensor_checker(checker_config: TensorCheckerConfig) -> Iterator[TensorChecke
 
 
 def next_check() -> tuple[TensorChecker, int] | None:
-    """Count a run; returns the active checker and the number of the run if it is to be checked."""
+    """Count a run, and return the active checker and the number of the run if it is to be checked."""
     checker = _ACTIVE.get()
     step = None if checker is None else checker.config.next_step()
     return None if checker is None or step is None else (checker, step)

@@ -1,13 +1,13 @@
-"""Watching steps of training in the runs that make them.
+"""Watching training steps while they run.
 
-Overflows of scaled gradients are how a loss scale finds its size: the update is skipped, and the scale falls. They are
-expected, and no fault of the model, as long as all this holds:
+A loss scale finds its value through overflows of scaled gradients: the update is skipped, and the scale falls. Such
+overflows are expected, and not a fault of the model, if all of the following hold:
 
-* the step is one that the loss scale skips, and the scale is greater than 1, so that it is what makes gradients large;
+* the loss scale skips the step, and the scale is greater than 1, so that the scale is what makes gradients large;
 * the value depends on the scale: the forward pass and the loss do not;
-* no NaN was computed from finite gradients before it: no loss scale is to blame for 0 / 0.
+* no NaN was computed from finite gradients before it, because no loss scale is to blame for 0 / 0.
 
-What depends on them is expected, too.
+Non-finite values that depend on expected overflows are also expected.
 """
 
 import threading
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class _Shown(NamedTuple):
-    """A session that shows its values, and what it shows."""
+    """A session that outputs its intermediate values, and a description of these."""
 
     session: "ort.InferenceSession"
     flow: Flow
@@ -66,13 +66,13 @@ class _Shown(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Counts the steps of a network in training, and watches those that a tensor checker wants to see.
+    """Counts the steps of a network in training, and watches those that a tensor checker selects.
 
     Args:
         model: the step in mixed precision; it is not changed.
         provider: where the step runs.
         emulated: whether its low precision is emulated.
-        scaled: inputs that hold the loss scale, or sums of scaled gradients.
+        scaled: the inputs that hold the loss scale, or sums of scaled gradients.
     """
 
     model: ModelProto
@@ -87,7 +87,7 @@ class StepWatch:
         self._chooser = Chooser(Model(self.model))
 
     def begin(self) -> tuple[TensorChecker, int] | None:
-        """Count a step; returns the checker and the number of the step if it is to be watched."""
+        """Count a step, and return the checker and the number of the step if it is to be watched."""
         stats = active_stats()
         if stats is not None:
             self._counted = self._counted or count_operators(self.model)
@@ -101,16 +101,16 @@ class StepWatch:
         wanted: Sequence[str],
         skips: "Callable[[Mapping[str, ort.OrtValue]], bool]",
     ) -> "dict[str, ort.OrtValue]":
-        """Make the step, once, with the same results as without the checker, and conclude the check.
+        """Run the step once, with the same results as without the checker, and conclude the check.
 
         Args:
-            check: what :meth:`begin` returned.
+            check: the result of :meth:`begin`.
             feeds: all inputs of the step.
-            wanted: names of outputs of the step.
-            skips: tells from these outputs whether overflows are expected: see above.
+            wanted: the names of outputs of the step.
+            skips: a function that determines from these outputs whether overflows are expected; see the module.
 
         Returns:
-            The wanted outputs. All watched values are held at the same time.
+            The wanted outputs. All watched values are in memory at the same time.
 
         Raises:
             NumericsError: the checker aborts. RuntimeFailure: ONNX Runtime cannot run the step.
@@ -151,7 +151,7 @@ class StepWatch:
         feeds: "Mapping[str, ort.OrtValue]",
         outputs: "Mapping[str, ort.OrtValue]",
     ) -> RunRecords:
-        """Return the records of a step. A value whose exact result a fusion took is compared with itself."""
+        """Return the records of a step. A value is compared with itself if a fusion removed its exact result."""
         floats = {
             name: value for name, value in feeds.items() if "float" in value.data_type()
         }
@@ -199,11 +199,11 @@ def _without_overflows(
 class InferenceSession:
     """Runs a model like ``onnxruntime.InferenceSession``, and checks the runs if a check is active.
 
-    Under :func:`enable_tensor_checker` each run is done twice: op by op, with every float checked and low precision
-    emulated, and then as usual. The outputs are those of the second run and thus do not depend on the check: on the
+    Under :func:`enable_tensor_checker`, each run is done twice: op by op, with every float checked and low precision
+    emulated, and then as usual. The outputs are those of the second run and thus do not depend on the check. On the
     CPU, where ONNX Runtime computes float16 in float32, they may be fine although the check finds an overflow that
-    would occur on a GPU. Under :func:`collect_operator_stats` each run counts the nodes of the model. Otherwise runs
-    cost nothing extra.
+    would occur on a GPU. Under :func:`collect_operator_stats`, each run counts the nodes of the model. Otherwise, runs
+    have no overhead.
 
     A session created within :func:`onnxamp.amp.auto_cast` runs the converted model. Without a CUDA device, low
     precision is then emulated, unless you pass options of your own.
@@ -211,11 +211,11 @@ class InferenceSession:
     Args:
         path_or_bytes: a path, the bytes of a model file, a ModelProto with its weights loaded (do not change it while
             the session is in use), or an onnx-graphsurgeon Graph.
-        sess_options, providers, provider_options: as for ONNX Runtime. By default the session runs on CUDA if there is
+        sess_options, providers, provider_options: as for ONNX Runtime. By default, the session runs on CUDA if there is
             a device, with TF32 off, and on the CPU otherwise.
 
     Raises:
-        ArgumentTypeError: the model is of another type.
+        ArgumentTypeError: the model has the wrong type.
         ModelError: the model cannot be read.
         RuntimeFailure: the model cannot be loaded. With your own options, ONNX Runtime's own exceptions.
 
@@ -267,9 +267,9 @@ class InferenceSession:
         """Run the model.
 
         Args:
-            output_names: which outputs; None or an empty list for all.
+            output_names: the outputs to return; None or an empty list for all.
             input_feed: arrays by input name (lists of arrays for sequences; ``OrtValue`` for either).
-            run_options: of the run itself; checks ignore them.
+            run_options: options of the run itself; checks ignore them.
 
         Returns:
             One array per output (a list of arrays for a sequence), in the order of ``output_names``.
@@ -305,7 +305,7 @@ class InferenceSession:
         return list(self._session.get_outputs())
 
     def get_providers(self) -> list[str]:
-        """Execution providers in order of preference."""
+        """Return the execution providers in order of preference."""
         return list(self._session.get_providers())
 
     def _check(
@@ -336,7 +336,7 @@ class InferenceSession:
 
 
 def _parsed(model: ModelSource | bytes) -> ModelProto | str:
-    """Return the model, checked: a proto, or the path of a file, whose weights ONNX Runtime reads by itself."""
+    """Return the model, checked: a proto, or the path of a file whose weights ONNX Runtime reads itself."""
     if isinstance(model, (bytes, bytearray)):
         model, _ = parse_model(bytes(model), "path_or_bytes")
     opened = Model.of(model)
@@ -365,7 +365,7 @@ def _own_session(
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Feeds as arrays instead of values of ONNX Runtime."""
+    """Return feeds as arrays instead of ONNX Runtime values."""
     return {
         name: from_value(feed)
         if hasattr(feed, "has_value") and hasattr(feed, "data_type")

@@ -1,7 +1,7 @@
 """Tables on disk, as CSV files and spreadsheets, in which names from models always remain text.
 
-To a spreadsheet, a cell that starts with ``=``, ``+``, ``-`` or ``@`` is a formula, which may start programs. In CSV,
-such text gets a leading apostrophe; in ``.xlsx`` files it is marked as text. Control characters, which could break
+A spreadsheet treats a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula, which may start programs. In
+CSV, such text gets a leading apostrophe; in ``.xlsx`` files it is marked as text. Control characters, which could break
 lines, terminals or the file, are escaped, with backslashes doubled. :func:`read_csv` reverses all of this.
 """
 
@@ -23,15 +23,15 @@ Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""
 
 _LEADS: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20'")
-"""First characters of formulas, wide forms included, and the apostrophe itself, so that one can always be removed."""
+"""First characters of formulas, including full-width forms, and the apostrophe, so that one can always be removed."""
 
 _ESCAPE: Final = re.compile(r"\\(?:\\|[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 _MOST_ROWS: Final = 1_048_575
-"""Rows of a sheet below its header."""
+"""The maximum number of rows in a sheet, without its header."""
 _LONGEST: Final = 32_767
-"""Characters of a cell."""
+"""The maximum number of characters in a cell."""
 _WIDEST: Final = 60
-"""Most characters that a column is wide."""
+"""The maximum width of a column, in characters."""
 
 
 def table_path(path: str | PathLike[str]) -> Path:
@@ -57,12 +57,12 @@ def write_table(
     """Write a table, completely or not at all, in the format of the path's suffix.
 
     Args:
-        columns: names, for the header.
+        columns: the names for the header.
         rows: one cell per column.
-        alarming: which rows a spreadsheet highlights in red.
+        alarming: the rows that a spreadsheet highlights in red.
 
     Raises:
-        ArgumentError: the suffix is unknown, or a spreadsheet cannot hold this many rows.
+        ArgumentError: the suffix is unknown, or there are too many rows for a spreadsheet.
         OutputError: the file cannot be written; an existing file does not change.
     """
     path = table_path(path)
@@ -127,7 +127,7 @@ def _unquoted(cell: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text on one line: characters that cannot be printed, and backslashes, are escaped."""
+    """Return text on one line, with backslashes and unprintable characters escaped."""
     return "".join(
         c
         if c.isprintable() and c != "\\"
@@ -167,7 +167,7 @@ def _as_xlsx(
             made = WriteOnlyCell(sheet, cell if is_number else None)
         else:
             made = WriteOnlyCell(sheet, escaped(str(cell))[:_LONGEST])
-            made.data_type = "s"  # openpyxl takes text that starts with "=" for a formula, and "#N/A" for an error
+            made.data_type = "s"  # openpyxl treats text that starts with "=" as a formula, and "#N/A" as an error
             made.quotePrefix = True
         for name, value in style.items():
             setattr(made, name, value)

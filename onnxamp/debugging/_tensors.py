@@ -27,12 +27,12 @@ from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import escaped, table_path, write_table
 
 LOST_ABOVE: Final = 0.1
-"""Elements that float16 flushes to zero count as underflow above this relative L2 error."""
+"""The relative L2 error above which elements that float16 flushes to zero count as underflow."""
 
 _BLOCK: Final = 1 << 20
-"""Elements per block, in float64."""
+"""The number of elements per block, in float64."""
 _FP16_ZERO: Final = FLOAT16.smallest_subnormal / 2
-"""Largest number that float16 rounds to zero."""
+"""The largest number that float16 rounds to zero."""
 
 
 class NumericsWarning(UserWarning):
@@ -51,13 +51,13 @@ class TensorStats:
     """Statistics of the elements of a tensor.
 
     Attributes:
-        numel, num_nan, num_inf, num_zero: numbers of elements.
-        max, min: ignore NaN; they are NaN if there are no other elements.
-        mean: NaN if any element is.
-        fp16_over: elements beyond the largest number of float16, without those that may stand for infinity:
-            65504 < abs(x) < 1e30.
-        fp16_under: elements that become zero in float16: 0 < abs(x) <= 2^-25.
-        fp16_loss: relative L2 error, from 0 to 1, of flushing the latter to zero.
+        numel, num_nan, num_inf, num_zero: the numbers of all, NaN, infinite and zero elements.
+        max, min: the largest and the smallest element, ignoring NaN; NaN if there are no other elements.
+        mean: the mean; NaN if any element is NaN.
+        fp16_over: the number of elements beyond the largest number of float16, except those that may stand for
+            infinity: 65504 < abs(x) < 1e30.
+        fp16_under: the number of elements that become zero in float16: 0 < abs(x) <= 2^-25.
+        fp16_loss: the relative L2 error, from 0 to 1, of flushing the latter to zero.
 
     Example:
         >>> from onnxamp import debugging, random_samples
@@ -106,9 +106,10 @@ class TensorStats:
 
 
 def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
-    """Statistics of an array of booleans, integers or floats of any width, including those of ``ml_dtypes``.
+    """Compute the statistics of an array of booleans, integers or floats of any width, including those of
+    ``ml_dtypes``.
 
-    Complexity: linear in elements, with temporaries of constant size.
+    Complexity: linear in the number of elements, with temporaries of constant size.
     """
     flat = array.reshape(-1)
     counts = np.zeros(5, np.int64)
@@ -164,7 +165,7 @@ def check_numerics(
     =======================  =====================================================================================
 
     Args:
-        tensor: real numbers of any shape: an array or anything ``numpy.asarray`` takes (torch tensors on the CPU,
+        tensor: real numbers of any shape: an array or anything ``numpy.asarray`` accepts (torch tensors on the CPU,
             numbers, lists), an ``OrtValue``, or a ``TensorProto`` with its data.
         op_type, var_name: the op that produced it and its name, for messages.
         debug_mode: the reaction to a problem.
@@ -174,9 +175,9 @@ def check_numerics(
         minimum and mean. Maximum and minimum ignore NaN, and are NaN if there are no other elements.
 
     Raises:
-        NumericsError: the tensor holds NaN or Inf, and the mode aborts. It is a RuntimeError, as Paddle raises.
+        NumericsError: the tensor contains NaN or Inf, and the mode aborts. Like Paddle's error, it is a RuntimeError.
         ArgumentError: ``debug_mode`` is not a DebugMode.
-        ArgumentTypeError: the tensor does not hold real numbers, or a name is not a string.
+        ArgumentTypeError: the tensor does not contain real numbers, or a name is not a string.
 
     Example:
         >>> import numpy as np
@@ -239,15 +240,15 @@ _HEADS: Final = ("op", "FP16 calls", "BF16 calls", "FP32 calls", "other calls")
 
 @dataclass(slots=True)
 class OperatorStats:
-    """Calls by op type and precision; ``str()`` gives the table that Paddle prints.
+    """Calls by op type and precision; ``str()`` returns the table that Paddle prints.
 
     A node counts for the lowest precision among its inputs and outputs, so that a Cast from or to low precision is a
     low-precision call. Nodes in subgraphs count once per run, however often they run. Model-local functions count as
     the nodes in their bodies.
 
     Attributes:
-        calls: by (op type, "float16", "bfloat16", "float32" or "other").
-        runs: number of runs and training steps counted; 1 for a model that was counted without running it.
+        calls: the number of calls, by (op type, "float16", "bfloat16", "float32" or "other").
+        runs: the number of runs and training steps counted; 1 for a model that was counted without running it.
 
     Example:
         >>> import onnxamp
@@ -265,7 +266,7 @@ class OperatorStats:
         self.runs += other.runs
 
     def rows(self) -> list[tuple[str, int, int, int, int]]:
-        """Per op type, in alphabetical order: calls in float16, bfloat16, float32, and others."""
+        """Return the calls in float16, bfloat16, float32, and others, per op type in alphabetical order."""
         ops = sorted({op for op, _ in self.calls})
         first, second, third, fourth = PRECISIONS
         return [
@@ -343,7 +344,7 @@ def disable_operator_stats_collection() -> OperatorStats | None:
 
 
 def active_stats() -> OperatorStats | None:
-    """The counts that runs update; None if nothing is being counted."""
+    """Return the counts that runs update; None if nothing is being counted."""
     return _ACTIVE.get()
 
 
@@ -360,7 +361,7 @@ def collect_operator_stats(model: ModelSource) -> OperatorStats: ...
 def collect_operator_stats(
     model: ModelSource | None = None,
 ) -> AbstractContextManager[OperatorStats] | OperatorStats:
-    """Count nodes by op type and precision: of the runs in a ``with`` block, or of a model without running it.
+    """Count nodes by op type and precision, in the runs of a ``with`` block or in a model without running it.
 
     ``with collect_operator_stats() as stats:`` is the counterpart of ``paddle.amp.debugging.collect_operator_stats``;
     ``print(stats)`` prints the table that Paddle prints by itself.
@@ -370,7 +371,7 @@ def collect_operator_stats(
             manager that counts the runs of :class:`InferenceSession` and training steps.
 
     Raises:
-        ArgumentTypeError: the model is of another type.
+        ArgumentTypeError: the model has the wrong type.
         ModelError: the model cannot be read.
 
     Example:
@@ -398,6 +399,6 @@ def _collecting() -> Iterator[OperatorStats]:
 
 
 def count_operators(model: ModelSource) -> OperatorStats:
-    """The calls in one run of a model."""
+    """Count the calls in one run of a model."""
     view = Graph.of(inline_functions(Model.of(model).proto))
     return OperatorStats(operator_counts(view, infer_types(view)), 1)

@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _NAMED: Final = 6
-"""Values that an error names per level."""
+"""The number of values that an error lists per level."""
 
 
 class RunRecords(NamedTuple):
     """The records of one run by value, in the order of execution, with the inputs of the model first.
 
-    ``step`` is the number of the run; ``nodes`` has the node of the flow that produces each value other than inputs.
+    ``step`` is the number of the run; ``nodes`` maps each value except inputs to the node of the flow that produces it.
     """
 
     step: int
@@ -63,7 +63,7 @@ class RunRecords(NamedTuple):
     nodes: Mapping[str, int]
 
     def first_bad(self, chosen: Chosen) -> ValueRecord | None:
-        """Return the first unintended NaN or Inf among the values that are looked at."""
+        """Return the first unintended NaN or Inf among the chosen values."""
         rows = self.records.values()
         return next((row for row in rows if row.is_bad and chosen.takes(row)), None)
 
@@ -75,7 +75,7 @@ class RunRecords(NamedTuple):
         return [self.records[name] for name in names]
 
     def story(self, bad: ValueRecord, height: int) -> str:
-        """Sentences about the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
+        """Describe the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
         source = next((row for row in self.records.values() if row.fault), None)
         text = ""
         if bad.inherited and source is not None:
@@ -100,7 +100,7 @@ class Watcher:
     """Watches runs of a model, op by op."""
 
     session: Session
-    """Emulated, as in :func:`onnxamp._numerics.check.check_run`."""
+    """The model with low precision emulated, as in :func:`onnxamp._numerics.check.check_run`."""
     _runner: Runner | None = None
     _rows: list[Watched] = field(default_factory=list)
 
@@ -115,10 +115,10 @@ class Watcher:
         """Run the model on a sample.
 
         Args:
-            step: number of the run, for its records.
+            step: the number of the run, for its records.
             sample: arrays by input.
-            chosen: which values can stop the run; None for all.
-            stop: stop at the first unintended NaN or Inf of these.
+            chosen: the values that can stop the run; None for all.
+            stop: whether to stop at the first unintended NaN or Inf among these.
 
         Raises:
             ArgumentError: the sample does not fit the model.
@@ -163,15 +163,15 @@ def records_of(
 
     Args:
         step: its number.
-        flow: what ran.
-        inputs: names of the float inputs.
+        flow: the flow that ran.
+        inputs: the names of the float inputs.
         checks: the values that were watched, in the order of execution.
-        stats: statistics of the elements of all these.
+        stats: the statistics of the elements of all these values.
     """
     makers = {flow.maker[name] for name in flow.own if name in flow.maker}
     ranks = {
         node: rank for rank, node in enumerate(sorted(makers))
-    }  # without those of emulation
+    }  # without nodes that emulation adds
     makers_of = {row.value: row.position for row in checks}
     excused = _excused(flow, {**dict.fromkeys(inputs), **makers_of}, stats)
     records = {
@@ -206,12 +206,12 @@ def _excused(
     makers: Mapping[str, int | None],
     stats: Mapping[str, TensorStats],
 ) -> set[str]:
-    """Return values whose elements beyond 1e30 are meant for infinite: constants, and masks on their way to a Softmax.
+    """Return values whose elements beyond 1e30 stand for infinity: constants, and masks on their way to a Softmax.
 
     Args:
-        flow: what ran.
+        flow: the flow that ran.
         makers: watched value -> the node that computes it, None for inputs; in the order of execution.
-        stats: statistics of these values.
+        stats: the statistics of these values.
     """
     huge = [name for name in makers if stats[name].has_sentinel]
     masks = mask_values(flow) if huge else frozenset[str]()
@@ -242,15 +242,16 @@ def _sources(flow: Flow, node: int, known: Container[str]) -> list[str]:
 
 
 def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
-    """Keep what the mode of a checker records of a run, and tell of NaN and Inf as the mode says.
+    """Store the values of a run that the mode of the checker records, and raise or warn of NaN and Inf as the mode
+    requires.
 
     Args:
         checker: the checker.
         run: the records of the run.
-        chosen: the values that the checker looks at.
+        chosen: the values that the checker examines.
 
     Raises:
-        NumericsError: the mode aborts, and there is NaN or an unintended Inf.
+        NumericsError: the mode aborts, and there is a NaN or an unintended Inf.
         OutputError: the records cannot be written.
     """
     config = checker.config
@@ -271,7 +272,7 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
 def _recorded(
     run: RunRecords, config: TensorCheckerConfig, chosen: Chosen
 ) -> tuple[ValueRecord, ...]:
-    """Return the records of a run that the mode keeps."""
+    """Return the records of a run that the mode selects."""
     if config.aborts:
         bad = run.first_bad(chosen)
         return () if bad is None else (bad,)
@@ -287,7 +288,7 @@ def _warn(
     records: Sequence[ValueRecord],
     file: Path | None,
 ) -> None:
-    """Warn of what was found in a run that continues."""
+    """Warn of problems in a run that continues."""
     where = "" if file is None else f" All are in {str(file)!r}."
     told = []
     if bad := [row for row in records if row.is_bad]:
@@ -304,7 +305,7 @@ def _warn(
 
 
 def _caller() -> int:
-    """Stack level, seen from the caller of this function, of the code that called onnxamp."""
+    """Return the stack level of the code that called onnxamp, seen from the caller of this function."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith(
         "onnxamp."
@@ -318,8 +319,8 @@ class LayerCheck:
     """The records of one layer, for each sample (``step``) in turn.
 
     Attributes:
-        inputs: float inputs of the layer: values of other nodes, inputs of the model, and weights (once only).
-        values: float outputs of the nodes of the layer.
+        inputs: the float inputs of the layer: values of other nodes, model inputs, and weights (only once).
+        values: the float outputs of the nodes of the layer.
 
     Example:
         >>> from onnxamp.debugging import check_layer_numerics
@@ -333,7 +334,7 @@ class LayerCheck:
 
     @property
     def bad(self) -> tuple[ValueRecord, ...]:
-        """Records with NaN or unintended Inf, inputs first."""
+        """The records with NaN or unintended Inf, inputs first."""
         return tuple(row for row in (*self.inputs, *self.values) if row.is_bad)
 
     def __str__(self) -> str:
@@ -362,16 +363,16 @@ def check_layer_numerics(
 
     Args:
         model: a ModelProto with its weights loaded, a path, or an onnx-graphsurgeon Graph.
-        layer: names of nodes or of their outputs; a text that is not a name is a regular expression
-            for full names: ``"decoder/0/.*"``.
+        layer: names of nodes or of their outputs; a string that is not a name is a regular expression for full names,
+            such as ``"decoder/0/.*"``.
         samples: inputs of the *model*: a dict of arrays, an iterable of dicts, a path (.npz, .json or a folder), or
             :class:`onnxamp.Samples`; None for random ones.
         debug_mode: the reaction to a problem.
         provider: "cuda" or "cpu"; None for CUDA if there is a device. Low precision is emulated on both.
-        seed, count, dims: seed, number and named sizes of random samples.
+        seed, count, dims: the seed, number and named sizes of random samples.
 
     Raises:
-        NumericsError: the mode aborts, and there is NaN or an unintended Inf.
+        NumericsError: the mode aborts, and there is a NaN or an unintended Inf.
         ArgumentError: the layer has no node with float outputs, or the samples do not fit the model.
         ArgumentTypeError: an argument has the wrong type.
         ModelError: the model cannot be read.
@@ -463,11 +464,11 @@ def _compiled(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error:
-        return re.compile(re.escape(text))  # names may hold unbalanced brackets
+        return re.compile(re.escape(text))  # names may contain unbalanced brackets
 
 
 def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
-    """Float weights of the nodes, including constants."""
+    """Yield the records of the float weights of the nodes, including constants."""
     names = (
         name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node])
     )

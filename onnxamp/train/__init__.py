@@ -1,4 +1,4 @@
-"""Training of ONNX models in mixed precision: a training step is one ordinary ONNX graph, run by ONNX Runtime."""
+"""Mixed-precision training of ONNX models: a training step is one ordinary ONNX graph, run by ONNX Runtime."""
 
 from onnxamp._gradients.walk import Gradients, add_gradients
 from onnxamp._public import export

@@ -1,4 +1,4 @@
-"""From a model and options to a network in training."""
+"""Building a network in training from a model and options."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,36 +61,36 @@ def build_train_network(
 
     The counterpart of ``mindspore.amp.build_train_network``. The step runs on CUDA if there is a device. Otherwise it
     runs on the CPU, where low precision is emulated by rounding every low-precision value, unless ``provider`` names an
-    engine that computes low precision itself. MindSpore refuses managers
-    there that skip updates; here they work everywhere.
+    engine that computes low precision itself. MindSpore rejects managers that skip updates on the CPU; here they work
+    everywhere.
 
     Args:
-        network: an inference model, which is not changed: a ModelProto, a path, an onnx-graphsurgeon Graph, or what
-            :func:`decorate` made. All float initializers that the loss depends on are trained, except for settings of
-            ops and scalars in formulas. A model that was converted before, with
-            :func:`onnxamp.amp.auto_mixed_precision` say, gets float32 masters of its low-precision weights; train it at
-            level "O0", which leaves its precision as it is.
+        network: an inference model, which is not changed: a ModelProto, a path, an onnx-graphsurgeon Graph, or the
+            result of :func:`decorate`. All float initializers that the loss depends on are trained, except for settings
+            of ops and scalars in formulas. A model that is already converted, for example with
+            :func:`onnxamp.amp.auto_mixed_precision`, gets float32 masters of its low-precision weights; train it at
+            level "O0", which does not change its precision.
         optimizer: :class:`SGD`, :class:`Momentum`, :class:`Adam` or :class:`AdamW`.
-        loss_fn: a :class:`Loss`, such as :func:`MSELoss` makes, or a function as for :class:`Loss`; "cross-entropy"
+        loss_fn: a :class:`Loss`, such as :func:`MSELoss` returns, or a function as for :class:`Loss`; "cross-entropy"
             (logits [batch, classes, ...]; int64 labels [batch, ...]), "mean-squared-error" or "binary-cross-entropy"
-            (logits; float32 labels of the same shape), or the name of one of MindSpore and Paddle, such as "MSELoss".
+            (logits; float32 labels of the same shape), or the name of a MindSpore or Paddle loss, such as "MSELoss".
             None if the first output of the model is the loss: a scalar, or a vector, whose sum is minimized.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
-            scale; "O3" everything; "auto" as O2, on CUDA only. A decorated model is trained at O2. Within
+            scale; "O3" everything; "auto" like O2, on CUDA only. A decorated model is trained at O2. Within
             :func:`onnxamp.amp.auto_cast`, the level given there applies. A converted model keeps its precision at "O0";
             other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
             and replays CUDA graphs, recorded once per batch size (on the CPU there are no graphs; plugin providers do
-            not fill buffers, and take "O1" at most).
+            not fill buffers, so they accept at most "O1").
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
-            dtype, computes everything in that. The loss scale remains that of the level.
+            dtype, computes everything in that type. The loss scale remains that of the level.
         keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By
-            default, they do at O1 and O2; at O3, only decomposed ones do, whose squares may overflow; with
+            default, they do at O1 and O2; at O3, only decomposed ones do, because their squares may overflow; with
             ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
-            or None for no scaling. The default, ``FROM_LEVEL``, is the loss scale of the level.
+            or None for no scaling. The default, ``FROM_LEVEL``, uses the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
-        provider: where the step runs: "cuda", "cpu", "webgpu", or the package of another plugin provider.
+        provider: where the step runs: "cuda", "cpu", "webgpu", or the package name of another plugin provider.
         seed: the seed of the dropout masks.
 
     Returns:
@@ -176,10 +176,10 @@ def build_train_network(
 
 
 def _place(provider: Provider | None, boost_level: str) -> Provider:
-    """Return where a step runs.
+    """Return the provider that runs a step.
 
     Raises:
-        ArgumentError: the boost level is unknown, or the provider does not take it.
+        ArgumentError: the boost level is unknown, or the provider does not support it.
         RuntimeFailure: the provider cannot be used.
     """
     if boost_level not in BOOSTS:
@@ -187,7 +187,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
             f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
         )
     chosen = choose_provider(provider)
-    # Seen: WebGPU leaves buffers as they are, OpenVINO ends the process.
+    # Observed: WebGPU does not fill the buffers; OpenVINO ends the process.
     if boost_level == "O2" and is_plugin(chosen):
         raise ArgumentError(
             f"boost_level O2 (--boost-level) computes into fixed buffers, which plugin providers such as {chosen}"
@@ -200,7 +200,7 @@ def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
     """Return the session of a step.
 
     Raises:
-        RuntimeFailure: the step does not load there.
+        RuntimeFailure: ONNX Runtime cannot load the step with this provider.
     """
     try:
         return make_session(model, provider)
@@ -214,10 +214,10 @@ def _session(model: ModelProto, provider: Provider) -> "ort.InferenceSession":
 def _manager(
     given: LossScaleManager | FromLevel | None, level: Level
 ) -> LossScaleManager | None:
-    """The manager that is given, or that of the level.
+    """Return the given manager, or that of the level.
 
     Raises:
-        ArgumentTypeError: it is of another class.
+        ArgumentTypeError: it is not a manager.
     """
     if given is FROM_LEVEL:
         return DynamicLossScaleManager() if level in (Level.O2, Level.AUTO) else None
@@ -232,10 +232,10 @@ def _manager(
 def _requested(
     level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None
 ) -> Options:
-    """Options of the conversion: the arguments', or those of a decorated model or auto_cast.
+    """Return the conversion options: those of the arguments, of a decorated model, or of auto_cast.
 
     Raises:
-        ArgumentError: a value is unknown, or they contradict each other.
+        ArgumentError: a value is unknown, or the arguments contradict each other.
     """
     if decorated is None and cast is None:
         return Options.of(

@@ -1,4 +1,4 @@
-"""Feeds of a step: batches in an order that follows from seed and epoch, in the types of the inputs; dropout masks."""
+"""Feeds of a step: batches ordered by seed and epoch, feeds cast to the input types, and dropout masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Feeds = Mapping[str, NDArray[Any]]
 class Classes(NamedTuple):
     """The values that labels may have: whole numbers from 0 to below ``number``, or ``ignored``.
 
-    ``axis`` is that of the classes, along which labels may have the size 1. ``number`` and ``ignored`` may be None.
+    ``axis`` is the axis of the classes, along which labels may have size 1. ``number`` and ``ignored`` may be None.
     """
 
     label: str
@@ -29,7 +29,7 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same ones.
+    """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same batches.
 
     Args:
         arrays: one array per input of the model, and the labels. Their first axes are the samples.
@@ -37,7 +37,7 @@ class Batches:
         seed, epoch: determine the order.
 
     Raises:
-        ArgumentError: there are no samples, or the arrays hold different numbers of them.
+        ArgumentError: there are no samples, or the arrays have different numbers of samples.
 
     Example:
         >>> import numpy as np
@@ -70,7 +70,7 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
         return int(next(iter(self.arrays.values())).shape[0])
 
     def __len__(self) -> int:
@@ -86,16 +86,16 @@ class Batches:
 def typed_feeds(
     model: ModelProto, feeds: Mapping[str, Any], classes: Classes | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the feeds in the element types of the inputs; float64 data, say, is rounded to float32.
+    """Return the feeds cast to the element types of the inputs; for example, float64 data is rounded to float32.
 
     Args:
-        model: whose inputs they are.
+        model: the model that the feeds are for.
         feeds: arrays by name.
-        classes: what labels may be, where ONNX Runtime would not miss some, or count negative ones from the end.
+        classes: the valid labels, if ONNX Runtime would accept invalid ones or count negative ones from the end.
 
     Raises:
-        ArgumentError: an array is of another kind, such as floats for integers, or of another shape, there are fewer or
-            more labels than samples, or one is no class.
+        ArgumentError: an array has the wrong kind (such as floats for integers) or the wrong shape, the number of
+            labels differs from the number of samples, or a label is not a class.
     """
     typed: dict[str, NDArray[Any]] = {}
     for entry in model.graph.input:
@@ -123,7 +123,7 @@ def typed_feeds(
 
 
 def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
-    """Return labels of this rank, which datasets often store with an axis of one class."""
+    """Return the labels in this rank, without the class axis of size 1 that datasets often store."""
     has_axis = labels.ndim == rank + 1 and labels.shape[axis] == 1
     return labels.squeeze(axis) if has_axis else labels
 
@@ -154,7 +154,8 @@ def _check_labels(model: ModelProto, feeds: Feeds, classes: Classes) -> None:
 def draw_masks(
     masks: Sequence[Mask], model: ModelProto, feeds: Feeds, seed: int, step: int
 ) -> dict[str, NDArray[np.bool_]]:
-    """Dropout masks from a counter-based generator keyed by seed and step, so that a resumed training draws the same.
+    """Draw dropout masks from a counter-based generator keyed by seed and step, so that resumed training draws the
+    same.
 
     Raises:
         ArgumentError: the feeds do not determine the shape of a mask.

@@ -1,4 +1,4 @@
-"""Gradients that low precision flushes to zero, by comparison with the same step in float32."""
+"""Gradients that low precision flushes to zero, found by comparing with the same step in float32."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp.train._step import LOSS, SCALE, Step
 
 _HEADROOM: Final = 4
-"""A gradient may grow by so much before it overflows."""
+"""The factor by which a gradient may grow before it overflows."""
 
 _DIGITS: Final = 8
-"""The root mean square of a gradient is to be so many times the smallest normal number."""
+"""The desired ratio of a gradient's root mean square to the smallest normal number."""
 
 
 def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
-    """Float32 values that are linear in the loss scale -> the last layer whose gradient they lead to.
+    """Map each float32 value that is linear in the loss scale to the last layer whose gradient depends on it.
 
     Args:
         graph: a step in float32.
-        gradients: the values that hold the weights' gradients, in the order of the layers.
+        gradients: names of the values that hold the weights' gradients, in layer order.
 
-    Complexity: linear in reads.
+    Complexity: linear in the number of reads.
     """
     names = graph.scopes[0].names
     reached = {names[SCALE]} if SCALE in names else set(_seeds(graph))
@@ -61,7 +61,9 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
 
 
 def _seeds(graph: Graph) -> Iterator[int]:
-    """Yield the ones that gradients start from where nothing scales the loss: what constants make behind it."""
+    """Yield the values of one that gradients start from if the loss is not scaled: values computed from constants after
+    it.
+    """
     loss = graph.values[graph.scopes[0].names[LOSS]].producer
     for node in graph.nodes[loss + 1 :]:
         if all(
@@ -78,12 +80,12 @@ def layer_scales(
 
     Args:
         layers: as :func:`layers_of` returns.
-        sizes: largest magnitude and mean square of each of its values in turn, at the loss scale ``scale``.
+        sizes: largest magnitude and mean square of each value of ``layers`` in turn, at the loss scale ``scale``.
         count: number of layers.
     """
     problem = Problem()
     exponents = [problem.variable() for _ in range(count)]
-    for layer, exponent in enumerate(exponents):  # the loss is behind the last layer
+    for layer, exponent in enumerate(exponents):  # the loss follows the last layer
         change = problem.variable()
         behind = [(exponents[layer + 1], -1)] if layer + 1 < count else []
         problem.relations.append(((exponent, 1), *behind, (change, -1)))
@@ -121,8 +123,8 @@ class FlushedGradient:
         error: L2 norm of the difference divided by that of the float32 gradient; NaN if that is zero. Rounding alone
             makes it 1e-3 to 1e-1 in float16; more means that values were flushed on the way to the weight.
         loss_scale: the power of two that makes the gradients around this weight fit float16, with as
-            few changes from layer to layer as possible. If weights differ in it, no single loss scale is enough. In
-            bfloat16, it is the current scale.
+            few changes from layer to layer as possible. If it differs between weights, no single loss scale is enough.
+            In bfloat16, it is the current scale.
 
     Example:
         >>> import numpy as np
@@ -147,7 +149,7 @@ def flushed_gradients(
     """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 
     Args:
-        low, step: the step in mixed precision (emulated on "cpu"), and in float32.
+        low, step: the step in mixed precision (emulated on "cpu") and in float32.
     """
     names, scale = (
         list(step.gradients.values()),

@@ -1,4 +1,4 @@
-"""From an inference model to the forward pass of training: batch statistics, dropout, weights as inputs."""
+"""Turning an inference model into the forward pass of training: batch statistics, dropout, weights as inputs."""
 
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -39,7 +39,7 @@ _SCALARS: Final = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub", "Where"})
 
 
 class Mask(NamedTuple):
-    """A dropout mask, which is fed in: a bool tensor, True where an element is kept."""
+    """A dropout mask, which the caller feeds: a bool tensor, True where an element is kept."""
 
     name: str
     dims: Dims
@@ -49,7 +49,7 @@ class Mask(NamedTuple):
 class TrainingModel(NamedTuple):
     """A model in training mode.
 
-    ``statistics``: running statistics (initializers), each with the value that holds its successor.
+    ``statistics``: running statistics (initializers), each with the value that replaces it after the step.
     """
 
     model: ModelProto
@@ -61,7 +61,7 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
     """Return the model in training mode, with its functions inlined, at ``opset`` or later.
 
     Raises:
-        OpsetError: a node cannot follow to that opset.
+        OpsetError: a node cannot be upgraded to that opset.
         ModelError: a running statistic of a BatchNormalization is not an initializer.
         GradientError: the shape of a dropout mask is unknown, or a dropout ratio is computed.
     """
@@ -80,7 +80,7 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
 
 
 def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, str]:
-    """Switch a BatchNormalization to training mode; returns its running statistics with their successors."""
+    """Switch a BatchNormalization to training mode, and return its running statistics with their successors."""
     if any(
         graph.values[value].origin is not Origin.INITIALIZER
         for value in node.inputs[3:]
@@ -112,7 +112,7 @@ def _ratio(graph: Graph, node: Node) -> float:
 
 
 def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Mask:
-    """Where(mask, x / (1 - ratio), 0)."""
+    """Write Where(mask, x / (1 - ratio), 0), and return its mask."""
     shape = graph.ask(symbolic_shapes)[node.inputs[0]]
     if shape is None or None in shape:
         raise GradientError(
@@ -130,9 +130,9 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
 
 
 def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
-    """Return the trainable float32 initializers ``among`` these: the loss depends on them, and they are not settings.
+    """Return the initializers in ``among`` that are trainable: float32, not settings, and the loss depends on them.
 
-    What an Identity passes on counts as read by its readers.
+    A consumer of an Identity counts as a consumer of the initializer that the Identity passes on.
 
     Raises:
         GradientError: there are none.
@@ -186,11 +186,11 @@ class Masters(NamedTuple):
 
     Attributes:
         model: the model.
-        dtype: the low-precision type that it had; None if it had none.
+        dtype: the low-precision type of the original; None if it had none.
         copies: low-precision initializers of the original that are copies of a float32 one, with its name: they share
             one master.
-        lowered: whether a node was in low precision, by label. Nodes that took both are left out, and so are Casts and
-            Constants.
+        lowered: whether each node was in low precision, by label. Nodes with mixed inputs, Casts and Constants are left
+            out.
     """
 
     model: ModelProto
@@ -200,7 +200,8 @@ class Masters(NamedTuple):
 
 
 def find_masters(model: ModelProto) -> Masters:
-    """Return the float32 model behind a converted one; a model without low-precision values is returned as it is.
+    """Return the float32 model that a converted model was made from; a model without low precision is returned
+    unchanged.
 
     Raises:
         ModelError: float16 and bfloat16 values are mixed.
@@ -219,7 +220,9 @@ def find_masters(model: ModelProto) -> Masters:
 
 
 def _copies(graph: Graph) -> dict[str, str]:
-    """Low-precision initializers whose names and numbers say that a conversion copied them from float32 ones."""
+    """Map low-precision initializers to the float32 ones that a conversion copied them from, judged by names and
+    numbers.
+    """
     weights = {
         tensor.name: tensor
         for value, tensor in graph.constants.tensors.items()
@@ -243,8 +246,8 @@ def _copies(graph: Graph) -> dict[str, str]:
 
 
 def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
-    """Return a copy with its nodes named by their labels, which Casts that go would change, and casts in place of
-    copies.
+    """Return a copy with Casts in place of copied initializers, and with its nodes named by their labels, because
+    labels change when Casts are removed.
     """
     editor, scope = GraphEditor(graph), graph.scopes[0]
     for low, exact in copies.items():
@@ -271,7 +274,7 @@ def _lowered(graph: Graph) -> dict[str, bool]:
 def with_arrays(
     model: ModelProto, arrays: Mapping[str, NDArray[np.float32]]
 ) -> ModelProto:
-    """Return a copy of the model whose initializers hold these numbers, each in the type that it has.
+    """Return a copy of the model whose initializers hold these numbers; each keeps its type.
 
     Finite numbers that a low-precision type cannot hold become its largest.
     """
@@ -301,9 +304,9 @@ def trained_model(
 
     Args:
         source: the model.
-        masters: what is trained in its place.
+        masters: the float32 model that is trained in its place.
         arrays: the trained weights and running statistics.
-        stored: float32 weight -> "float16", "bfloat16" or "float64"; all others keep the type that they came in.
+        stored: float32 weight -> "float16", "bfloat16" or "float64"; all others keep their original type.
     """
     copies = {
         copy: arrays[name] for copy, name in masters.copies.items() if name in arrays
@@ -320,10 +323,10 @@ def trained_model(
 
 
 def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
-    """Return the model with float32 initializers stored in other types; a Cast behind each gives the model float32.
+    """Return the model with float32 initializers stored in other types; a Cast after each restores float32.
 
     Initializers keep their names. Finite numbers beyond the range of the type become its largest ones. An initializer
-    that is an output of the model stays as it is. Linear in nodes.
+    that is an output of the model does not change. Complexity: linear in the number of nodes.
 
     Args:
         graph: a well-formed model.

@@ -32,7 +32,7 @@ from onnxamp.train._sessions import StepGradients
 class AmpScaler(MovingLossScaleManager):
     """The loss scale of ``paddle.amp.AmpScaler``, for training loops written for Paddle.
 
-    It is :class:`GradScaler` with other defaults: a scale of 2**15 that rises after 1,000 updates.
+    Like :class:`GradScaler`, with other defaults: a scale of 2**15 that rises after 1,000 updates.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -61,7 +61,7 @@ class AmpScaler(MovingLossScaleManager):
         )
         self._networks: WeakSet[Any] = WeakSet()
         self._overflow: bool | None = None
-        """Whether an update since the last :meth:`update` overflowed; None if there was none that counts."""
+        """Whether an update since the last :meth:`update` overflowed; None if no update counts."""
         self._stepped: WeakSet[Any] = WeakSet()
         self.set_init_loss_scaling(init_loss_scaling)
         self.set_incr_ratio(incr_ratio)
@@ -81,8 +81,8 @@ class AmpScaler(MovingLossScaleManager):
         """Return the scaled loss.
 
         Args:
-            var: what :meth:`TrainNetwork.gradients` returned, whose gradients are already those of the scaled loss,
-                so that it is returned unchanged; or a number or an array, which is multiplied by the scale.
+            var: the result of :meth:`TrainNetwork.gradients`, which is returned unchanged because its gradients are
+                already those of the scaled loss; or a number or an array, which is multiplied by the scale.
 
         Raises:
             ArgumentError: the network was built without this scaler.
@@ -116,7 +116,7 @@ class AmpScaler(MovingLossScaleManager):
             optimizer: the optimizer of the network, or the network.
 
         Raises:
-            CallOrderError: there are no gradients, or :meth:`update` was not called after the last step.
+            CallOrderError: there are no gradients, or you did not call :meth:`update` after the last step.
         """
         for net, first in self._pending(optimizer):
             if net in self._stepped:
@@ -144,15 +144,15 @@ class AmpScaler(MovingLossScaleManager):
         parameters: None = None,
         no_grad_set: None = None,
     ) -> None:
-        """:meth:`step` and :meth:`update`.
+        """Call :meth:`step` and then :meth:`update`.
 
         Args:
             optimizer: the optimizer of the network, or the network.
             loss: the scaled loss, whose gradients the network holds.
-            startup_program, parameters, no_grad_set: None; the optimizer says what is trained.
+            startup_program, parameters, no_grad_set: must be None; the optimizer decides what is trained.
 
         Raises:
-            ArgumentError: one is not None. Others as :meth:`step`.
+            ArgumentError: one of these is not None. Others as :meth:`step`.
         """
         if (startup_program, parameters, no_grad_set) != (None, None, None):
             raise ArgumentError(
@@ -165,7 +165,7 @@ class AmpScaler(MovingLossScaleManager):
         self.update()
 
     def _pending(self, optimizer: Any) -> list[tuple[Any, StepGradients]]:
-        """Return the networks with this optimizer that have gradients, with these."""
+        """Return the networks with this optimizer that have gradients, each with its gradients."""
         if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "pending"):
             raise ArgumentTypeError(
                 f"Pass the optimizer or its network, not {type(optimizer).__name__}."
@@ -226,11 +226,11 @@ class AmpScaler(MovingLossScaleManager):
         return self._enable and self._dynamic
 
     def get_init_loss_scaling(self) -> float:
-        """Return the first scale."""
+        """Return the initial scale."""
         return self._init
 
     def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
-        """Restart with this scale, at least 1."""
+        """Restart with this scale, which must be at least 1."""
         self._init = checked_scale("init_loss_scaling", new_init_loss_scaling)
         self.scale_state = ScaleState.of(self._init if self._enable else 1)
 
@@ -239,7 +239,7 @@ class AmpScaler(MovingLossScaleManager):
         return self._incr_ratio
 
     def set_incr_ratio(self, new_incr_ratio: float) -> None:
-        """Change the factor by which the scale rises, greater than 1."""
+        """Change the factor by which the scale rises; it must be greater than 1."""
         self._incr_ratio = checked_factor("incr_ratio", new_incr_ratio)
 
     def get_decr_ratio(self) -> float:
@@ -247,7 +247,7 @@ class AmpScaler(MovingLossScaleManager):
         return self._decr_ratio
 
     def set_decr_ratio(self, new_decr_ratio: float) -> None:
-        """Change the factor by which the scale falls, between 0 and 1."""
+        """Change the factor by which the scale falls; it must be between 0 and 1."""
         self._decr_ratio = checked_fraction("decr_ratio", new_decr_ratio)
 
     def get_incr_every_n_steps(self) -> int:
@@ -289,10 +289,10 @@ class AmpScaler(MovingLossScaleManager):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned, even during training.
 
-        A disabled scaler stays as it is.
+        A disabled scaler does not change.
 
         Raises:
-            EmptyStateError: it is empty, as the state of a disabled scaler is.
+            EmptyStateError: the state is empty, like that of a disabled scaler.
             ArgumentError: a key is missing, or a value is out of range; the state does not change.
         """
         if not self._enable:
@@ -322,18 +322,18 @@ class AmpScaler(MovingLossScaleManager):
 class GradScaler(AmpScaler):
     """The loss scale of ``paddle.amp.GradScaler``, for training loops written for Paddle.
 
-    :func:`build_train_network` takes it as ``loss_scale_manager``. After that, either :meth:`TrainNetwork.step` does
-    the work of a loop, or the loop does it line by line, with the same results. Pass the optimizer or the network where
-    Paddle takes the optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
+    :func:`build_train_network` takes it as ``loss_scale_manager``. Then either call :meth:`TrainNetwork.step`, or write
+    the training loop as in Paddle; the results are the same. Pass the optimizer or the network where Paddle takes the
+    optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
 
     Args:
         enable: False scales nothing.
-        init_loss_scaling: the first scale, at least 1.
+        init_loss_scaling: the initial scale, at least 1.
         incr_ratio: factor by which the scale rises, greater than 1.
         decr_ratio: factor by which the scale falls, between 0 and 1.
-        incr_every_n_steps: updates in a row without overflow before it rises.
-        decr_every_n_nan_or_inf: updates in a row with overflow before it falls.
-        use_dynamic_loss_scaling: False keeps the first scale, and :meth:`update` need not be called.
+        incr_every_n_steps: updates in a row without overflow before the scale rises.
+        decr_every_n_nan_or_inf: updates in a row with overflow before the scale falls.
+        use_dynamic_loss_scaling: False keeps the initial scale; you need not call :meth:`update`.
 
     Raises:
         ArgumentError: a value is out of range.

@@ -9,10 +9,10 @@ O0     nothing                                      float32         none
 O1     white-listed ops                             float32         none
 O2     all but black-listed ops                     float32         dynamic
 O3     everything                                   low             none
-auto   as O2 on CUDA; an error without CUDA device
+auto   like O2 on CUDA; an error without CUDA
 =====  ===========================================  ==============  ==========
 
-At O0, what was low precision in a model that was converted before remains so.
+At O0, a model that is already converted keeps its low precision.
 """
 
 import re
@@ -56,18 +56,18 @@ NORMALISATIONS: Final = frozenset(
 )
 LEVELS: Final = tuple(Level)
 _LOW_CONVOLUTIONS: Final = 22
-"""First opset at which ONNX Runtime's CUDA Conv takes bfloat16."""
+"""The first opset at which ONNX Runtime's CUDA Conv accepts bfloat16."""
 
 
 class Norms(StrEnum):
     """The precision of normalizations."""
 
     KEPT = "kept"
-    """They stay float32."""
+    """Normalizations stay in float32."""
     AS_OTHERS = "as others"
-    """They are treated as other ops are: hazards keep those written out in single ops in float32."""
+    """Normalizations are treated like other ops: hazards keep decomposed ones in float32."""
     LOWERED = "lowered"
-    """They are low, also those written out in single ops. At O1 nothing is that is not white-listed."""
+    """All normalizations are lowered, including decomposed ones. At O1, only white-listed ops are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Precision:
     """The precision of a training step.
 
     Attributes:
-        options: of its conversion.
-        norms: what becomes of normalizations.
-        lowered: whether nodes of a converted model were low, by label; None for other models and levels.
-        excludes: says of nodes that stay float32 why.
+        options: the options of its conversion.
+        norms: the precision of normalizations.
+        lowered: whether each node of a converted model was low, by label; None for other models and levels.
+        excludes: a function that returns why a node stays in float32.
     """
 
     options: Options
@@ -95,7 +95,7 @@ class Precision:
         return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
 
     def options_for(self, model: ModelProto) -> Options:
-        """Options for the conversion of the step of ``model``, which is in training mode."""
+        """Return the options for converting the step of ``model``, which is in training mode."""
         options = self.options
         if self._lowers_norms():
             lists = options.preset
@@ -113,12 +113,12 @@ class Precision:
         )
 
     def _rule(self, model: ModelProto) -> Rule:
-        """Fixed decisions: excluded nodes, normalizations, and nodes of a converted model.
+        """Return the rule for fixed decisions: excluded nodes, normalizations, and nodes of a converted model.
 
-        What is derived from a node, such as its gradient, has a name that starts with the name of the node and a slash.
-        What the step adds to the model stays float32. So do the statistics of low-precision batch normalizations: their
-        squares would overflow, and the kernels of frameworks accumulate them in float32, too. Running statistics are
-        state, as weights are.
+        Nodes derived from a node, such as its gradient, have names that start with the name of the node and a slash.
+        Nodes that the step adds to the model stay in float32. So do the statistics of low-precision batch
+        normalizations: their squares would overflow, and the kernels of frameworks also accumulate them in float32.
+        Running statistics are state, like weights.
         """
 
         def labels(keys: Collection[str]) -> set[str]:
@@ -149,7 +149,7 @@ class Precision:
         low_parts = {f"{label}/{SCALED}" for label in scaled}
 
         def rule(node: NodeProto) -> str | None:
-            """Linear in the length of the node's names."""
+            """Decide for a node. Complexity: linear in the length of its names."""
             names = {node.name, *node.output} - {""}
             origins = {origin for name in names for origin in _origins(name)}
             if kept & origins:
@@ -160,7 +160,7 @@ class Precision:
 
 
 def _origins(name: str) -> Iterator[str]:
-    """Yield the name, and all that it may be derived from."""
+    """Yield the name, and all names that it may be derived from."""
     end = len(name)
     while end > 0:
         yield name[:end]
@@ -172,8 +172,8 @@ def _label(node: NodeProto) -> str:
 
 
 def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the nodes that were low, without those of decomposed ops that were partly low: such an op is converted as
-    one.
+    """Return ``lowered`` without the nodes of decomposed ops that were only partly low, because such an op is converted
+    as a whole.
     """
     consistent = dict(lowered)
     for match in graph.ask(find_patterns):
@@ -185,7 +185,7 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _written_out(graph: Graph) -> list[set[str]]:
-    """Normalizations in single ops: names of the nodes of each, and of the values between them."""
+    """Return, for each decomposed normalization, the names of its nodes and of the values between them."""
     matches = patterns_of(graph, "normalization")
     groups = ([graph.nodes[index] for index in match.nodes] for match in matches)
     return [
@@ -207,7 +207,7 @@ def make_precision(
 
     Raises:
         ArgumentError: the level is "auto", and there is no CUDA device.
-        ArgumentTypeError: an argument has the wrong type, or ``cast_model_type`` is one that cannot be cast to.
+        ArgumentTypeError: an argument has the wrong type, or ``cast_model_type`` is a type that cannot be cast to.
     """
     if keep_batchnorm_fp32 is not None:
         checked_flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
@@ -221,7 +221,7 @@ def make_precision(
     if cast_model_type is not None:
         norms = Norms.KEPT if options.level == Level.O2 else Norms.LOWERED
         dtype = dtype_name(cast_model_type)
-        if dtype not in ("float32", *FORMATS):  # a TypeError in MindSpore, too
+        if dtype not in ("float32", *FORMATS):  # also a TypeError in MindSpore
             raise ArgumentTypeError(
                 f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
             )
@@ -250,10 +250,10 @@ class Decorated(ModelHolder):
 
     Attributes:
         model: the model with low-precision weights, an ordinary ModelProto.
-        source: the original model. :func:`build_train_network` starts from its float32 weights, so that decorating a
-            model rounds none of the weights that are trained.
+        source: the original model. :func:`build_train_network` starts from its float32 weights, so decorating a model
+            does not round the trained weights.
         dtype: the low-precision type, "float16" or "bfloat16".
-        excluded: the layers that stay float32.
+        excluded: the layers that stay in float32.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores weights; None for their types in ``model``.
         master_grad: whether all parts of a gradient are summed in float32.
 
@@ -273,7 +273,7 @@ class Decorated(ModelHolder):
 
     @property
     def stored(self) -> Mapping[str, str]:
-        """Weights that :meth:`TrainNetwork.export` does not store in float32 -> the type that it stores them in."""
+        """The type of each weight that :meth:`TrainNetwork.export` does not store in float32."""
         tensors = self.source.graph.initializer
         if self.save_dtype is not None:
             return dict.fromkeys((one.name for one in tensors), self.save_dtype)
@@ -282,7 +282,7 @@ class Decorated(ModelHolder):
         return {one.name: self.dtype for one in tensors if one.data_type == low}
 
     def summed_in_float32(self, options: Options, step: Step) -> Options:
-        """Return the options of a step's conversion; with ``master_grad``, sums of gradients of one weight are
+        """Return the conversion options of a step; with ``master_grad``, the parts of a weight's gradient are summed in
         float32.
         """
         if not self.master_grad:
@@ -314,9 +314,9 @@ def decorate(
 ) -> Any:
     """Give models low-precision weights for training. The counterpart of ``paddle.amp.decorate``.
 
-    At O1, models are returned unchanged. At O2 each becomes a :class:`Decorated`, converted with Paddle's lists, with
-    float32 normalizations, inputs and outputs; :func:`build_train_network` takes it at its default level. Training then
-    keeps float32 masters of all weights.
+    At O1, models are returned unchanged. At O2, each becomes a :class:`Decorated`, converted with Paddle's lists, with
+    float32 normalizations, inputs and outputs; pass it to :func:`build_train_network` at the default level. Training
+    then keeps float32 masters of all weights.
 
     Args:
         models: a ModelProto, a path or an onnx-graphsurgeon Graph, or a list of them; they are not changed.
@@ -331,11 +331,11 @@ def decorate(
         master_grad: at O2, if several nodes read a weight, sum the parts of its gradient in float32; otherwise
             they may be summed in low precision. Everything that happens to gradients after the backward pass
             (unscaling, accumulation over batches, clipping, the update) is always in float32.
-        excluded_layers: layers that stay float32 at O2: op types, by ONNX's names or those of MindSpore and Paddle, or
+        excluded_layers: layers that stay in float32 at O2: op types, by the names of ONNX, MindSpore or Paddle, or
             regular expressions for full node names.
 
     Returns:
-        The models, one for one and a list for a list; with optimizers, a pair of models and optimizers.
+        One model for one model, a list for a list; with optimizers, a pair of models and optimizers.
 
     Raises:
         ArgumentError: a value is unknown, or an excluded layer is in no model.
@@ -393,7 +393,7 @@ def decorate(
 
 
 def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
-    """Return a rule that keeps normalizations and excluded layers in float32, and adds those that it meets to
+    """Return a rule that keeps normalizations and excluded layers in float32, and adds the layers it matches to
     ``matched``.
     """
 
@@ -406,17 +406,17 @@ def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
 
 
 Excluder: TypeAlias = Callable[[NodeProto], Collection[str]]
-"""Says which of the excluded layers a node belongs to."""
+"""A function that returns the excluded layers that a node belongs to."""
 
 
 def decorating_options(dtype: DtypeLike | str) -> Options:
-    """Return the options with which models are decorated, and decorated models are trained."""
+    """Return the options for decorating models and for training decorated models."""
     preset = literal_preset("paddle")
     return Options.of("O2", {"dtype": dtype, "lists": preset, "fold": False})
 
 
 def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
-    """Return a function that says which of these names in lists and regular expressions, for whole names, mean a node.
+    """Return a function that returns which of these op names and regular expressions (for full names) match a node.
 
     Raises:
         ArgumentError: a regular expression is invalid.

@@ -1,4 +1,4 @@
-"""Loss scalers of ``mindspore.amp``, which scale arrays, and look for NaN and Inf in them."""
+"""Loss scalers of ``mindspore.amp``, which scale arrays and check them for NaN and Inf."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class LossScaler(LossScaleManager, ABC):
 
     @abstractmethod
     def adjust(self, grads_finite: bool) -> bool:
-        """Change the scale after an update, and return whether it is a scale that changes."""
+        """Adjust the scale after an update, and return whether the scale is dynamic."""
 
     def get_loss_scale(self) -> float:
         """Return the scale of the next step."""
@@ -49,15 +49,15 @@ class LossScaler(LossScaleManager, ABC):
 
 
 class StaticLossScaler(LossScaler):
-    """A constant loss scale, as ``mindspore.amp.StaticLossScaler``.
+    """A constant loss scale, like ``mindspore.amp.StaticLossScaler``.
 
     Inputs are arrays, or tuples, lists and dicts of them, and keep their types.
 
     Args:
-        scale_value: factor of the loss, at least 1.
+        scale_value: the factor of the loss, at least 1.
 
     Raises:
-        ArgumentError, ArgumentTypeError: it is less than 1, or is not a number.
+        ArgumentError, ArgumentTypeError: ``scale_value`` is less than 1, or is not a number.
 
     Example:
         >>> import numpy as np
@@ -91,12 +91,12 @@ class StaticLossScaler(LossScaler):
 
 
 class DynamicLossScaler(StaticLossScaler):
-    """A loss scale that falls at each overflow and rises after a window without any.
+    """A loss scale that falls at each overflow and rises after a window without overflows.
 
     The counterpart of ``mindspore.amp.DynamicLossScaler``.
 
     Args:
-        scale_value: the first scale, at least 1.
+        scale_value: the initial scale, at least 1.
         scale_factor: the factor by which the scale is divided or multiplied, a positive whole number.
         scale_window: updates in a row without overflow before the scale rises.
 
@@ -120,7 +120,7 @@ class DynamicLossScaler(StaticLossScaler):
         self.scale_window = checked_count("scale_window", scale_window)
 
     def adjust(self, grads_finite: bool) -> bool:
-        """Change the scale after an update whose gradients were finite or not; returns True."""
+        """Adjust the scale after an update, depending on whether its gradients were finite, and return True."""
         factor = self.scale_factor
         update = ScaleUpdate(factor, 1 / factor, self.scale_window, 1)
         self._state = self._state.after(update, not grads_finite)
@@ -131,11 +131,11 @@ def all_finite(
     inputs: Iterable[ArrayLike] | Mapping[str, ArrayLike],
     status: object = None,  # noqa: ARG001
 ) -> np.bool_:
-    """Return whether arrays hold neither NaN nor Inf, as ``mindspore.amp.all_finite``.
+    """Return whether arrays contain neither NaN nor Inf, like ``mindspore.amp.all_finite``.
 
     Args:
         inputs: arrays, or a dict of them, such as the ``gradients`` of a step.
-        status: what :func:`init_status` returned; not needed.
+        status: the result of :func:`init_status`; not needed.
 
     Example:
         >>> import numpy as np
@@ -148,7 +148,7 @@ def all_finite(
 
 
 def init_status() -> NDArray[np.float32]:
-    """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are noticed without it.
+    """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are detected without it.
 
     Example:
         >>> from onnxamp.train import init_status
@@ -159,7 +159,7 @@ def init_status() -> NDArray[np.float32]:
 
 
 def _multiplied(inputs: Any, factor: Any) -> Any:
-    """Arrays, times a number of their types."""
+    """Return arrays multiplied by a number, which is first cast to their types."""
     if isinstance(inputs, Mapping):
         return {name: _multiplied(item, factor) for name, item in inputs.items()}
     if isinstance(inputs, (tuple, list)):

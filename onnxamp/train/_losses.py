@@ -1,6 +1,6 @@
-"""Losses as graphs: from an output of the model and labels to the value that training makes small.
+"""Losses as graphs: they map an output of the model and labels to the value that training minimizes.
 
-Those that are named as in ``mindspore.nn`` and ``paddle.nn`` have the arguments, defaults and formulas of both.
+Losses with names from ``mindspore.nn`` and ``paddle.nn`` have the arguments, defaults and formulas of both.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +27,14 @@ from onnxamp._runtime.session import make_session, run
 from onnxamp.train._feeds import Classes, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Writes a loss: from an output of the model, as float32, and the labels to float32 values, usually a scalar."""
+"""A function that writes a loss: it maps a float32 output of the model and the labels to float32 values, usually a
+scalar.
+"""
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 _FLOAT, _INT64 = TensorProto.FLOAT, TensorProto.INT64
 _SMALLEST: Final = 1e-12
-"""Probabilities below this count as this much, so that their logarithms are finite."""
+"""The value that smaller probabilities are raised to, so that their logarithms are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,14 @@ class Loss:
     minimizes its sum.
 
     Args:
-        function: from the output (as float32) and the labels to float32 values, usually a scalar. It computes with
-            their operators and methods, which write nodes: ``output - labels``, ``output.op("Abs")``,
+        function: maps the output (as float32) and the labels to float32 values, usually a scalar. It uses their
+            operators and methods, which write nodes: ``output - labels``, ``output.op("Abs")``,
             ``(output > 0).where(a, b)``.
-        label: name of the labels.
+        label: the name of the labels.
         label_type: their ONNX element type, such as ``TensorProto.INT64``.
         but: an axis of the output that the labels do not have. Otherwise labels and output have the same shape.
-        output: the output of the model that the loss judges; None for the first float output.
-        picks: whether labels are positions along ``but``, so that others are an error.
+        output: the output of the model that the loss is computed from; None for the first float output.
+        picks: whether labels are positions along ``but``; other values are then an error.
         ignored: a label that is not a position, but is allowed.
 
     Example:
@@ -83,7 +85,7 @@ class Loss:
 
         Raises:
             ModelError: even the rank of the output is unknown.
-            ArgumentError: it has no axis ``but``.
+            ArgumentError: the output has no axis ``but``.
         """
         if output is None:
             raise ModelError(
@@ -103,7 +105,7 @@ class Loss:
         """Write the loss.
 
         Raises:
-            ArgumentTypeError: the function returned something else.
+            ArgumentTypeError: the function did not return a tensor.
         """
         value = self.function(output, labels)
         if not isinstance(value, Tensor):
@@ -135,7 +137,7 @@ class Loss:
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
+    """Write the mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
     likelihood = output.op("LogSoftmax", axis=1).op(
         "GatherElements", labels.op("Unsqueeze", [1]), axis=1
     )
@@ -145,7 +147,7 @@ def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
 def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     sparse: bool = False, reduction: Reduction = "none"
 ) -> Loss:
-    """Return the cross entropy of logits [batch, classes], as ``mindspore.nn.SoftmaxCrossEntropyWithLogits``.
+    """Return the cross entropy of logits [batch, classes], like ``mindspore.nn.SoftmaxCrossEntropyWithLogits``.
 
     Args:
         sparse: whether labels are classes [batch]; otherwise they are one-hot, in the shape of the logits.
@@ -173,9 +175,9 @@ def CrossEntropyLoss(  # noqa: N802
     use_softmax: bool = True,
     label_smoothing: float = 0.0,
 ) -> Loss:
-    """Return the cross entropy of logits and classes, as ``paddle.nn.CrossEntropyLoss``.
+    """Return the cross entropy of logits and classes, like ``paddle.nn.CrossEntropyLoss``.
 
-    ``mindspore.nn.CrossEntropyLoss`` has the classes of images on axis 1 instead of the last.
+    ``mindspore.nn.CrossEntropyLoss`` expects the classes of images on axis 1 instead of the last axis.
 
     Args:
         weight: a factor for each class.
@@ -224,7 +226,8 @@ def NLLLoss(  # noqa: N802
 ) -> Loss:
     """Return the negative log likelihood of log-probabilities [batch, classes, ...] and classes [batch, ...].
 
-    As ``mindspore.nn.NLLLoss`` and ``paddle.nn.NLLLoss``. The arguments are those of :func:`CrossEntropyLoss`.
+    The counterpart of ``mindspore.nn.NLLLoss`` and ``paddle.nn.NLLLoss``. It has the arguments of
+    :func:`CrossEntropyLoss`.
 
     Example:
         >>> from onnxamp.train import NLLLoss
@@ -237,7 +240,7 @@ def NLLLoss(  # noqa: N802
 
 
 def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
-    """Return the squared difference of output and labels, as ``MSELoss`` of both.
+    """Return the squared difference of output and labels, like ``MSELoss`` of MindSpore and Paddle.
 
     Example:
         >>> from onnxamp.train import MSELoss
@@ -253,7 +256,7 @@ def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
 
 
 def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
-    """Return the absolute difference of output and labels, as ``L1Loss`` of both.
+    """Return the absolute difference of output and labels, like ``L1Loss`` of MindSpore and Paddle.
 
     Example:
         >>> from onnxamp.train import L1Loss
@@ -266,7 +269,7 @@ def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
 def BCELoss(  # noqa: N802
     weight: ArrayLike | None = None, reduction: Reduction = "mean"
 ) -> Loss:
-    """Return the binary cross entropy of probabilities and labels in [0, 1], as ``BCELoss`` of both.
+    """Return the binary cross entropy of probabilities and labels in [0, 1], like ``BCELoss`` of MindSpore and Paddle.
 
     Args:
         weight: a factor, in a shape that broadcasts to that of the labels.
@@ -291,9 +294,9 @@ def BCEWithLogitsLoss(  # noqa: N802
     reduction: Reduction = "mean",
     pos_weight: ArrayLike | None = None,
 ) -> Loss:
-    """Return the binary cross entropy of logits and labels in [0, 1], as ``BCEWithLogitsLoss`` of both.
+    """Return the binary cross entropy of logits and labels in [0, 1], like ``BCEWithLogitsLoss`` of both frameworks.
 
-    The two order their arguments differently: pass them by name.
+    MindSpore and Paddle order its arguments differently, so pass them by name.
 
     Args:
         weight: a factor, in a shape that broadcasts to that of the labels.
@@ -328,13 +331,13 @@ def _entropy(
 ) -> Loss:
     """Return the cross entropy of labels and the logarithms of probabilities.
 
-    The weights of classes count as in Paddle where labels are soft, which they only are there. Where they are classes,
-    MindSpore and Paddle agree but for smoothed labels, and those count as in MindSpore.
+    With soft labels, which only Paddle has, class weights are applied as in Paddle. With labels that are classes,
+    MindSpore and Paddle agree except for label smoothing, which follows MindSpore.
     """
     table = None if weight is None else np.asarray(weight, np.float32)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
-        """Return the weights, shaped as the output."""
+        """Return the weights, shaped to broadcast along the axis of the classes."""
         behind = len(output.dims or ()) - 1 - axis if axis >= 0 else -1 - axis
         return output.like(weights.reshape(-1, *[1] * behind))
 
@@ -382,7 +385,7 @@ def _log_softmax(axis: int) -> Callable[[Tensor], Tensor]:
 
 
 def _safe_log(probabilities: Tensor) -> Tensor:
-    """Their logarithms, which are finite."""
+    """Return the logarithms of probabilities, kept finite."""
     return probabilities.op("Max", probabilities.like(_SMALLEST)).op("Log")
 
 
@@ -391,7 +394,7 @@ def _weighted(losses: Tensor, weight: ArrayLike | None) -> Tensor:
 
 
 def _averaged(losses: Tensor, factors: Tensor | None, reduction: Reduction) -> Tensor:
-    """Return the losses, reduced; their mean is that of what counts by these factors, and 0 where nothing does."""
+    """Return the reduced losses; the mean is weighted by these factors, and 0 if all of them are zero."""
     if factors is None or reduction != "mean":
         return _reduced(losses, reduction)
     total = _reduced(factors, "sum")
@@ -407,7 +410,7 @@ def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
 def _reducing(
     losses: LossFunction, reduction: Reduction, weight: ArrayLike | None = None
 ) -> Loss:
-    """Return the loss that these losses of elements reduce to, once they are weighted.
+    """Return a loss that weights and reduces these losses of elements.
 
     Raises:
         ArgumentError, ArgumentTypeError: the reduction is unknown.
@@ -445,11 +448,12 @@ _NAMED: Final[Mapping[str, Callable[[], Loss]]] = {
 
 
 def find_loss(loss: "str | Loss | LossFunction") -> Loss:
-    """Return the loss of that name, or around that function (with float32 labels called "label", shaped as the output).
+    """Return the loss of this name, or one that wraps this function (with float32 labels "label", shaped like the
+    output).
 
     Raises:
-        ArgumentError: there is none.
-        ArgumentTypeError: it is none of these.
+        ArgumentError: there is no loss of this name.
+        ArgumentTypeError: ``loss`` has the wrong type.
     """
     if isinstance(loss, Loss):
         return loss

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 STEPS: Final = "train/steps"
-"""In checkpoints: the number of steps made, which decides rates, updates and dropout masks."""
+"""Key in checkpoints: the number of steps made, which determines rates, updates and dropout masks."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -63,10 +63,10 @@ class TrainNetwork:
     Attributes:
         source: the inference model that training started from.
         model: the training step in mixed precision, an ordinary ONNX model.
-        optimizer: the optimizer that it was built with.
+        optimizer: the optimizer that the network was built with.
         loss_scale_manager: the manager of the loss scale; None for no scaling.
         runs_on: "CUDA", "CPU", "CPU, emulated" (low precision is emulated), or a plugin provider and its device.
-        steps: number of steps made.
+        steps: the number of steps made.
 
     Example:
         >>> import numpy as np
@@ -89,10 +89,10 @@ class TrainNetwork:
     runs_on: str
     seed: int
     stored: Mapping[str, str] = field(default_factory=dict)
-    """Weights that :meth:`export` stores in another type than the one they came in -> that type."""
+    """The type of each weight that :meth:`export` does not store in its original type."""
     steps: int = 0
     pending: StepGradients | None = None
-    """The gradients that the next update takes."""
+    """The gradients that the next update uses."""
     _watch: StepWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,11 +110,11 @@ class TrainNetwork:
         return self.scale.manager
 
     def step(self, feeds: Mapping[str, Any]) -> StepResult:
-        """Make one training step: :meth:`gradients` and :meth:`apply` in one.
+        """Make one training step: :meth:`gradients` and :meth:`apply` in one call.
 
         Args:
-            feeds: arrays for the inputs of the model and the labels, by name. Floats and integers of other widths are
-                cast to the types of the inputs.
+            feeds: arrays for the model inputs and the labels, by name. Floats and integers of other widths are cast to
+                the types of the inputs.
 
         Raises:
             ArgumentError: an input is missing, unknown or of the wrong kind or shape, a label is not a class, or the
@@ -136,7 +136,7 @@ class TrainNetwork:
         """Make one training step: :meth:`step` with arrays in the order of the model's inputs, labels last.
 
         Raises:
-            ArgumentError: there are more or fewer. Others as :meth:`step`.
+            ArgumentError: the number of arrays is wrong. Others as :meth:`step`.
         """
         names = self.plan.data
         if len(arrays) != len(names):
@@ -146,11 +146,11 @@ class TrainNetwork:
         return self.step(dict(zip(names, arrays, strict=True)))
 
     def gradients(self, feeds: Mapping[str, Any]) -> StepGradients:
-        """Make the first half of a step: the loss, and the gradients of the scaled loss. Nothing is trained.
+        """Make the first half of a step: compute the loss and the gradients of the scaled loss. Nothing is trained.
 
-        They stay on the device until they are read, and can be changed before :meth:`apply`. Both halves together are a
-        :meth:`step`, bit for bit. They run in separate sessions, which are created on first use
-        and not replayed as CUDA graphs.
+        The gradients stay on the device until you read them, and you can change them before :meth:`apply`. Both halves
+        together equal a :meth:`step`, bit for bit. They run in separate sessions, which are created on first use and
+        not replayed as CUDA graphs.
 
         Args:
             feeds: as for :meth:`step`.
@@ -160,7 +160,7 @@ class TrainNetwork:
         """
         arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
-        if check is not None:  # runs the whole step once more, and keeps nothing of it
+        if check is not None:  # runs the whole step once more, and discards its results
             self._watched(check, arrays, scale)
         found = self.halves.gradients(values_of(arrays) | self.held.items, scale)
         self._forget()
@@ -168,10 +168,10 @@ class TrainNetwork:
         return found
 
     def apply(self, gradients: StepGradients | None = None) -> StepResult:
-        """Make the second half of a step: unscale the gradients, look for NaN and Inf, clip, and update.
+        """Make the second half of a step: unscale the gradients, check for NaN and Inf, clip, and update.
 
         Args:
-            gradients: what the last :meth:`gradients` returned; None means the same.
+            gradients: the result of the last :meth:`gradients`; None also means that.
 
         Raises:
             CallOrderError: there are no gradients, or others have been computed since.
@@ -192,7 +192,7 @@ class TrainNetwork:
         """Divide the pending gradients by their scale.
 
         Raises:
-            CallOrderError: there are none, or they are already unscaled.
+            CallOrderError: there are no gradients, or they are already unscaled.
         """
         first = self.pending
         if first is None or first.is_unscaled:
@@ -208,8 +208,8 @@ class TrainNetwork:
     def finish(
         self, first: StepGradients, *, moves_scale: bool
     ) -> tuple[StepResult, bool]:
-        """:meth:`apply`, and return whether the weights were due for an update; ``moves_scale`` says whether the loss
-        scale may change.
+        """Call :meth:`apply`, and return whether the weights were due for an update; the loss scale may change only if
+        ``moves_scale``.
 
         Raises:
             CallOrderError: as :meth:`apply`.
@@ -256,7 +256,7 @@ class TrainNetwork:
         *,
         moves_scale: bool,
     ) -> StepResult:
-        """Count a step; returns what it reports."""
+        """Count a step, and return its result."""
         result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
         is_due = self._is_due()
         self.steps += 1
@@ -266,19 +266,19 @@ class TrainNetwork:
         return result
 
     def _forget(self) -> None:
-        """Let nobody use the pending gradients any more."""
+        """Discard the pending gradients."""
         if self.pending is not None:
             self.pending.is_current = False
         self.pending = None
 
     def _is_due(self) -> bool:
-        """Return whether the next step updates the weights; without accumulation every step does."""
+        """Return whether the next step updates the weights; without accumulation, every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
     def _inputs(
         self, feeds: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[Any]], float]:
-        """Return all inputs of a step but the state, and its loss scale."""
+        """Return all inputs of a step except the state, and its loss scale."""
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
@@ -292,7 +292,7 @@ class TrainNetwork:
         return arrays | masks | self._settings(scale), scale
 
     def _settings(self, scale: float) -> dict[str, NDArray[Any]]:
-        """Return the other inputs of a step with this loss scale, without the state."""
+        """Return the inputs of a step with this loss scale, except the state and the feeds."""
         arrays = {
             RATE: np.asarray(self.optimizer.rate(self.steps), np.float32),
             **self.scale.feeds(scale),
@@ -304,7 +304,7 @@ class TrainNetwork:
         return arrays
 
     def _follow_scale(self) -> None:
-        """Take over a loss scale that somebody else changed."""
+        """Adopt a loss scale that was changed outside this network."""
         if arrays := self.scale.changed():
             self.held.put(arrays)
 
@@ -319,12 +319,12 @@ class TrainNetwork:
         """Train for some epochs.
 
         Args:
-            batches: the feeds of :meth:`step`, as anything that can be iterated once per epoch,
-                :class:`Batches` (shuffled again in each epoch), :class:`onnxamp.Samples`, a path to such (.npz, .json
-                or a folder), or a dict of arrays, which is a single batch.
-            epochs: number of epochs.
+            batches: the feeds of :meth:`step`: any iterable that can be iterated once per epoch,
+                :class:`Batches` (shuffled again in each epoch), :class:`onnxamp.Samples`, a path to samples (.npz,
+                .json or a folder), or a dict of arrays, which is a single batch.
+            epochs: the number of epochs.
             progress: show a progress bar with the loss on the terminal.
-            report: called with the number of each step, from 1, and its result.
+            report: called with the number of each step (from 1) and its result.
 
         Returns:
             The mean loss of each epoch, over batches and, if the loss is not a scalar, over its elements.
@@ -381,16 +381,16 @@ class TrainNetwork:
         """Return a copy of everything that later steps depend on, by name: weights, optimizer slots, loss scale,
         counters.
 
-        The scale of a manager of your own class is not part of it.
+        The scale of a manager of your own class is not included.
         """
         self._follow_scale()
         return self.held.copies() | {STEPS: np.asarray(self.steps, np.int64)}
 
     def load_state(self, state: Feeds) -> None:
-        """Continue from a state that :meth:`state` returned, in this or in an equal network.
+        """Continue from a state that :meth:`state` returned, in this network or an equal one.
 
         Raises:
-            ArgumentError: it is the state of another network.
+            ArgumentError: the state belongs to another network.
         """
         arrays = {**self.plan.state, **self.scale.arrays()}
         shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
@@ -414,7 +414,7 @@ class TrainNetwork:
         """Write the state as a safetensors file; an existing file is replaced once the new one is complete.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: the file cannot be written.
         """
         require("safetensors", "A checkpoint needs safetensors", "safetensors")
         import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it
@@ -433,7 +433,7 @@ class TrainNetwork:
 
         Raises:
             ModelError: the file cannot be read.
-            ArgumentError: it is the state of another network.
+            ArgumentError: the state belongs to another network.
         """
         require("safetensors", "A checkpoint needs safetensors", "safetensors")
         import safetensors.numpy  # noqa: PLC0415 - only checkpoints need it

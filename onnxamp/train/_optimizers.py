@@ -1,6 +1,6 @@
-"""Optimizers as graphs: the state each keeps per weight, and how it updates the weight. All arithmetic is float32.
+"""Optimizers as graphs: their state per weight, and their updates of weights. All arithmetic is float32.
 
-The formulas are those of ``torch.optim``. MindSpore's differ only in where AdamW applies its decay.
+The formulas are those of ``torch.optim``. MindSpore's formulas differ only in where AdamW applies its decay.
 """
 
 import re
@@ -24,12 +24,12 @@ from onnxamp._gradients.writer import Tensor
 from onnxamp._options.checks import WHOLE, checked_number
 
 Schedule: TypeAlias = Callable[[int], float]
-"""From the number of a step, counted from 0, to its learning rate."""
+"""A function that maps the number of a step, counted from 0, to its learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A weight to update, with all that its update depends on."""
+    """A weight to update, with everything that its update depends on."""
 
     weight: Tensor
     gradient: Tensor
@@ -45,7 +45,7 @@ C = TypeVar("C", bound=type)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _settings(cls: C) -> C:
-    """Make a frozen dataclass of keywords, which refuses the parameters that optimizers of other frameworks need."""
+    """Make a frozen keyword-only dataclass that rejects the parameters that optimizers of other frameworks need."""
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
     init = made.__init__
 
@@ -64,14 +64,14 @@ def _settings(cls: C) -> C:
 
 @_settings
 class Optimizer(ABC):
-    """Base class of the optimizers, with the options that all of them have.
+    """Base class of the optimizers, with their common options.
 
     Args:
-        learning_rate: a number, or a function from the number of a step (from 0) to one.
-        weight_decay: strength of the pull of the weights to zero.
+        learning_rate: a number, or a function that maps the number of a step (from 0) to one.
+        weight_decay: how strongly weights are pulled toward zero.
         weight_decays: other decays for some weights, by regular expressions for full names; the first
             match counts.
-        clip_norm: the largest common L2 norm of the gradients, which are scaled down to it.
+        clip_norm: the largest common L2 norm of the gradients; they are scaled down to it if it is exceeded.
         accumulate: update once in this many steps, with the mean of their gradients.
         weights: regular expressions for the full names of the weights to train; none for all.
 
@@ -113,7 +113,7 @@ class Optimizer(ABC):
         )
 
     slots: ClassVar[tuple[str, ...]] = ()
-    """Names of the state kept per weight, in its shape; all start as zeros."""
+    """Names of the state kept per weight, in the shape of the weight; all start as zeros."""
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:  # noqa: ARG002
         """Write the values that all weights share; ``updates`` is the number of this update, from 1, as a float32
@@ -156,7 +156,7 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     """Stochastic gradient descent: w - rate * (g + decay * w).
 
-    Takes the options of :class:`Optimizer`.
+    Accepts the options of :class:`Optimizer`.
 
     Example:
         >>> from onnxamp.train import SGD
@@ -173,7 +173,7 @@ class SGD(Optimizer):
 class Momentum(Optimizer):
     """SGD with momentum: v = momentum * v + g + decay * w, then w - rate * v.
 
-    With ``nesterov``, w - rate * (g + decay * w + momentum * v). Takes the options of :class:`Optimizer`, too.
+    With ``nesterov``, w - rate * (g + decay * w + momentum * v). Also accepts the options of :class:`Optimizer`.
 
     Example:
         >>> from onnxamp.train import Momentum
@@ -197,7 +197,7 @@ class Momentum(Optimizer):
 class Adam(Optimizer):
     """Adam with bias correction; the weight decay is added to the gradient.
 
-    Takes the options of :class:`Optimizer`, too.
+    Also accepts the options of :class:`Optimizer`.
 
     Example:
         >>> from onnxamp.train import Adam
@@ -212,7 +212,7 @@ class Adam(Optimizer):
     """The first and the second moment."""
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
-        """1 / (1 - beta1^t), and the square root of 1 - beta2^t."""
+        """Write 1 / (1 - beta1^t) and the square root of 1 - beta2^t."""
         first, second = (
             updates.like(beta) ** updates for beta in (self.beta1, self.beta2)
         )
@@ -241,7 +241,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: w * (1 - rate * decay) before the update.
 
-    Takes the options of :class:`Optimizer` and :class:`Adam`.
+    Accepts the options of :class:`Optimizer` and :class:`Adam`.
 
     Example:
         >>> from onnxamp.train import AdamW

@@ -1,8 +1,8 @@
-"""Loss scaling: gradients are scaled up so that low precision does not flush small ones to zero.
+"""Loss scaling: scaling gradients up so that low precision does not flush small ones to zero.
 
-A manager owns the scale. Managers of this module that change it let the graph of the step compute the next scale from
-their counters and settings, so that no step waits for Python; others, a user's own among them, are asked for the scale
-before each step and told about overflows after it.
+A manager owns the scale. For dynamic managers of this module, the graph of the step computes the next scale from their
+counters and settings, so that no step waits for Python. Other managers, including those that users write, are asked for
+the scale before each step and told about overflows after it.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
 
 _MOST: Final = 2**62
-"""Updates that no window may reach."""
+"""The number of updates that no window may reach."""
 
 
 _MOST_OVERFLOWS: Final = 1000
-"""Updates in a row whose gradients may overflow, as in MindSpore."""
+"""The number of updates in a row whose gradients may overflow, as in MindSpore."""
 
 
 def checked_scale(name: str, value: float) -> float:
-    """Return a scale."""
+    """Return a scale, checked."""
     return float(
         checked_number(
             name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
@@ -37,19 +37,19 @@ def checked_scale(name: str, value: float) -> float:
 
 
 def checked_factor(name: str, value: float) -> float:
-    """Return a factor by which a scale rises."""
+    """Return a factor by which a scale rises, checked."""
     what = "a finite number greater than 1"
     return float(checked_number(name, value, what, lambda n: 1 < n < inf))
 
 
 def checked_fraction(name: str, value: float) -> float:
-    """Return a factor by which a scale falls."""
+    """Return a factor by which a scale falls, checked."""
     what = "a number between 0 and 1"
     return float(checked_number(name, value, what, lambda n: 0 < n < 1))
 
 
 def checked_count(name: str, value: int) -> int:
-    """Return a number of updates."""
+    """Return a number of updates, checked."""
     what = "a positive whole number"
     return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
@@ -64,15 +64,15 @@ class FromLevel(Enum):
 
 
 FROM_LEVEL: Final = FromLevel.FROM_LEVEL
-"""The default of ``loss_scale_manager``: scale the loss as the level says. None turns scaling off."""
+"""The default of ``loss_scale_manager``: scale the loss as the level requires. None turns scaling off."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpdate:
     """The rule by which a graph changes the scale.
 
-    ``grow_every`` updates in a row without overflow multiply it by ``grow``, ``shrink_every`` updates in a row with
-    overflow by ``shrink``. It stays at least 1.
+    ``grow_every`` updates in a row without overflow multiply the scale by ``grow``, and ``shrink_every`` updates in a
+    row with overflow multiply it by ``shrink``. The scale never falls below 1.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
@@ -87,7 +87,7 @@ class ScaleUpdate:
 
 
 STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
-"""Changes neither the scale nor its counters: that of a scaler that does not scale dynamically, or is disabled."""
+"""A rule that changes neither the scale nor its counters, for scalers that are disabled or not dynamic."""
 
 
 class LossScaleManager:
@@ -119,7 +119,7 @@ class LossScaleManager:
         )
 
     def update_loss_scale(self, overflow: bool) -> None:
-        """Adjust to whether a gradient held NaN or Inf."""
+        """Adjust the scale, depending on whether a gradient held NaN or Inf."""
         raise NotImplementedError(
             f"{type(self).__name__} must define update_loss_scale(overflow)."
         )
@@ -138,15 +138,15 @@ class LossScaleManager:
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A constant loss scale, as ``mindspore.amp.FixedLossScaleManager``.
+    """A constant loss scale, like ``mindspore.amp.FixedLossScaleManager``.
 
     Args:
-        loss_scale: factor of the loss, at least 1.
+        loss_scale: the factor of the loss, at least 1.
         drop_overflow_update: skip updates whose gradients hold NaN or Inf.
 
     Raises:
         ArgumentError: ``loss_scale`` is less than 1.
-        ArgumentTypeError: it is not a number, or ``drop_overflow_update`` is not a bool.
+        ArgumentTypeError: ``loss_scale`` is not a number, or ``drop_overflow_update`` is not a bool.
 
     Example:
         >>> from onnxamp.train import FixedLossScaleManager
@@ -176,7 +176,7 @@ class FixedLossScaleManager(LossScaleManager):
 
 
 class ScaleState(NamedTuple):
-    """A scale that changes, with its counters: arrays, or the values that a network left on its device.
+    """A dynamic scale with its counters: arrays, or the values that a network left on its device.
 
     ``scale`` is a float32 scalar; ``good`` and ``bad`` are int64 scalars: updates in a row without and with overflow.
     """
@@ -187,7 +187,7 @@ class ScaleState(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, good: int = 0, bad: int = 0) -> "ScaleState":
-        """Return the state with these numbers."""
+        """Return the state with these values."""
         return cls(
             np.array(scale, np.float32),
             np.array(good, np.int64),
@@ -195,7 +195,7 @@ class ScaleState(NamedTuple):
         )
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """Scale, good and bad as arrays."""
+        """Return scale, good and bad as arrays."""
         return tuple(
             np.array(item if isinstance(item, np.ndarray) else from_value(item))
             for item in self
@@ -214,33 +214,33 @@ class ScaleState(NamedTuple):
 
 
 class MovingLossScaleManager(LossScaleManager):
-    """A manager whose scale the graph of the step changes. The manager holds it: all its networks share it."""
+    """A manager whose scale is changed by the graph of the step. All networks of the manager share the scale."""
 
     def __init__(self, scale: float) -> None:
         self.scale_state = ScaleState.of(scale)
 
     def get_loss_scale(self) -> float:
-        """Return the scale of the next step, also while a network is being trained with it."""
+        """Return the scale of the next step, even while a network is being trained with it."""
         return float(self.scale_state.arrays()[0])
 
     def update_loss_scale(self, overflow: bool) -> None:
-        """Change the scale as a step with or without overflow does; networks do so by themselves."""
+        """Change the scale as a step with or without overflow does. Networks do this themselves."""
         update = self.get_update_cell()
         if update is not None:
             self.scale_state = self.scale_state.after(update, overflow)
         self._note(overflow)
 
     def _note(self, overflow: bool) -> None:
-        """Take note of an update that was made or skipped."""
+        """Record an update that was made or skipped."""
 
 
 class DynamicLossScaleManager(MovingLossScaleManager):
-    """A loss scale that falls at each overflow and rises after a window without any.
+    """A loss scale that falls at each overflow and rises after a window without overflows.
 
     The counterpart of ``mindspore.amp.DynamicLossScaleManager``.
 
     Args:
-        init_loss_scale: the first scale, at least 1.
+        init_loss_scale: the initial scale, at least 1.
         scale_factor: the factor by which the scale is divided or multiplied, greater than 1.
         scale_window: updates in a row without overflow before the scale rises.
 
@@ -267,7 +267,7 @@ class DynamicLossScaleManager(MovingLossScaleManager):
         self._factor = checked_factor("scale_factor", scale_factor)
         self._window = checked_count("scale_window", scale_window)
         self._overflows = 0
-        """In a row."""
+        """The number of overflows in a row."""
 
     def __repr__(self) -> str:
         return (
@@ -290,18 +290,18 @@ class DynamicLossScaleManager(MovingLossScaleManager):
 
 
 class LossScale:
-    """The loss scale of one network: between its manager, which owns it, and the graph, which may change it.
+    """The loss scale of one network. It connects the manager, which owns the scale, and the graph, which may change it.
 
     Attributes:
-        manager: None, or one that scales nothing, where the loss is not scaled.
-        scaling: how the step uses it; None where the loss is not scaled.
+        manager: the manager; None, or one that scales nothing, if the loss is not scaled.
+        scaling: how the step uses the scale; None if the loss is not scaled.
     """
 
     def __init__(self, manager: LossScaleManager | None, dtype: str) -> None:
         self.manager = manager
         self.scaling: Scaling | None = None
         self._mover: MovingLossScaleManager | None = None
-        """The manager, if the graph changes its scale: not if methods of a subclass say what it is or becomes."""
+        """The manager, if the graph changes its scale; None if methods of a subclass determine or change the scale."""
         self._seen: ScaleState | None = None
         """The state of such a manager, as the network has it."""
         if manager is None or not manager._scales(dtype):
@@ -322,17 +322,17 @@ class LossScale:
         )
 
     def now(self) -> float:
-        """Return the scale of the next step; 1 without one.
+        """Return the scale of the next step; 1 without loss scaling.
 
         Raises:
-            ArgumentError: a manager of the user's own returned none.
+            ArgumentError: a manager of the user's own class returned an invalid scale.
         """
         if self.manager is None or self.scaling is None:
             return 1.0
         scale = self.manager.get_loss_scale()
         if (
             self._mover is not None
-        ):  # it was valid when given, and the graph keeps it so
+        ):  # it was valid at first, and the graph keeps it valid
             return float(scale)
         array = np.asarray(scale)
         number = (
@@ -347,7 +347,7 @@ class LossScale:
         return number
 
     def feeds(self, scale: float) -> dict[str, NDArray[Any]]:
-        """Inputs of a step with this scale: the scale, or how the graph changes it."""
+        """Return the inputs of a step with this scale: the scale, or how the graph changes it."""
         if self.scaling is None:
             return {}
         if self._mover is None:
@@ -359,20 +359,20 @@ class LossScale:
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The state that the graph changes, by input; empty if it changes none."""
+        """Return the state that the graph changes, by input; empty if it changes none."""
         if self._mover is None:
             return {}
         return dict(zip(SCALE_STATE, self._mover.scale_state.arrays(), strict=True))
 
     def changed(self) -> dict[str, NDArray[Any]]:
-        """:meth:`arrays` if somebody else changed them since the network did."""
+        """Return :meth:`arrays` if they were changed outside this network since its last step."""
         if self._mover is None or self._mover.scale_state is self._seen:
             return {}
         self._seen = self._mover.scale_state
         return self.arrays()
 
     def keep(self, state: Mapping[str, Any], overflow: bool, *, is_due: bool) -> None:
-        """Give the scale after a step back to its manager, or let the manager change it."""
+        """Pass the scale after a step to its manager, or let the manager change it."""
         if self._mover is not None:
             self.load(state)
             if is_due:
@@ -381,7 +381,7 @@ class LossScale:
             self.manager.update_loss_scale(overflow)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Give the scale in the state of the network to its manager."""
+        """Pass the scale in the state of the network to its manager."""
         if self._mover is not None:
             self._seen = self._mover.scale_state = ScaleState(
                 *map(state.get, SCALE_STATE)

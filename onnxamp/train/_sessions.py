@@ -1,10 +1,10 @@
-"""Steps in sessions of ONNX Runtime, whole or in halves; with a state that is held between them.
+"""Steps in sessions of ONNX Runtime, whole or in halves, with a state that is kept between them.
 
 Recorded steps run in fixed buffers, so that a CUDA graph can be recorded once and replayed. The state has two sets of
-buffers: a step reads one and writes the other, and the next step does the reverse. So one graph is recorded per
+buffers: a step reads one and writes the other, and the next step does the reverse. Therefore one graph is recorded per
 direction, no buffer is written while a node may still read it, and ONNX Runtime may run a step more than once to record
-it. CUDA graphs require every node on CUDA and thus fixed shapes: each set of input shapes has its own session and pair
-of graphs, which live as long as the network.
+it. CUDA graphs require every node to run on CUDA, and thus fixed shapes: each set of input shapes has its own session
+and pair of graphs, which live as long as the network.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -42,7 +42,7 @@ Values = dict[str, "ort.OrtValue"]
 
 @dataclass(slots=True)
 class Held:
-    """The state of a network by name, as ONNX Runtime's values: on the device if ``on_device``."""
+    """The state of a network by name, as ONNX Runtime values, on the device if ``on_device``."""
 
     successors: Mapping[str, str]
     """The output that replaces each piece of state."""
@@ -50,7 +50,7 @@ class Held:
     items: Values = field(default_factory=dict)
 
     def hold(self, state: Feeds) -> None:
-        """Hold these arrays, and no others."""
+        """Replace the state with these arrays."""
         self.items = values_of(state)
 
     def put(self, part: Feeds) -> None:
@@ -58,11 +58,11 @@ class Held:
         self.items |= values_of(part)
 
     def keep(self, outputs: Values) -> None:
-        """Hold the successors among these outputs of a session, and nothing else."""
+        """Keep the successors of the state among these outputs of a session, and nothing else."""
         following = {name: outputs[output] for name, output in self.successors.items()}
         if (
             not self.on_device
-        ):  # copies, as values that share an array's memory do not own it
+        ):  # copies, because values that share an array's memory do not own it
             copies = {
                 name: np.array(from_value(value)) for name, value in following.items()
             }
@@ -70,19 +70,19 @@ class Held:
         self.items = following
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return an array; what it shows may change with the next step."""
+        """Return an array; its contents may change with the next step."""
         return np.asarray(from_value(self.items[name]))
 
     def copies(self) -> dict[str, NDArray[Any]]:
-        """Copies of all arrays."""
+        """Return copies of all arrays."""
         return {name: self.array(name).copy() for name in self.items}
 
     def run(self, session: "ort.InferenceSession", feeds: Feeds) -> Feeds:
-        """Run a whole step and hold the next state; returns the :data:`RESULTS`.
+        """Run a whole step, keep the next state, and return the :data:`RESULTS`.
 
         Args:
-            session: of the step; recorded steps have their own.
-            feeds: all inputs that are not state.
+            session: the session of the step; recorded steps have their own.
+            feeds: all inputs except the state.
 
         Raises:
             RuntimeFailure: ONNX Runtime cannot run the step; the state does not change.
@@ -103,7 +103,7 @@ class _Shaped(NamedTuple):
 
 @dataclass(slots=True)
 class Recorded(Held):
-    """A state in the buffers of recorded steps of ``model``, with CUDA graphs on "cuda"."""
+    """The state in the buffers of recorded steps of ``model``, with CUDA graphs on "cuda"."""
 
     model: ModelProto = field(kw_only=True)
     provider: Provider = field(kw_only=True)
@@ -112,7 +112,7 @@ class Recorded(Held):
     _shaped: dict[Any, _Shaped] = field(default_factory=dict)
 
     def hold(self, state: Feeds) -> None:
-        """Copy a state into the buffers."""
+        """Copy the state into the buffers."""
         if not self._sides:
             self._sides = tuple(
                 {
@@ -125,11 +125,11 @@ class Recorded(Held):
         self.put(state)
 
     def put(self, part: Feeds) -> None:
-        """Copy a part of a state into the buffers that the next step reads."""
+        """Copy a part of the state into the buffers that the next step reads."""
         _fill(self.items, part)
 
     def keep(self, outputs: Values) -> None:
-        """Copy the successors among these outputs of a session into the buffers."""
+        """Copy the successors of the state among these outputs of a session into the buffers."""
         pairs = self.successors.items()
         self.hold(
             {name: np.asarray(from_value(outputs[output])) for name, output in pairs}
@@ -186,7 +186,7 @@ def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
     """Return an array for the loss of a step whose inputs have known shapes.
 
     Raises:
-        RuntimeFailure: they do not tell the shape of the loss.
+        RuntimeFailure: the input shapes do not determine the shape of the loss.
     """
     (entry,) = (output for output in model.graph.output if output.name == LOSS)
     declared = entry.type.tensor_type.shape.dim
@@ -202,10 +202,10 @@ def _loss_buffer(model: ModelProto) -> NDArray[np.float32]:
 
 
 def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """Return the model for inputs of these shapes alone.
+    """Return the model specialized to inputs of these shapes.
 
-    Size becomes a constant where the shape is known: unlike Shape, ONNX Runtime does not fold it, and it would leave a
-    copy from host to device in the graph.
+    A Size of a known shape becomes a constant: ONNX Runtime folds Shape but not Size, which would leave a copy from
+    host to device in the graph.
     """
     shaped = copy_without(model, "value_info")
     for entry in shaped.graph.input:
@@ -232,12 +232,12 @@ def _fill(values: Values, arrays: Feeds) -> None:
 
 
 def values_of(arrays: Feeds) -> Values:
-    """Arrays as ONNX Runtime's values."""
+    """Return arrays as ONNX Runtime values."""
     return {name: to_value(array) for name, array in arrays.items()}
 
 
 class HasLoss:
-    """An object with a ``loss`` that can be read like the tensors of MindSpore and Paddle."""
+    """An object with a ``loss`` that can be read like a tensor of MindSpore or Paddle."""
 
     __slots__ = ()
     loss: float | NDArray[np.float32]
@@ -288,7 +288,7 @@ class StepResult(HasLoss):
 class StepArrays(MutableMapping[str, NDArray[np.float32]]):
     """Float32 arrays by name that stay on the device until they are read, and can then be changed in place.
 
-    Setting one checks its shape, and rounds it to float32.
+    Setting an array checks its shape and rounds it to float32.
 
     Example:
         >>> import numpy as np
@@ -335,7 +335,7 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
         return len(self._values)
 
     def values_for(self, names: Mapping[str, str]) -> Values:
-        """Return the arrays as ONNX Runtime's values, by the input names in ``names``."""
+        """Return the arrays as ONNX Runtime values, by the input names in ``names``."""
         return {
             names[name]: to_value(value) if isinstance(value, np.ndarray) else value
             for name, value in self._values.items()
@@ -344,7 +344,8 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
 
 @dataclass(slots=True, eq=False)
 class StepGradients(HasLoss):
-    """The first half of a step: what :meth:`TrainNetwork.gradients` returns and :meth:`TrainNetwork.apply` takes.
+    """The first half of a step: the result of :meth:`TrainNetwork.gradients` and the input of
+    :meth:`TrainNetwork.apply`.
 
     Attributes:
         loss: the unscaled loss: a number, or an array if the loss is not a scalar.
@@ -366,7 +367,7 @@ class StepGradients(HasLoss):
     gradients: StepArrays
     statistics: StepArrays
     loss_scale: float
-    """The loss scale of the step, also after the gradients are unscaled."""
+    """The loss scale of the step, even after the gradients are unscaled."""
     is_unscaled: bool = False
     is_current: bool = True
 
@@ -384,7 +385,7 @@ class StepGradients(HasLoss):
 
 @dataclass(slots=True)
 class Halves:
-    """The sessions of the halves, made when they are first used.
+    """The sessions of the two halves of a step, created on first use.
 
     ``model`` is the step, ready to run on ``provider``.
     """
@@ -395,7 +396,7 @@ class Halves:
     _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)
 
     def gradients(self, values: Values, scale: float) -> StepGradients:
-        """Return the loss, the gradients, scaled by this, and what the running statistics become."""
+        """Return the loss, the gradients scaled by ``scale``, and the new running statistics."""
         parts = (self.step.gradients, self.step.statistics)
         wanted = [LOSS, *(met for part in parts for met in part.values())]
         outputs = self._run("gradients", values, wanted, {})
@@ -414,12 +415,12 @@ class Halves:
         return StepArrays(dict(zip(self.step.gradients, outputs.values(), strict=True)))
 
     def update(self, values: Values, first: StepGradients) -> Values:
-        """Whether a gradient overflows, their norm, and the successors of the state."""
+        """Return whether a gradient overflows, the norm of the gradients, and the successors of the state."""
         wanted = [OVERFLOW, NORM, *self.step.successors.values()]
         return self._run("update", values, wanted, self._met(first))
 
     def _met(self, first: StepGradients) -> Values:
-        """Inputs of a half step that the whole step computes itself."""
+        """Return the inputs of a half step that the whole step computes itself."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
         return (
@@ -449,7 +450,7 @@ def part_of(
 
     Args:
         model: any model; it is not changed.
-        fed: the shapes of float32 values to feed, in addition to those inputs of the model that are needed.
+        fed: the shapes of the float32 values to feed, in addition to the model inputs that are needed.
         outputs: the values to compute.
 
     Complexity: linear.

@@ -9,15 +9,15 @@ dropout masks           see :class:`onnxamp.train._forward.Mask`
 ``train/apply``         bool scalar: whether this step updates the weights; only with accumulation
 ``train/divisor``       float32 scalar: 1; only without a loss scale
 ``train/scale``         loss scale, float32 scalar
-``train/factors``       by which the graph changes the scale, and after how many updates (``train/windows``); see
-                        :func:`_write_scale`
+``train/factors``       the factors by which the graph changes the scale, and the numbers of updates after which it does
+                        (``train/windows``); see :meth:`_Update._move_scale`
 state                   weights, running statistics, optimizer slots, counters, by name
 ======================  ==============================================================================================
 
-Its outputs are ``train/loss`` (unscaled; where it is no scalar, its sum is differentiated), ``train/overflow``,
+Its outputs are ``train/loss`` (unscaled; if it is not a scalar, its sum is differentiated), ``train/overflow``,
 ``train/norm`` (of all gradients, unscaled, before clipping) and the successor of each piece of state. Where nodes skip
-an update whose gradients hold NaN or Inf: then all state except for the scale and its counters stays, including running
-statistics.
+an update whose gradients hold NaN or Inf. The state, including running statistics, then stays the same, except for the
+scale and its counters.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -42,20 +42,20 @@ from onnxamp.train._optimizers import Move, Optimizer
 
 LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
 RESULTS: Final = (LOSS, OVERFLOW, NORM)
-"""Outputs of a step besides the state."""
+"""Outputs of a step other than the state."""
 OWN: Final = "train"
-"""The prefix of nodes that belong neither to the model nor to its gradients, and stay in float32."""
+"""The prefix of nodes that belong neither to the model nor to its gradients; they stay in float32."""
 RATE, APPLY, UPDATES = "train/rate", "train/apply", "train/updates"
 SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
 """The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
 DIVISOR, FACTORS, WINDOWS = "train/divisor", "train/factors", "train/windows"
 SUM: Final = "train/sum/"
-"""With the name of a weight behind it: the sum of its gradients since the last update."""
+"""Prefix of the name of a weight, for the sum of its gradients since the last update."""
 GRADIENT, STATISTIC, UNSCALED = "train/gradient/", "train/statistic/", "train/unscaled/"
-"""With a name behind them: scaled gradients and successors of running statistics, in float32, where the halves meet;
-and the unscaled gradients behind."""
+"""Prefixes of names, for float32 values: scaled gradients and successors of running statistics at the boundary of the
+halves, and unscaled gradients after it."""
 NEXT: Final = "train/next/"
-"""With the name of a piece of state behind it: the output that replaces it."""
+"""Prefix of the name of a piece of state, for the output that replaces it."""
 LARGEST: Final = 2.0**126
 """Keeps the loss scale finite in float32."""
 _CLIP_EPSILON: Final = 1e-6
@@ -66,8 +66,8 @@ Array = NDArray[Any]
 
 
 class Scaling(NamedTuple):
-    """The use of a loss scale in a step: whether it skips updates whose gradients hold NaN or Inf, and changes the
-    scale.
+    """The use of a loss scale in a step: whether the step skips updates whose gradients hold NaN or Inf, and whether it
+    changes the scale.
     """
 
     skips: bool
@@ -78,10 +78,10 @@ class Scaling(NamedTuple):
 class Step:
     """The graph of a step, in float32.
 
-    ``state``: initial arrays, by input; ``successors``: the output that replaces each, and each part of the loss scale
-    that the graph moves; ``gradients``: the value that holds the gradient of each trained weight, scaled as the loss
-    is; ``statistics``: the values that the running statistics become; ``data``: the inputs that the caller feeds;
-    ``classes``: what labels may be, if not anything.
+    ``state``: initial arrays, by input; ``successors``: the output that replaces each piece of state, and each part of
+    the loss scale that the graph changes; ``gradients``: the value that holds the gradient of each trained weight,
+    scaled like the loss; ``statistics``: the values that replace the running statistics; ``data``: the inputs that the
+    caller feeds; ``classes``: the valid labels; None if any label is valid.
     """
 
     model: ModelProto
@@ -118,14 +118,14 @@ def build_step(
 
     Args:
         forward: the model in training mode; it is not changed.
-        loss: None where the first output of the model is the loss.
-        scaling: how the loss is scaled; None for not at all, and then no update is skipped.
-        lacks: what the engine cannot run, as in the ``engine.toml`` of a target.
+        loss: the loss; None if the first output of the model is the loss.
+        scaling: how the loss is scaled; None for no scaling, in which case no update is skipped.
+        lacks: the features that the engine cannot run, as in the ``engine.toml`` of a target.
 
     Raises:
         GradientError: an op has no rule, or there is nothing to train.
         ModelError: the model has no output that could be a loss.
-        ArgumentError: the first output is no loss and none is given, or a value has the name of the labels.
+        ArgumentError: no loss is given and the first output is not one, or a value has the name of the labels.
     """
     own = {tensor.name for tensor in forward.model.graph.initializer}
     judged = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
@@ -162,7 +162,7 @@ class _Judged(NamedTuple):
     """A model with its loss.
 
     ``target``: the value to differentiate, which is scaled; ``dims``: the shape of the loss, which is a scalar if it
-    has one element; ``classes``: what labels may be.
+    has one element; ``classes``: the valid labels.
     """
 
     model: ModelProto
@@ -172,7 +172,7 @@ class _Judged(NamedTuple):
 
 
 def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
-    """Write the loss behind a model."""
+    """Write the loss after a model."""
     output = _judged_output(graph, loss)
     name, elem = graph.values[output].name, elem_of(graph.types[output])
     dims, classes = graph.ask(symbolic_shapes)[output], None
@@ -203,10 +203,10 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
 
 
 def _judged_output(graph: Graph, loss: Loss | None) -> int:
-    """Return the output that the loss is computed from, or that is the loss.
+    """Return the output that is the loss, or that the loss is computed from.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such output.
     """
     wanted = loss.output if loss else None
     for value in graph.scopes[0].outputs:
@@ -218,10 +218,10 @@ def _judged_output(graph: Graph, loss: Loss | None) -> int:
 
 
 def _check_loss(name: str, dims: Dims | None) -> None:
-    """Check that an output can be a loss: a scalar, or one for each sample, whose sum is made small.
+    """Check that an output can be a loss: a scalar, or a vector with one loss per sample, whose sum is minimized.
 
     Raises:
-        ArgumentError: it cannot.
+        ArgumentError: it cannot be a loss.
     """
     if dims is not None and sum(dim != 1 for dim in dims) > 1:
         shape = ", ".join("?" if dim is None else str(dim) for dim in dims)
@@ -233,7 +233,7 @@ def _check_loss(name: str, dims: Dims | None) -> None:
 
 @dataclass(slots=True)
 class _Update:
-    """Writes the successors of the state from the gradients; ``state`` grows by what the update keeps."""
+    """Writes the successors of the state from the gradients, and adds the state of the optimizer to ``state``."""
 
     writer: Writer
     optimizer: Optimizer
@@ -245,10 +245,10 @@ class _Update:
     def write(
         self, gradients: Mapping[str, str], statistics: Mapping[str, str]
     ) -> dict[str, str]:
-        """Write everything behind the gradients; returns their names where the halves meet, by weight.
+        """Write everything after the gradients, and return their names at the boundary of the halves, by weight.
 
-        The division stands there without a loss scale, too: ONNX Runtime would fuse the last op of a gradient with the
-        first of its update, and one half could not do that.
+        The division is written even without a loss scale. Otherwise, ONNX Runtime would fuse the last op of a gradient
+        with the first op of its update, which is impossible when the halves are separate.
         """
         if self.scaling is None:
             divisor = self.writer.input(DIVISOR, _FLOAT)
@@ -295,17 +295,17 @@ class _Update:
         return {name: gradient.name for name, gradient in met.items()}
 
     def _met(self, output: str, where: str, name: str) -> Tensor:
-        """Return a value where the halves meet."""
+        """Return a value at the boundary of the halves."""
         return Tensor(self.writer, output, _FLOAT).op("Identity", into=f"{where}{name}")
 
     def _keep(self, name: str, initial: Array) -> Tensor:
-        """Add a piece of state; returns it as the graph reads it."""
+        """Add a piece of state, and return the value that the graph reads."""
         self.state[name] = initial
         elem = helper.np_dtype_to_tensor_dtype(initial.dtype)
         return self.writer.input(name, elem, initial.shape)
 
     def _replace(self, old: Tensor, new: Tensor, happens: Tensor | None) -> None:
-        """Note what a piece of state becomes if the update happens."""
+        """Record the value that replaces a piece of state if the update happens."""
         self.successors[old.name] = new if happens is None else happens.where(new, old)
 
     def _accumulated(
@@ -320,7 +320,9 @@ class _Update:
         return sums
 
     def _inspected(self, gradients: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-        """Whether any gradient holds NaN or Inf (multiplied by zero, only these are not zero), and the norm of all."""
+        """Write whether any gradient holds NaN or Inf (only these are not zero when multiplied by zero), and the norm
+        of all.
+        """
         gradients = list(gradients)
         zeros = [(gradient * 0.0).op("ReduceSum", keepdims=0) for gradient in gradients]
         squares = [gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients]
@@ -328,14 +330,14 @@ class _Update:
         return overflow, squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
 
     def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
-        """Whether the update happens; None for always."""
+        """Return whether the update happens; None for always."""
         if self.scaling is None or not self.scaling.skips:
             return apply
         clean = overflow.op("Not")
         return clean if apply is None else clean.op("And", apply)
 
     def _clip(self, norm: Tensor) -> Tensor | None:
-        """Return the factor that makes the norm of the gradients small enough."""
+        """Return the factor that reduces the norm of the gradients to its limit."""
         most = self.optimizer.clip_norm
         return (
             None
@@ -372,7 +374,8 @@ class _Update:
     def _move_scale(self, overflow: Tensor, apply: Tensor | None) -> None:
         """Write the next scale (float32) and its counters (int64); :meth:`ScaleState.after` computes the same.
 
-        The factors are grow and shrink of :class:`ScaleUpdate`, the windows grow_every and shrink_every.
+        The factors are ``grow`` and ``shrink`` of :class:`ScaleUpdate`; the windows are ``grow_every`` and
+        ``shrink_every``.
         """
         kinds = zip(SCALE_STATE, (_FLOAT, _INT64, _INT64), strict=True)
         state = scale, good, bad = [

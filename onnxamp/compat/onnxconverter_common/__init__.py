@@ -1,6 +1,6 @@
 """The functions of ``onnxconverter_common.float16``, ``auto_mixed_precision`` and ``auto_mixed_precision_model_path``.
 
-Names, order and defaults of arguments are those of onnxconverter-common 1.16. To try onnxamp, change the import::
+The names, order and defaults of arguments are those of onnxconverter-common 1.16. To try onnxamp, change the import::
 
     from onnxamp.compat.onnxconverter_common import float16
 """
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxconverter-common"]["ops"]
-"""Op types that stay float32 where no ``op_block_list`` is given, as in onnxconverter-common 1.16."""
+"""Op types that stay in float32 if no ``op_block_list`` is given, as in onnxconverter-common 1.16."""
 
 Judge: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """A function of the outputs of the original and of a candidate, in the model's order."""
@@ -66,27 +66,27 @@ def convert_float_to_float16(
     node_block_list: Iterable[str] | None = None,
     check_fp16_ready: bool = True,
 ) -> ModelProto:
-    """Convert a model to float16 but for blocked ops and nodes, and for what float16 is known to break.
+    """Convert a model to float16, except blocked ops and nodes, and nodes that float16 is known to break.
 
     Args:
         model: a ModelProto or a path; it is never changed.
-        min_positive_val, max_finite_val: magnitudes that weights are limited to where they become float16, apart from
-            0, infinities and NaN.
+        min_positive_val, max_finite_val: the range of magnitudes that weights are limited to if they become float16,
+            except 0, infinities and NaN.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
-        disable_shape_infer: has no effect, since types follow from schemas, and shapes are not needed.
+        disable_shape_infer: has no effect, because types follow from schemas, and shapes are not needed.
         op_block_list: op types to keep in float32, in any domain; None for :data:`DEFAULT_OP_BLOCK_LIST`.
         node_block_list: names of nodes to keep in float32.
-        check_fp16_ready: refuse a model that holds float16 already. Otherwise only its float32 part is converted.
+        check_fp16_ready: reject a model that already contains float16. Otherwise, only its float32 part is converted.
 
     Returns:
         The converted ModelProto, with all weights inside.
 
     Raises:
-        ArgumentError: the model holds float16 already, or a value is impossible. Others as
+        ArgumentError: the model already contains float16, or a value is impossible. Others as
             :func:`onnxamp.convert_model`.
 
     Warns:
-        HazardWarning: nodes stay float32 although nothing blocks them.
+        HazardWarning: nodes stay in float32 although nothing blocks them.
         OptionWarning: a name matches nothing in the model.
 
     Example:
@@ -120,7 +120,8 @@ def convert_float_to_float16_model_path(
     max_finite_val: float = 1e4,
     keep_io_types: bool | Iterable[str] = False,
 ) -> ModelProto:
-    """:func:`convert_float_to_float16` for a file of any size; :func:`onnxamp.convert_file` also writes the result.
+    """Convert a file of any size as :func:`convert_float_to_float16` does; :func:`onnxamp.convert_file` also writes the
+    result.
 
     Raises:
         As :func:`convert_float_to_float16`.
@@ -138,7 +139,7 @@ def convert_float_to_float16_model_path(
 def convert_np_to_float16(
     np_array: ArrayLike, min_positive_val: float = 1e-7, max_finite_val: float = 1e4
 ) -> NDArray[np.float16]:
-    """Numbers in float16, limited to a range; 0, infinities and NaN stay.
+    """Return numbers in float16, limited to a range; 0, infinities and NaN stay the same.
 
     Args:
         np_array: floats of any shape.
@@ -151,7 +152,7 @@ def convert_np_to_float16(
         ArgumentError: the range is empty.
 
     Warns:
-        OptionWarning: numbers are outside the range, and are moved to its end.
+        OptionWarning: numbers outside the range are moved to its nearer end.
 
     Example:
         >>> from onnxamp.compat.onnxconverter_common import convert_np_to_float16
@@ -173,7 +174,7 @@ def convert_np_to_float16(
 def convert_tensor_float_to_float16(
     tensor: TensorProto, min_positive_val: float = 1e-7, max_finite_val: float = 1e4
 ) -> TensorProto:
-    """Convert a float32 tensor to float16 in place, limited to a range; others are left alone.
+    """Convert a float32 tensor to float16 in place, limited to a range; other tensors do not change.
 
     Args:
         tensor: the tensor, which changes.
@@ -183,7 +184,8 @@ def convert_tensor_float_to_float16(
         The same tensor.
 
     Raises:
-        ArgumentTypeError: ``tensor`` is none. ArgumentError: the range is empty, or the data lie in another file.
+        ArgumentTypeError: ``tensor`` is not a tensor. ArgumentError: the range is empty, or the data is in another
+            file.
 
     Example:
         >>> import numpy as np
@@ -205,7 +207,7 @@ def auto_convert_mixed_precision(
     atol: float | None = None,
     keep_io_types: bool | Iterable[str] = False,
 ) -> ModelProto:
-    """Convert as much to float16 as a function or tolerances accept.
+    """Convert as much of a model to float16 as a function or tolerances accept.
 
     Errors are measured op by op, and the converted model is judged (:func:`onnxamp.tune_model`).
 
@@ -213,15 +215,15 @@ def auto_convert_mixed_precision(
         model: a ModelProto or a path; it is never changed.
         feed_dict: arrays by input.
         validate_fn: called with the lists of outputs of the original and of a candidate; returns True or False.
-        rtol, atol: all outputs must be close in the sense of ``numpy.allclose``; with one of them, the other is 1e-5 or
-            1e-8. With ``validate_fn``, both must hold.
+        rtol, atol: all outputs must be close in the sense of ``numpy.allclose``; if only one is given, the other is
+            1e-5 or 1e-8, respectively. With ``validate_fn``, both must hold.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
 
     Returns:
         The converted ModelProto.
 
     Raises:
-        ArgumentError: there is nothing to judge by, or what there is rejects the original itself.
+        ArgumentError: neither a function nor tolerances are given, or they reject the original itself.
         RuntimeFailure: the model does not run. Others as :func:`onnxamp.tune_model`.
 
     Example:
@@ -257,25 +259,25 @@ def auto_convert_mixed_precision_model_path(
     keep_io_types: bool | Iterable[str] = True,
     verbose: bool = False,
 ) -> None:
-    """:func:`auto_convert_mixed_precision` from file to file.
+    """Convert a file to a file as :func:`auto_convert_mixed_precision` does.
 
     Args:
         source_model_path: the model.
         input_feed: arrays by input.
         target_model_path: the file to write.
         provider: execution providers of ONNX Runtime; with "CUDAExecutionProvider", candidates run on CUDA.
-        location: cannot be chosen: a data file, where one is needed, is called like the model, with ".data" behind it.
+        location: has no effect: if a data file is needed, its name is that of the model followed by ".data".
         customized_validate_func: called with the lists of outputs; it replaces the tolerances.
         rtol, atol: tolerances of ``numpy.allclose``; 1e-3 and 1e-5 by default.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
-        verbose: has no effect, since nothing is printed.
+        verbose: has no effect, because nothing is printed.
 
     Raises:
-        ArgumentTypeError: a path or the feed is of another type. ArgumentError: the path does not exist.
+        ArgumentTypeError: a path or the feed has the wrong type. ArgumentError: the path does not exist.
         OutputError: the target cannot be written. Others as :func:`auto_convert_mixed_precision`.
 
     Warns:
-        OptionWarning: ``location`` or ``verbose`` is given, which have no effect.
+        OptionWarning: ``location`` or ``verbose`` is given; both have no effect.
 
     Example:
         >>> import tempfile, onnxamp
@@ -319,7 +321,7 @@ def auto_convert_mixed_precision_model_path(
 def _judge(
     model: Model, function: Judge | None, rtol: float | None, atol: float | None
 ) -> Accept:
-    """The judge of outputs: a function of lists, tolerances, or both."""
+    """Return a function that judges outputs by a function of lists, by tolerances, or by both."""
     names = [entry.name for entry in model.proto.graph.output]
 
     def accepts(reference: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
@@ -345,7 +347,7 @@ def _accepted(
     keep_io_types: bool | Iterable[str],
     provider: Provider | None,
 ) -> Request:
-    """Return the conversion with the most low precision that is accepted; the relative error may reach 100 %.
+    """Return the accepted conversion that lowers the most; the relative error may reach 100 %.
 
     Raises:
         ArgumentError: not even the last candidate, which lowers nothing, is accepted.
@@ -359,7 +361,7 @@ def _accepted(
     plan, tuned = decide(request)
     if tuned is None or not tuned.held:
         raise ArgumentError(f"{judge.name!r} accepts no conversion.")
-    return replace(request, plan=plan, warn=lambda _: None)  # the warnings were given
+    return replace(request, plan=plan, warn=lambda _: None)  # already warned
 
 
 export(__name__, __all__)

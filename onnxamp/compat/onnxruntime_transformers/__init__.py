@@ -1,6 +1,6 @@
 """The functions of ``onnxruntime.transformers.float16``.
 
-Names, order and defaults of arguments are those of ONNX Runtime 1.31. To try onnxamp, change the import::
+The names, order and defaults of arguments are those of ONNX Runtime 1.31. To try onnxamp, change the import::
 
     from onnxamp.compat.onnxruntime_transformers.float16 import convert_float_to_float16
 """
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEFAULT_OP_BLOCK_LIST: list[str] = read_table("blocked")["onnxruntime"]["ops"]
-"""Op types that stay float32 where no ``op_block_list`` is given, as in ONNX Runtime 1.31."""
+"""Op types that stay in float32 if no ``op_block_list`` is given, as in ONNX Runtime 1.31."""
 
 _LEAST: Final = 5.96e-08
 _MOST: Final = 65504.0
@@ -54,18 +54,18 @@ def convert_float_to_float16(
     force_fp16_inputs: Mapping[str, Iterable[int]] | None = None,
     use_bfloat16_as_blocked_nodes_dtype: bool = False,
 ) -> ModelProto:
-    """Convert a model to float16 but for blocked ops and nodes, and for what float16 is known to break.
+    """Convert a model to float16, except blocked ops and nodes, and nodes that float16 is known to break.
 
     Args:
         model: a ModelProto or a path; it is never changed.
-        min_positive_val, max_finite_val: magnitudes that weights are limited to where they become float16, apart from
-            0, infinities and NaN.
+        min_positive_val, max_finite_val: the range of magnitudes that weights are limited to if they become float16,
+            except 0, infinities and NaN.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do.
-        disable_shape_infer: has no effect, since types follow from schemas, and shapes are not needed.
+        disable_shape_infer: has no effect, because types follow from schemas, and shapes are not needed.
         op_block_list: op types to keep in float32, in any domain; None for :data:`DEFAULT_OP_BLOCK_LIST`.
         node_block_list: names of nodes to keep in float32.
         force_fp16_initializers: store all weights in float16; nodes in float32 get them through Casts.
-        force_fp16_inputs: must be empty: which inputs can be float16 follows from schemas.
+        force_fp16_inputs: must be empty: schemas determine which inputs can be float16.
         use_bfloat16_as_blocked_nodes_dtype: must be False: a model has one low-precision type here.
 
     Returns:
@@ -75,7 +75,7 @@ def convert_float_to_float16(
         ArgumentError: a value is impossible or not supported. Others as :func:`onnxamp.convert_model`.
 
     Warns:
-        HazardWarning: nodes stay float32 although nothing blocks them.
+        HazardWarning: nodes stay in float32 although nothing blocks them.
         OptionWarning: a name matches nothing in the model.
 
     Example:
@@ -116,7 +116,7 @@ def convert_np_to_float16(
     min_positive_val: float = 5.96e-08,
     max_finite_val: float = 65504.0,
 ) -> NDArray[np.float16]:
-    """Numbers in float16, limited to a range; 0, infinities and NaN stay.
+    """Return numbers in float16, limited to a range; 0, infinities and NaN stay the same.
 
     Args:
         np_array: floats of any shape.
@@ -141,7 +141,7 @@ def convert_tensor_float_to_float16(
     min_positive_val: float = 5.96e-08,
     max_finite_val: float = 65504.0,
 ) -> TensorProto:
-    """Convert a float32 tensor to float16 in place, limited to a range; others are left alone.
+    """Convert a float32 tensor to float16 in place, limited to a range; other tensors do not change.
 
     Args:
         tensor: the tensor, which changes.
@@ -151,7 +151,8 @@ def convert_tensor_float_to_float16(
         The same tensor.
 
     Raises:
-        ArgumentTypeError: ``tensor`` is none. ArgumentError: the range is empty, or the data lie in another file.
+        ArgumentTypeError: ``tensor`` is not a tensor. ArgumentError: the range is empty, or the data is in another
+            file.
 
     Example:
         >>> import numpy as np
@@ -176,8 +177,8 @@ def float_to_float16_max_diff(
         min_positive_val, max_finite_val: as for :func:`convert_np_to_float16`.
 
     Raises:
-        ArgumentTypeError: ``tensor`` is none. ArgumentError: it is not float32, its data lie in another file, or the
-            range is empty.
+        ArgumentTypeError: ``tensor`` is not a tensor. ArgumentError: it is not float32, its data is in another file, or
+            the range is empty.
 
     Example:
         >>> import numpy as np
