@@ -66,7 +66,7 @@ def test_errors_are_seen_and_located() -> None:
 
 def test_low_models_are_not_run_whole_on_cpu() -> None:
     model = onnx.load(CLASSIFIER)
-    with pytest.raises(ArgumentError, match="hide what float16 does"):
+    with pytest.raises(ArgumentError, match="hide the effect of float16"):
         diff_models(model, convert_model(model), provider="cpu", whole=True)
 
 
