@@ -123,7 +123,7 @@ def ratio(row: Facts) -> float | None:
 
 
 def near(one: float) -> bool:
-    """Whether a measured error is about what is expected."""
+    """Return whether a ratio of measured to expected error is within the factor."""
     return 1 / FACTOR <= one <= FACTOR
 
 

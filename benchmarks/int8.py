@@ -91,7 +91,7 @@ def quantized(source: Path, folder: Path, samples: Sequence[Sample], way: Mappin
 
 
 def session(model: ModelProto) -> ort.InferenceSession:
-    """What computes every node as it is written."""
+    """Return a session that computes every node as it is, without fusing any."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
