@@ -166,6 +166,8 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
+    _flow: Flow | None = None
+    """The model that the sessions belong to, with the branches that it takes."""
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
     _shared: Container[str] = ()
@@ -189,6 +191,9 @@ class GradientWalk:
     ) -> Iterator[Sensitivities]:
         """Measure samples that take the same branches."""
         flow = runner.flow
+        if flow is not self._flow:  # in other branches, other nodes have these numbers
+            self._flow = flow
+            self._sessions.clear()
         self._integers = moved_integers(flow.nodes, flow.types)
         reads = Counter(
             name for names in (*flow.reads, flow.outputs) for name in set(names)
@@ -239,8 +244,7 @@ class GradientWalk:
         if part[0] in self._gathers:  # only the rows that are gathered cost anything
             table, places = flow.nodes[part[0]].input
             used, new = np.unique(side.output(places), return_inverse=True)
-            rows = flow.shell.array(table, raised=flow.emulated)[used]
-            values[table] = to_value(rows)
+            values[table] = to_value(values[table].numpy()[used])
             values[places] = to_value(new.reshape(values[places].shape()))
         made = [name for node in part for name in flow.nodes[node].output if name]
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))

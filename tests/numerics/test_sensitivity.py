@@ -316,6 +316,21 @@ def test_large_matrices_cost_what_their_gradients_say() -> None:
             assert found.values[name].costs[group] == pytest.approx(cost / norms[group], rel=rel), name
 
 
+def test_a_sample_that_takes_another_branch_costs_what_it_costs_alone() -> None:
+    """Nodes of both branches have the same numbers, names and shapes."""
+    text = """(float[1,6] x, bool c) => (float[1,6] y) {
+        h = Tanh (x)
+        y = If (c) <then_branch = t () => (float[1,6] a) { a = Exp (h) },
+            else_branch = e () => (float[1,6] a) { a = Neg (h) }>
+    }"""
+    x = RANDOM.standard_normal((1, 6)).astype(np.float32)
+    taken, other = ({"x": x, "c": np.array(condition)} for condition in (True, False))
+    model = parse(text, 18)
+    (alone,) = together(model, {1: other})
+    _, beside = together(model, {0: taken, 1: other})
+    assert beside.values == alone.values
+
+
 def test_products_with_a_large_matrix_cost_the_same_beside_an_undefined_row() -> None:
     text = """(float[N,1536] x) => (float[N,1536] y) {
         r = Sqrt (x) u = MatMul (r, w) v = MatMul (u, w) y = Tanh (v)
