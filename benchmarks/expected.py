@@ -3,7 +3,7 @@
 python benchmarks/expected.py [--shared FOLDER] [--quick] [--check]
 
 Every model of the repository, of a folder beside it and of the tests' corpus (at the newest opset), at level O3, in
-float16 and bfloat16, on 32 inputs: real ones where an .npz of the model's name lies beside it. The error that is
+float16 and bfloat16, on 128 inputs: real ones where an .npz of the model's name lies beside it. The error that is
 expected is a root mean square, so it is compared with that of all inputs together. On one input, n numbers deviate from
 it by chance: the sum of their squares has about a chi-square distribution, which is shown beside how many are near.
 Models whose outputs have no gradient are counted apart: where a node selects by value, where one has no gradient, and

@@ -27,8 +27,8 @@ WHISPER_POSITIONS: Final = 448
 """As many tokens as Whisper has places for."""
 NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
 WEIGHTS: Final = ("float32", "int4")
-PROGRAM: Final = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; web.command()"
-"""The command, in a process where npm packages are found and Chromium has software Vulkan."""
+PROGRAM: Final = ROOT / "tests" / "web.py"
+"""The command line where npm packages are found and Chromium has software Vulkan."""
 
 
 def called(*command: object) -> str:
@@ -41,7 +41,7 @@ def called(*command: object) -> str:
 
 def reported(*arguments: object) -> dict[str, Any]:
     """The report of a command of onnxamp."""
-    printed = called(sys.executable, "-c", PROGRAM, *arguments, "--format", "json")
+    printed = called(sys.executable, PROGRAM, *arguments, "--format", "json")
     report: dict[str, Any] = json.loads(printed)["report"]
     return report
 

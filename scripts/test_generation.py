@@ -59,8 +59,8 @@ print((np.exp(before) * (before - after)).sum())
 """
 """KL divergence, in nats, between the distributions that two rows of logits stand for."""
 
-BENCH = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import web; web.command()"
-"""The command, in a process where npm packages are found and Chromium has software Vulkan."""
+PROGRAM = ROOT / "tests" / "web.py"
+"""The command line where npm packages are found and Chromium has software Vulkan."""
 
 
 def output(*command: object) -> str:
@@ -151,7 +151,7 @@ def test_javascript(environment: Environment, provider: str, *, int4: bool) -> N
     target = convert(environment, folder)
     for count, homes in ((TOKENS, (folder, target)), (MANY, (target,))):
         quick = ("--tokens", count, "--seconds", 0.1, "--provider", provider, "--format", "json")
-        printed = output(BIN / "python", "-c", BENCH, "bench", *homes, *quick)
+        printed = output(BIN / "python", PROGRAM, "bench", *homes, *quick)
         runs = [one for one in json.loads(printed)["report"]["runs"] if "transformers.js" in one["runtime"]]
         assert len(runs) == len(homes), printed
         for run in runs:

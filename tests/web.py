@@ -82,3 +82,7 @@ def software_vulkan() -> dict[str, str]:
     own = {"api_version": driver["api_version"], "library_path": str(library)}
     manifest.write_text(json.dumps({"ICD": own, "file_format_version": "1.0.1"}), encoding="utf-8")
     return {"VK_DRIVER_FILES": str(manifest), "ONNXAMP_VULKAN": driver["library_path"]}
+
+
+if __name__ == "__main__":
+    command()

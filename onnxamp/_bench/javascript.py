@@ -95,10 +95,7 @@ class _Node(_Place):
         pipe = subprocess.PIPE
         command = [node, str(script)]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        version = subprocess.run(
-            [node, "--version"], stdout=pipe, text=True, check=True
-        )
-        self.name = f"Node {version.stdout.strip().lstrip('v')}"
+        self.name = "Node"
         self._memory: int | None = None
         self.facts = {
             "library": (package / _IN_NODE).as_uri(),
@@ -120,7 +117,7 @@ class _Node(_Place):
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RuntimeFailure(answer["error"])
-        self._memory = answer["memory"]
+        self.name, self._memory = answer["place"], answer["memory"]
         return answer
 
     def memory(self) -> int | None:

@@ -6,6 +6,7 @@ import * as generator from "./generate.mjs";
 // What libraries print is no answer.
 for (const level of ["log", "info", "debug", "warn"]) console[level] = console.error;
 
+const place = `Node ${process.versions.node}`;
 const lines = createInterface({ input: process.stdin });
 lines.on("close", () => process.exit());
 for await (const line of lines) {
@@ -17,5 +18,5 @@ for await (const line of lines) {
     answer = { error: String(error?.message ?? error) };
   }
   const memory = 1024 * process.resourceUsage().maxRSS;
-  process.stdout.write(JSON.stringify({ ...answer, memory }) + "\n");
+  process.stdout.write(JSON.stringify({ ...answer, place, memory }) + "\n");
 }

@@ -310,7 +310,7 @@ def _units(
             if node.key in keys
         )
 
-    found = dict[object, QuantizedUnit]()
+    firsts, counts = dict[object, QuantizedUnit](), Counter[object]()
     for inside, ends in units_between(graph):
         ops = dict[str, Counter[str]]()
         for node in inside:
@@ -320,14 +320,13 @@ def _units(
         )
         key = (
             frozenset(unit.dequantized.items()),
-            frozenset(
-                (kind, frozenset(counts.items())) for kind, counts in ops.items()
-            ),
+            frozenset((kind, frozenset(own.items())) for kind, own in ops.items()),
             frozenset(unit.quantized.items()),
         )
-        known = found.setdefault(key, replace(unit, count=0))
-        found[key] = replace(known, count=known.count + 1)
-    yield from found.values()
+        firsts.setdefault(key, unit)
+        counts[key] += 1
+    for alike, unit in firsts.items():
+        yield replace(unit, count=counts[alike])
 
 
 def _hazard_row(analysis: Analysis, hazard: Hazard) -> HazardRow | None:

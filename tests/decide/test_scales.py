@@ -7,6 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from conversions import count
+from graphs.case import add_weights
 from judge_kernels import typed_nodes
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -164,10 +165,10 @@ CONCAT = """<ir_version: 10, opset_import: ["" : 21]> g (float[2,8] x) => (float
 
 
 def concatenated() -> ModelProto:
-    model, random = onnx.parser.parse_model(CONCAT), np.random.default_rng(0)
-    for name, shape in {"w": (8, 8), "u": (24, 8)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name))
-    return model
+    random = np.random.default_rng(0)
+    shapes = {"w": (8, 8), "u": (24, 8)}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return add_weights(onnx.parser.parse_model(CONCAT), weights)
 
 
 def concat_types(model: ModelProto) -> set[str]:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
-from graphs.case import parse
-from onnx import ModelProto, numpy_helper
+from graphs.case import add_weights, parse
+from judge_numbers import session
+from onnx import ModelProto
 
 from onnxamp._gradients.operators import OPERATORS, as_floats
 
@@ -27,13 +27,12 @@ def network(node: str, shapes: dict[str, tuple[int, ...]], dims: str, scales: st
         f"{kinds[name]}[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items() if name in kinds
     )
     text = HEAD.format(inputs=inputs, dims=dims, scales=scales)
-    model = parse(f"{text} {node} }}", domains=DOMAINS)
-    for name, shape in shapes.items():
-        if name not in kinds:
-            kind: Any = np.int32 if name == "c" else np.int8
-            array = RANDOM.integers(-100, 100, shape).astype(kind)
-            model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    weights = {
+        name: RANDOM.integers(-100, 100, shape).astype(np.int32 if name == "c" else np.int8)
+        for name, shape in shapes.items()
+        if name not in kinds
+    }
+    return add_weights(parse(f"{text} {node} }}", domains=DOMAINS), weights)
 
 
 IMAGE, KERNEL = (2, 4, 6, 6), (3, 4, 3, 3)
@@ -63,11 +62,7 @@ CASES = {
 
 
 def run(model: ModelProto, feeds: dict[str, Any]) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)[0]
+    return session(model).run(None, feeds)[0]
 
 
 def agree(model: ModelProto) -> None:
@@ -112,12 +107,10 @@ def test_a_transposed_matrix_has_its_columns_along_the_other_axis() -> None:
 
 def test_a_result_without_a_scale_is_a_float() -> None:
     text = HEAD.format(inputs="int8[5,4] x", dims="[A,B]", scales=SCALES).replace("int8[A,B] y", "float[A,B] y")
-    model = parse(f"{text} y = com.microsoft.QGemm <alpha = 1.0> ({X}, {B}, c) }}", domains=DOMAINS)
-    for name, array in {
-        "b": RANDOM.integers(-100, 100, (4, 3)).astype(np.int8),
-        "c": np.arange(3, dtype=np.int32),
-    }.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    weights = {"b": RANDOM.integers(-100, 100, (4, 3)).astype(np.int8), "c": np.arange(3, dtype=np.int32)}
+    model = add_weights(
+        parse(f"{text} y = com.microsoft.QGemm <alpha = 1.0> ({X}, {B}, c) }}", domains=DOMAINS), weights
+    )
     feeds = {"x": RANDOM.integers(-128, 128, (5, 4)).astype(np.int8)}
     np.testing.assert_allclose(run(as_floats(model), feeds), run(model, feeds), rtol=1e-5)
 
