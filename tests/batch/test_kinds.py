@@ -308,10 +308,18 @@ def test_a_type_that_software_lacks_is_refused() -> None:
     decoders.folder(Path("in"), "transformers.js", decoders.plain())
     refused = run("convert", "in", "-o", "out", "--dtype", "bfloat16")
     assert refused.exit_code == 2
-    assert (
-        "onnx/model.onnx is in a folder for transformers.js, which does not support bfloat16: use float16"
-        in refused.output
-    )
+    assert "'in' is a folder for transformers.js, which does not support bfloat16: use float16" in refused.output
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{no", "Cannot read the config"), ("[]", "is no JSON object")])
+def test_a_config_that_cannot_be_changed_is_refused_before_anything_is_converted(text: str, reason: str) -> None:
+    decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    Path("in/config.json").write_text(text)
+    refused = run("convert", "in", "-o", "out")
+    assert refused.exit_code == 2
+    assert reason in refused.output
+    assert str(Path("in/config.json")) in refused.output
     assert not Path("out").exists()
 
 
