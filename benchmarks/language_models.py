@@ -24,7 +24,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import onnxruntime as ort
 from measure import machine
+
+from onnxamp import Prompts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 EXPORTS: Final = Path(__file__).with_name("language_exports.py")
@@ -34,8 +38,9 @@ PROGRAM: Final = ROOT / "tests" / "web.py"
 NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
 KINDS: Final = ("genai", "javascript")
 WEIGHTS: Final = ("float32", "int4")
-STEPS: Final = ("convert", "float16", "bfloat16", "generate", "browser", "speed")
-"""Convert without options, and with prompts to a type; generate many tokens, also in a browser; time a few."""
+STEPS: Final = ("convert", "float16", "bfloat16", "engine", "generate", "browser", "speed")
+"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU; generate
+many tokens, also in a browser; time a few."""
 PROMPT = 8
 """Tokens of a prompt."""
 MANY, FEW = 1000, 64
@@ -154,6 +159,8 @@ def measured(step: Step, given: argparse.Namespace) -> dict[str, Any]:
         return {"models": list(converted(folder, target, "--prompts", texts, "--dtype", step.step))}
     if not low.exists():
         list(converted(folder, low))
+    if step.step == "engine":
+        return diverged(_decoder(folder), _decoder(low), given.cache / f"{step.network}.txt")
     most = WHISPER_POSITIONS - PROMPT if step.network == "whisper" else MANY
     count, seconds = (FEW, 4) if step.step == "speed" else (most, 0.1)
     is_browser = step.step == "browser"
@@ -164,6 +171,32 @@ def measured(step: Step, given: argparse.Namespace) -> dict[str, Any]:
         "--provider", "browser" if is_browser else "cpu", "--dim", f"{length}={PROMPT}",
     )["report"]  # fmt: skip
     return {"tokens": report["tokens"], "runs": [*map(_run, report["runs"])], "notes": report["notes"]}
+
+
+def _decoder(folder: Path) -> Path:
+    """The file of the model that gives logits."""
+    return next(path for path in sorted(folder.rglob("*.onnx")) if "encoder" not in path.name)
+
+
+def diverged(original: Path, result: Path, texts: Path) -> dict[str, Any]:
+    """How far apart next tokens are after each token of some texts, in ONNX Runtime on the CPU."""
+    found = []
+    sessions = [ort.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (original, result)]
+    for sample in list(Prompts(texts).samples_of(original))[::2]:  # without steps
+        before, after = (_logs(session, sample) for session in sessions)
+        divergence = (np.exp(before) * (before - after)).sum(axis=-1)
+        found.append((divergence.mean(), (before.argmax(axis=-1) == after.argmax(axis=-1)).mean()))
+    kl, top1 = np.mean(found, axis=0).tolist()
+    return {"kl": kl, "top1": top1}
+
+
+def _logs(session: ort.InferenceSession, sample: Any) -> Any:
+    """Logarithms of the probabilities of next tokens."""
+    low = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
+    feeds = {name: value.astype(np.float16) if name in low else value for name, value in sample.items()}
+    logits = session.run(["logits"], feeds)[0].astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
