@@ -224,7 +224,7 @@ def place_nodes(
     """
     if not target_of(target).limits_types:
         return [""] * len(graph.nodes), [
-            *_unhonoured(graph, target),
+            *_unhonored(graph, target),
             *_unknown_ops(graph),
         ]
     places = _by_kernels(graph, target)
@@ -326,7 +326,7 @@ def _by_kernels(graph: Graph, target: str) -> list[Place]:
     return [Place("") if key is None else known[key] for key in keys]
 
 
-def _unhonoured(graph: Graph, target: str) -> list[Finding]:
+def _unhonored(graph: Graph, target: str) -> list[Finding]:
     """Return the finding that the target runs float32 nodes in float16, if there are any."""
     if not computes_low(target) or FLOAT not in graph.types:
         return []

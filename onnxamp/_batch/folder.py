@@ -27,7 +27,7 @@ from onnxamp._batch.job import (
 from onnxamp._batch.kinds import SAME, Packages, files_below
 from onnxamp._batch.placing import STAGE
 from onnxamp._batch.sharing import share_weights
-from onnxamp._convert.misspelt import refuse_or_warn
+from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
 from onnxamp._job.writing import EXTERNAL_DATA

@@ -13,7 +13,7 @@ from onnxamp._convert.causes import (
     opset_hint,
 )
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.misspelt import refuse_misspelt
+from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
@@ -45,7 +45,7 @@ def run(given: Given) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(given, level)
             try:
-                refuse_misspelt(opened, asked)
+                refuse_misspelled(opened, asked)
                 ready, analysis = analyse_safely(opened, asked)
             except OpsetError:
                 if level == "O0":

@@ -59,7 +59,7 @@ class Analysis:
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
-def analyse(
+def analyze(
     graph: Graph, options: Options, replay: Mapping[str, bool] | None = None
 ) -> Analysis:
     """Decide the precision of every float in a graph.

@@ -205,8 +205,8 @@ def expected_speed_up(
 def _usual_device(target: str) -> str:
     """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
     profile = profile_of(target)
-    honours_types = profile is None or profile.values["honours_types"]
-    return target_of(target).device or (DEFAULT_DEVICE if honours_types else "")
+    honors_types = profile is None or profile.values["honors_types"]
+    return target_of(target).device or (DEFAULT_DEVICE if honors_types else "")
 
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:

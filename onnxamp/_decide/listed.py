@@ -9,7 +9,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import is_known, nearest_name
 from onnxamp._options.options import Options
-from onnxamp._patterns.named import named_forms, named_nodes, unrecognised
+from onnxamp._patterns.named import named_forms, named_nodes, unrecognized
 
 
 class Listed(NamedTuple):
@@ -94,7 +94,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     unknown, unseen, known = dict[str, str](), dict[str, str](), dict[str, str]()
     for name in sorted(name for name in names if not named_nodes(graph, name)):
         text = f"The op type {name!r} in your lists does not occur in the model."
-        cores = ", ".join(unrecognised(graph, name))
+        cores = ", ".join(unrecognized(graph, name))
         if cores:
             unseen[name] = (
                 f"{name!r} in your lists was not recognized in the model, but its {cores} may implement"

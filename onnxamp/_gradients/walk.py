@@ -13,7 +13,7 @@ from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import (
     linear,
     movement,
-    normalisations,
+    normalizations,
     pointwise,
     quantized,
 )
@@ -41,7 +41,7 @@ from onnxamp._ops.facts import attribute, op_facts
 RULES: Final[Mapping[str, Rule]] = {
     **linear.RULES,
     **movement.RULES,
-    **normalisations.RULES,
+    **normalizations.RULES,
     **pointwise.RULES,
     **quantized.RULES,
 }
@@ -49,7 +49,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,
-    **normalisations.FORWARD,
+    **normalizations.FORWARD,
     **pointwise.FORWARD,
 }
 """Ops whose forward pass stores values for the rule, or is decomposed."""

@@ -118,7 +118,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
         return absorbed
     for norm in patterns_of(graph, "normalization"):
         for first in (graph.nodes[index] for index in sorted(norm.nodes)):
-            value = _centred_alone(graph, first)
+            value = _centered_alone(graph, first)
             if value == ABSENT and not mixed:
                 value = _divided_square(graph, first)
             if value == ABSENT or graph.types[value] != FLOAT:
@@ -148,15 +148,15 @@ def _mixes(target: str, low: Format) -> bool:
     )
 
 
-def _centred_alone(graph: Graph, mean: Node) -> int:
+def _centered_alone(graph: Graph, mean: Node) -> int:
     """Return the x of a mean whose only consumer is x - mean(x); ABSENT for any other node."""
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]
-    centred = readers and all(
+    centered = readers and all(
         node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers
     )
-    return mean.inputs[0] if centred else ABSENT
+    return mean.inputs[0] if centered else ABSENT
 
 
 def _divided_square(graph: Graph, square: Node) -> int:

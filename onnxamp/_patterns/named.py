@@ -31,7 +31,7 @@ def named_nodes(graph: Graph, name: str) -> frozenset[int]:
     return graph.ask(named_forms, name) | own
 
 
-def unrecognised(graph: Graph, name: str) -> tuple[str, ...]:
+def unrecognized(graph: Graph, name: str) -> tuple[str, ...]:
     """Return op types of the graph that may belong to what the name means, in a form that no pattern recognizes."""
     kinds = set(forms_named(name))
     cores = op_facts().core_of

@@ -21,7 +21,7 @@ _REACH = 32
 """Most nodes that one walk may visit; decomposed normalizations have about 20 at most."""
 
 
-def _normalisation(graph: Graph, root: Node) -> set[int]:
+def _normalization(graph: Graph, root: Node) -> set[int]:
     """Return x^2 -> mean or sum -> + eps -> root -> divide: every node between the squared value and the result.
 
     Gain and bias are included if they are constants or vectors: ONNX Runtime fuses these, wherever they come from.
@@ -128,14 +128,14 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     """Return the subtraction and the mean if the squared value is x - mean(x); add x to the bases."""
-    centred = graph.producer(base)
-    if centred is None or centred.key != "Sub":
+    centered = graph.producer(base)
+    if centered is None or centered.key != "Sub":
         return set()
-    mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
+    mean = _back_to_reduction(graph, centered.input(1), op_facts().reductions)
     if not mean:
         return set()
-    bases.add(graph.passed_on(centred.inputs[0]))
-    return {centred.index} | mean
+    bases.add(graph.passed_on(centered.inputs[0]))
+    return {centered.index} | mean
 
 
 def _back_to_reduction(
@@ -159,13 +159,13 @@ def _back_to_reduction(
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
     """Return nodes from the root to the normalized result, and the gain and bias after it."""
     nodes: set[int] = set()
-    stack, normalised = [root.outputs[0]], set[int]()
+    stack, normalized = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
         value = stack.pop()
         for node, port in graph.consumers(value):
             if node.index in nodes or not graph.is_float_output(node):
                 continue
-            done = value in normalised
+            done = value in normalized
             if node.key in ("Mul", "Div", "Add", "Sub"):
                 other = node.input(1 - port)
                 is_constant = graph.constants.is_constant(other)
@@ -177,7 +177,7 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
             elif node.index not in graph.passing and (done or not _carries(node)):
                 continue
             if done:
-                normalised.add(node.outputs[0])
+                normalized.add(node.outputs[0])
             nodes.add(node.index)
             stack.append(node.outputs[0])
     return nodes
@@ -300,7 +300,7 @@ def _other(graph: Graph, node: Node, value: int) -> int:
 
 
 WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
-    "normalization": _normalisation,
+    "normalization": _normalization,
     "softmax": _softmax,
     "magnitude": _magnitude,
     "gelu": _gelu,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.misspelt import among, misspelt, refuse
+from onnxamp._convert.misspelled import among, misspelled, refuse
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -71,7 +71,7 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
         member.name: member.asked(Level.O2, "float16") for member in pipeline.members
     }
     found = {
-        member.name: misspelt(member.model, asked[member.name])
+        member.name: misspelled(member.model, asked[member.name])
         for member in pipeline.members
     }
     anywhere = among((asked[name], rows) for name, rows in found.items())

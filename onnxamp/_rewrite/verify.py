@@ -154,7 +154,7 @@ def nodes_around(
     origins = _origins(original, edits)
     waiting = {index for value in values for index in _beside(result, value)} | nodes
     waiting |= {
-        index for node in nodes for index in _neighbours(result, result.nodes[node])
+        index for node in nodes for index in _neighbors(result, result.nodes[node])
     }
     found, stack, seen = set[int](), sorted(waiting), set(waiting)
     while stack:
@@ -170,7 +170,7 @@ def nodes_around(
             if suspected.isdisjoint(original.nodes[index].proto.output)
         }
         found |= new
-        for index in () if new else _neighbours(result, node):
+        for index in () if new else _neighbors(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
@@ -190,7 +190,7 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
     }
 
 
-def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
+def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
     """Yield the producers of a node's inputs and of its bodies' results, and the consumers of its outputs."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs

@@ -59,7 +59,7 @@ def find_fusions(
 
     Complexity: linear in nodes.
     """
-    normalising = frozenset[int]().union(
+    normalizing = frozenset[int]().union(
         *(match.nodes for match in patterns_of(graph, "normalization", "softmax"))
     )
     place: dict[int, int] = {}
@@ -73,7 +73,7 @@ def find_fusions(
             if all(times):  # else no profile shows it, as in the body of a loop
                 place[index] = at
             continue
-        if any(times) or index in normalising or not estimate.launches(node):
+        if any(times) or index in normalizing or not estimate.launches(node):
             continue
         before = (graph.producer(value) for value in node.inputs if value != ABSENT)
         inside = [one.index for one in before if one is not None and one.index in place]

@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.normalisations import RUNNING
+from onnxamp._gradients.normalizations import RUNNING
 from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.bodies import inline_functions

@@ -94,7 +94,7 @@ def test_what_is_no_plan_is_not_applied(model: ModelProto) -> None:
         onnxamp.apply_plan(model, "plan.json")  # type: ignore[type-var]
 
 
-def test_a_misspelt_option_names_the_nearest_one() -> None:
+def test_a_misspelled_option_names_the_nearest_one() -> None:
     for function in (onnxamp.convert_model, onnxamp.plan_model):
         with pytest.raises(onnxamp.ArgumentTypeError, match="Unknown option 'keep_hihg': did you mean 'keep_high'"):
             function("no.onnx", keep_hihg=["a"])

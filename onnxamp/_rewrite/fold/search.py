@@ -230,7 +230,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     ):
         return None
     match = _narrowed(graph, match)
-    dims = _normalised(graph, match)
+    dims = _normalized(graph, match)
     given = {
         name: match.values[name] for name in ("gain", "bias") if name in match.values
     }
@@ -298,7 +298,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     )
 
 
-def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
+def _normalized(graph: Graph, match: Match) -> tuple[int | None, ...]:
     """The shape over which is normalized, as far as it is known."""
     shape, count = graph.shapes[match.values["x"]], len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
