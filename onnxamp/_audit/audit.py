@@ -31,7 +31,7 @@ from onnxamp._dtypes import FLOAT, FORMATS
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
-from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._graph.view import Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
@@ -136,10 +136,7 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
     for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
-            if any(
-                value != ABSENT and graph.types[value] == low.tensor
-                for value in node.inputs
-            ):
+            if any(graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
                 yield finding(node, "warning", "kernel", why, action)
 
@@ -359,7 +356,7 @@ def _precision(graph: Graph, node: Node) -> str:
         for port, value in enumerate(values)
     ] or [(value, None) for value in (*node.inputs, *node.outputs)]
     for value, formal in formals:
-        kind = graph.types[value] if value != ABSENT else None
+        kind = graph.types[value]
         names = {
             name
             for tensor, name in _FLOATS.items()

@@ -102,8 +102,7 @@ class RaisedGraph(Graph):
             return False
         return any(
             self.low.tensor in (self.actual[v] or "")
-            for v in (*node.inputs, *node.outputs)
-            if v != ABSENT
+            for v in (*node.reads, *node.writes)
         )
 
     def low_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
@@ -285,7 +284,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
 def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
     """Return the first low-precision node of a pattern that squares, exponentiates or sums up."""
     growing = op_facts().growing
-    for node in (graph.nodes[index] for index in sorted(nodes)):
+    for node in graph.at(nodes):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
         if graph.is_low(node) and (squares or node.key in growing):
             return node

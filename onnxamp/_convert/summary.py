@@ -15,7 +15,7 @@ from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import Node, Origin
 from onnxamp._model.protos import stored_bytes
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
@@ -231,7 +231,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """Return the precision of a node in the original."""
-    values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    values = (value for value in (*node.reads, *node.writes))
     types = set(map(analysis.graph.types.__getitem__, values))
     if FLOAT in types:
         return "float32"

@@ -225,7 +225,7 @@ class Builder:
             if not is_input or cast is None or cast.key != "Cast":
                 continue
             source = cast.input(0)
-            if source != ABSENT and self.graph.types[source] in LOW_TENSORS:
+            if self.graph.types[source] in LOW_TENSORS:
                 yield read, cast
 
     def constant_reads(self) -> Iterator[tuple[Node, int]]:
@@ -323,20 +323,20 @@ class Builder:
         """
         graph, facts, origins = self.graph, op_facts(), dict[int, int]()
         known: dict[int, Dequantized] = {}
-        for index in graph.order if graph.nodes_of(facts.dequantize) else ():
-            node = graph.nodes[index]
+        for node in graph.order if graph.nodes_of(facts.dequantize) else ():
             if node.key in facts.dequantize:
-                origins[index], made = node.input(0), graph.producer(node.input(0))
+                origin, made = node.input(0), graph.producer(node.input(0))
                 if made is not None and made.key in facts.quantize:
                     before = graph.producer(made.input(0))
                     if before is not None:
-                        origins[index] = origins.get(before.index, node.input(0))
-                one: Dequantized | None = Dequantized(node, origins[index])
+                        origin = origins.get(before.index, origin)
+                origins[node.index] = origin
+                one: Dequantized | None = Dequantized(node, origin)
             else:
                 computed = [
                     value
-                    for value in node.inputs
-                    if value != ABSENT and value not in graph.constants.tensors
+                    for value in node.reads
+                    if value not in graph.constants.tensors
                 ]
                 one = known.get(computed[0]) if len(computed) == 1 else None
             if one is not None:

@@ -269,7 +269,7 @@ def _told(
 def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     """Public names of the node's outputs that a conversion gave to Casts between the node and the model's outputs."""
     for value in node.outputs:
-        for reader, _ in graph.uses[value] if value != ABSENT else ():
+        for reader, _ in graph.uses[value]:
             cast = graph.nodes[reader]
             made = cast.outputs[0] if cast.key == "Cast" else ABSENT
             kinds = {graph.types[value], graph.types[made]}
@@ -386,7 +386,7 @@ def _refusal(
         if pin is not None and not pin.low and pin.reason not in _OF_USER:
             own = ports.variables[pin.variable].node in (node.index, ABSENT)
             return pin.reason.value, pin.detail + " (shares its precision)" * (not own)
-    produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+    produced = (ports.produced[value] for value in node.writes)
     if variables or HIGH not in (*ports.consumed[node.index], *produced):
         return None
     if node.signature is None or graph.scopes[node.scope].opaque:

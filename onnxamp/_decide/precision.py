@@ -49,9 +49,7 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     made |= {
         value.index for value in graph.values if value.origin is Origin.INITIALIZER
     }
-    return frozenset(
-        value for value in made if value != ABSENT and graph.types[value] == low.tensor
-    )
+    return frozenset(value for value in made if graph.types[value] == low.tensor)
 
 
 class CutProblem:
@@ -358,8 +356,7 @@ class CutProblem:
         stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
+        for node in self.graph.order:
             found = [
                 value
                 for value in node.outputs

@@ -140,14 +140,13 @@ def _unknown(view: View, text: str, reason: str) -> str:
 
 def _constant(view: View, wiring: Wiring) -> set[int]:
     constant = set[int]()
-    for index in view.order:
-        node = view.nodes[index]
+    for node in view.order:
         if node.scope != 0 or node.key in op_facts().random:
             continue
-        values = [view.values[value] for value in wiring.needs[index]]
+        values = [view.values[value] for value in wiring.needs[node.index]]
         held = [value.origin in _HELD or value.producer in constant for value in values]
         if node.key == "Constant" or (held and all(held) and not node.bodies):
-            constant.add(index)
+            constant.add(node.index)
     return constant
 
 
@@ -234,7 +233,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -
     reads = [value for node in sorted(nodes) if node in kept for value in needs[node]]
     read = dict.fromkeys(value for value in reads if value not in made)
     enters = [value for value in read if view.values[value].origin not in _HELD]
-    ordered = [node for node in view.order if node in kept]
+    ordered = [node.index for node in view.order if node.index in kept]
     weights = dict.fromkeys(
         v for node in ordered for v in needs[node] if view.values[v].origin in _HELD
     )

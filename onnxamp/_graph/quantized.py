@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._dtypes import FLOAT_TENSORS, element_name
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import attribute_of, op_facts
 
 SCALES: Final = "scales"
@@ -45,7 +45,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
     waiting = list[int]()
 
     def note(value: int) -> None:
-        name = "" if value == ABSENT else element_name(types[value])
+        name = element_name(types[value])
         if is_grid(name) and value not in grids:
             grids[value] = name
             waiting.append(value)
@@ -96,8 +96,8 @@ def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]
                     stack += _on_float(graph, value)
         if inside and ends:
             yield (
-                [graph.nodes[x] for x in sorted(inside)],
-                [graph.nodes[x] for x in sorted(ends)],
+                graph.at(inside),
+                graph.at(ends),
             )
 
 
@@ -132,7 +132,7 @@ def _stored(graph: Graph, node: Node) -> str:
     bits = (attribute_of(node.proto, name, 0) for name in _BITS)
     if number := next(filter(None, bits), 0):
         return f"int{number}"
-    names = (element_name(graph.types[x]) for x in node.inputs if x != ABSENT)
+    names = (element_name(graph.types[value]) for value in node.inputs)
     return next(filter(is_grid, names), "int8")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from onnxamp._dtypes import FLOAT, FORMATS, LOWEST_FIRST
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import Node, View
 
 PRECISIONS: Final = (*FORMATS, "float32", "other")
 """Precisions of a node; "other" has no floats, or only float64 and float8."""
@@ -19,7 +19,7 @@ def node_precision(node: Node, types: Sequence[str | None]) -> str:
     Args:
         types: type by value index.
     """
-    own = {types[value] for value in (*node.inputs, *node.outputs) if value != ABSENT}
+    own = {types[value] for value in (*node.inputs, *node.outputs)}
     held = (
         name
         for name, tensor in _TYPES.items()

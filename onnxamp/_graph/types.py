@@ -35,7 +35,7 @@ def infer_types(view: View) -> Types:
     declared = _declared(view)
     entered = {0}
     control_flow = op_facts().control_flow
-    for node in map(view.nodes.__getitem__, view.order):
+    for node in view.order:
         if node.scope not in entered or node.bodies:
             for scope_index in (node.scope, *(body for _, body in node.bodies)):
                 _enter(view, scope_index, entered, types, declared)
@@ -47,7 +47,6 @@ def infer_types(view: View) -> Types:
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
-    del types[ABSENT]
     _settle(view, types)
     return types
 
@@ -66,13 +65,9 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
     """Type parameter -> type, from the types of a node's inputs and outputs."""
     signature = node.signature
     assert signature is not None
-    inputs, outputs = (
-        [None if value == ABSENT else types[value] for value in ports]
-        for ports in (node.inputs, node.outputs)
-    )
-    bound = bind(signature, inputs)
-    for position, kind in enumerate(outputs):
-        port = signature.output(position)
+    bound = bind(signature, [types[value] for value in node.inputs])
+    for position, value in enumerate(node.outputs):
+        port, kind = signature.output(position), types[value]
         if port is not None and kind is not None and port.type in signature.params:
             bound.setdefault(signature.param(port, position), kind)
     return bound
@@ -161,8 +156,7 @@ def _enter(
             else [ABSENT] * len(scope.inputs)
         )
         for value, source in zip(scope.inputs, sources, strict=True):
-            outer = owner.input(source) if source >= 0 else ABSENT
-            kind = types[outer] if outer != ABSENT else None
+            kind = types[owner.input(source) if source >= 0 else ABSENT]
             if owner.key == "SequenceMap" and kind is not None:
                 kind = inner_type(kind)
             if types[value] is None:
@@ -178,12 +172,7 @@ def _control_flow(
         outputs = view.scopes[body].outputs
         for position, target in enumerate(body_targets(node, len(outputs))):
             value = outputs[position]
-            if (
-                target == ABSENT
-                or target >= len(result)
-                or value == ABSENT
-                or types[value] is None
-            ):
+            if target == ABSENT or target >= len(result) or types[value] is None:
                 continue
             result[target] = (
                 f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
@@ -196,7 +185,7 @@ def _settle(view: View, types: list[str | None]) -> None:
 
     Near linear: each value gets a type once, and only then are the nodes around it looked at again.
     """
-    unknown = (value for value, kind in enumerate(types) if kind is None)
+    unknown = (one.index for one in view.values if types[one.index] is None)
     waiting = dict.fromkeys(
         sorted({node for value in unknown for node in _around(view, value)})
     )
@@ -236,11 +225,10 @@ def _shared(
     node: Node, signature: Signature, types: Sequence[str | None]
 ) -> Iterator[tuple[int, str | None]]:
     """Types by the node's schema: ports with the same type parameter have the same type."""
-    inputs = [None if value == ABSENT else types[value] for value in node.inputs]
+    inputs = [types[value] for value in node.inputs]
     bound = bind(signature, inputs)
     for position, value in enumerate(node.outputs):
-        port = signature.output(position)
-        kind = None if value == ABSENT else types[value]
+        port, kind = signature.output(position), types[value]
         if port is not None and kind is not None:
             bound.setdefault(signature.param(port, position), kind)
     for position, value in enumerate(node.inputs):

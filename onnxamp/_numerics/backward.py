@@ -62,8 +62,7 @@ class WrittenPiece:
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
         self.partial = partial
-        nodes = [graph.nodes[index] for index in graph.order]
-        path = [node for node in nodes if node.scope == 0 and node.key not in FLAT]
+        path = [node for node in graph.order if not node.scope and node.key not in FLAT]
         names = graph.scopes[0].names
         self.floats = {
             name: value for name, value in names.items() if graph.types[value] == FLOAT

@@ -163,7 +163,7 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
         value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
-        if is_open and value != ABSENT and graph.types[value] == FLOAT:
+        if is_open and graph.types[value] == FLOAT:
             yield node
 
 

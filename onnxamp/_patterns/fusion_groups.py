@@ -117,7 +117,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
     if graph.book.opsets[""] < 17 and mixed:
         return absorbed
     for norm in patterns_of(graph, "normalization"):
-        for first in (graph.nodes[index] for index in sorted(norm.nodes)):
+        for first in graph.at(norm.nodes):
             value = _centered_alone(graph, first)
             if value == ABSENT and not mixed:
                 value = _divided_square(graph, first)

@@ -189,7 +189,7 @@ def _carries(node: Node) -> bool:
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
-    shape = graph.shapes[value] if value != ABSENT else None
+    shape = graph.shapes[value]
     return shape is not None and len(shape) == 1
 
 
@@ -264,7 +264,7 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
             return set()
         group.add(node.index)
-        stack += [v for v in node.inputs if v != ABSENT]
+        stack += node.reads
     return group
 
 
@@ -350,8 +350,8 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
     cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(
         match
-        for node in (graph.nodes[index] for index in graph.order if index in cores_at)
-        if not graph.scopes[node.scope].opaque
+        for node in graph.order
+        if node.index in cores_at and not graph.scopes[node.scope].opaque
         for form in forms.get(node.key, ())
         if not form.cores.isdisjoint(cores_at[node.index])
         for match in matches(graph, form, node)
@@ -375,7 +375,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 def is_closed(graph: Graph, match: Match) -> bool:
     """Return whether only the output of the core is read outside the match."""
     inner = (graph.nodes[index] for index in match.nodes - {match.core})
-    made = [value for node in inner for value in node.outputs if value != ABSENT]
+    made = [value for node in inner for value in node.writes]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
     return readers <= match.nodes and not any(graph.results[value] for value in made)
 

@@ -167,14 +167,14 @@ class _Removal:
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[int, str, int], int] = {}
-        casts = {*self.view.by_key.get("Cast", ())}
-        for index in filter(casts.__contains__, self.view.order if casts else ()):
-            node = self.view.nodes[index]
-            if ABSENT in (node.input(0), node.outputs[0]) or index in self.kept:
+        for node in self.view.order if "Cast" in self.view.by_key else ():
+            if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
+                continue
+            if node.index in self.kept:
                 continue
             target = self.types[node.outputs[0]]
             source = self.through(node)
-            self.source[index] = source
+            self.source[node.index] = source
             if target is None:
                 continue
             key = (source, target, node.scope)

@@ -116,17 +116,14 @@ class Pairs:
 
     def find(self) -> None:
         """Find Casts to wider types, and all data movement that reads nothing else."""
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
+        for node in self.graph.order:
             if node.key == "Cast" and (origin := self.widened(node)) != ABSENT:
-                self.wide.add(index)
+                self.wide.add(node.index)
                 self.origin[node.outputs[0]] = origin
                 self.narrow[node.outputs[0]] = str(self.graph.types[origin])
             elif self.narrow and (kind := self.moved(node)) is not None:
-                self.moves.add(index)
-                self.narrow.update(
-                    (value, kind) for value in node.outputs if value != ABSENT
-                )
+                self.moves.add(node.index)
+                self.narrow.update((value, kind) for value in node.writes)
 
     def allows(self, node: Node) -> bool:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
@@ -183,7 +180,7 @@ class Pairs:
             return None
         bound = bind(
             signature,
-            [None if value == ABSENT else types[value] for value in node.inputs],
+            [types[value] for value in node.inputs],
         )
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
@@ -221,7 +218,7 @@ class Pairs:
         hidden = self.graph.hidden
         if any(self.origin.get(value) in hidden for value in node.inputs):
             return True
-        values = [value for value in node.outputs if value != ABSENT]
+        values = node.writes
         if any(self.graph.results[value] or value in hidden for value in values):
             return True
         readers = [
@@ -245,18 +242,17 @@ class Pairs:
 
     def resolve(self) -> None:
         """Find the Casts to remove, and the values to read instead."""
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
-            if index in self.wide:
+        for node in self.graph.order:
+            if node.index in self.wide:
                 origin = self.origin[node.outputs[0]]
                 self.source[node.outputs[0]] = (
                     origin if origin in self.narrow else self.source.get(origin, origin)
                 )
             elif self.ends_pair(node):
                 self.end(node, node.inputs[0])
-        for index in reversed(self.graph.order):
-            if index in self.wide and self.is_done(self.graph.nodes[index].outputs[0]):
-                self.starts.add(index)
+        for node in reversed(self.graph.order):
+            if node.index in self.wide and self.is_done(node.outputs[0]):
+                self.starts.add(node.index)
 
     def end(self, node: Node, read: int) -> None:
         """Let readers of a Cast back read its input, unless that is not narrow after all, or hidden."""

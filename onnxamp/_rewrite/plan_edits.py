@@ -142,10 +142,8 @@ class OriginalCasts:
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
-        for index in (
-            self.graph.order
-        ):  # producers first: a Cast of a removed Cast reads its input
-            node = self.graph.nodes[index]
+        # producers first: a Cast of a removed Cast reads its input
+        for node in self.graph.order:
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue

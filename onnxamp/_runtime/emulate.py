@@ -260,7 +260,7 @@ class _Emulation:
     """Value index of a low-precision model input -> name of its rounded version; of a kept value -> that in float32."""
 
     def low(self, value: int) -> int | None:
-        return None if value == ABSENT else self.elems[value]
+        return self.elems[value]
 
     def is_kept(self, scope: int, name: str) -> bool:
         """Return whether a value of a scope keeps its type."""

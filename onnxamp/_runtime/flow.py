@@ -259,17 +259,18 @@ def flow_of(
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
-    order = [index for index in graph.order if graph.nodes[index].scope == 0]
+    main_nodes = [node for node in graph.order if node.scope == 0]
     needs = {
         node: [graph.values[value].name for value in values]
         for node, values in wire(graph).needs.items()
     }
+    order = [node.index for node in main_nodes]
     sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
     return Flow(
-        nodes=tuple(graph.nodes[index].proto for index in order),
+        nodes=tuple(node.proto for node in main_nodes),
         reads=tuple(
             tuple(name for name in needs[index] if name not in constants)
             for index in order
@@ -279,8 +280,8 @@ def flow_of(
         ),
         maker={
             name: rank
-            for rank, index in enumerate(order)
-            for name in graph.nodes[index].proto.output
+            for rank, node in enumerate(main_nodes)
+            for name in node.proto.output
             if name
         },
         constants=constants,

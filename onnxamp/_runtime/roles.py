@@ -164,7 +164,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
 def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
     """Size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
     value = node.input(lookup.table)
-    shape = None if value == ABSENT else shapes[value]
+    shape = shapes[value]
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None

@@ -54,7 +54,7 @@ class CandidateSolver:
             ]
             for unit in space.units
         }
-        order = {index: place for place, index in enumerate(base.graph.order)}
+        order = {node.index: place for place, node in enumerate(base.graph.order)}
         self._places = {unit.key: order[unit.node] for unit in space.units}
         self._flops = sum(unit.work.flops for unit in space.tunable) or 1
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
@@ -115,7 +115,7 @@ class CandidateSolver:
             (node, reader)
             for node in inside
             for value in graph.nodes[node].outputs
-            for reader, _ in (graph.uses[value] if value != ABSENT else ())
+            for reader, _ in graph.uses[value]
             if reader in inside
         )
         return [

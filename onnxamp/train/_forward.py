@@ -263,9 +263,7 @@ def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         if node.key not in op_facts().idle:
-            values = (
-                value for value in (*node.inputs, *node.outputs) if value != ABSENT
-            )
+            values = (value for value in (*node.reads, *node.writes))
             kinds = {graph.types[value] for value in values} & {FLOAT, *LOW_TENSORS}
             found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}

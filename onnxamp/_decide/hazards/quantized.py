@@ -6,7 +6,7 @@ from typing import Final
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.targets import target_of
 
@@ -42,7 +42,7 @@ def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
 
 def _is_alone(graph: Graph, node: Node) -> bool:
     """Return whether the results of a node are quantized, and nothing else reads them."""
-    results = [value for value in node.outputs if value != ABSENT]
+    results = node.writes
     readers = [reader for value in results for reader, _ in graph.consumers(value)]
     quantize = op_facts().quantize
     return bool(readers) and (
