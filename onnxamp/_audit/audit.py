@@ -83,8 +83,8 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
             action = "Convert for TARGET, or give all readers of the state one type."
             yield loop, "its body moves a state that is cast after the loop", action
     for read in builder.reads:
-        cast = graph.producer(read.value)
-        if cast is None or cast.key != "Cast" or types[read.value] != FLOAT:
+        cast = graph.producer(read.value, "Cast")
+        if cast is None or types[read.value] != FLOAT:
             continue
         if name := low_names.get(types[cast.input(0)] or ""):
             what = "stacks up" if read.owner.bodies else "reads"

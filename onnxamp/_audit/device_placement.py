@@ -172,10 +172,9 @@ def _prefers_host(
 
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
     """Return whether a value is a constant, or the default of an input, with few elements."""
-    shape, producer = shapes[value], view.producer(value)
-    is_stored = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT) or (
-        producer is not None and producer.key == "Constant"
-    )
+    shape, constant = shapes[value], view.producer(value, "Constant")
+    stored = Origin.INITIALIZER, Origin.DEFAULT
+    is_stored = view.values[value].origin in stored or constant is not None
     return is_stored and shape is not None and elements(shape) <= _FEW
 
 

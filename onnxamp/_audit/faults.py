@@ -406,7 +406,7 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
 
 
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
-    before = graph.producer(node.inputs[0])
+    before = graph.producer(node.inputs[0], "Cast")
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = (
         "warning",
@@ -417,7 +417,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
             "note",
             "casts to the type that its input already has: runtimes drop it while they load",
         )
-    elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
+    elif before is not None or behind == {"Cast"}:
         text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:
         text = (

@@ -294,12 +294,8 @@ def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
 def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield Casts to float32 before a decomposed normalization, which ONNX Runtime fuses into a node it cannot load."""
     for value in graph.ask(absorbed_casts, graph.low):
-        cast = graph.producer(value)
-        if (
-            cast is not None
-            and cast.key == "Cast"
-            and graph.actual[cast.inputs[0]] == graph.low.tensor
-        ):
+        cast = graph.producer(value, "Cast")
+        if cast is not None and graph.actual[cast.inputs[0]] == graph.low.tensor:
             text = "ONNX Runtime fuses this Cast with the normalization that follows, and then cannot load the model"
             action = (
                 "Convert the original again: onnxamp convert keeps such Casts apart."

@@ -168,7 +168,7 @@ class Builder:
                 targets = body_targets(node, len(outputs))
                 returned = dict(zip(targets, outputs, strict=True))
                 for _, at in carried(graph, node):
-                    state = node.outputs[at] if at < len(node.outputs) else ABSENT
+                    state = node.output(at)
                     source = self._source(node, returned.get(at, ABSENT))
                     maker = graph.producer(source)
                     if state != ABSENT and (
@@ -185,11 +185,8 @@ class Builder:
             for _, body in owner.bodies if owner.scope else ():
                 outputs = graph.scopes[body].outputs
                 for position, target in enumerate(body_targets(owner, len(outputs))):
-                    has_output = 0 <= target < len(owner.outputs)
-                    output = owner.outputs[target] if has_output else ABSENT
-                    if output == ABSENT or not (
-                        graph.uses[output] or graph.results[output]
-                    ):
+                    output = owner.output(target)
+                    if not (graph.uses[output] or graph.results[output]):
                         captures += _captured(graph, body, outputs[position])
         return captures
 
@@ -218,14 +215,13 @@ class Builder:
         The builder accepts such a Cast if it has another reader.
         """
         for read in self.reads:
-            cast = self.graph.producer(read.value)
+            cast = self.graph.producer(read.value, "Cast")
             is_input = read.result is None and read.owner.key in self.rules.get(
                 "uncast_inputs", ()
             )
-            if not is_input or cast is None or cast.key != "Cast":
+            if not is_input or cast is None:
                 continue
-            source = cast.input(0)
-            if self.graph.types[source] in LOW_TENSORS:
+            if self.graph.types[cast.input(0)] in LOW_TENSORS:
                 yield read, cast
 
     def constant_reads(self) -> Iterator[tuple[Node, int]]:
@@ -238,10 +234,8 @@ class Builder:
     def casts_of_constants(self) -> Iterator[tuple[Node, Node]]:
         """Yield (node, Cast) where a node reads a Cast of a constant, and cannot read the constant itself."""
         for node, position in self.ports("computed_inputs"):
-            cast = self.graph.producer(node.input(position))
-            if cast is None or cast.key != "Cast":
-                continue
-            if cast.input(0) in self.graph.constants.tensors:
+            cast = self.graph.producer(node.input(position), "Cast")
+            if cast is not None and cast.input(0) in self.graph.constants.tensors:
                 yield node, cast
 
     # -- nodes that stay float32 -------------------------------------------------------------------------------
@@ -282,11 +276,10 @@ class Builder:
         integers = op_facts().free_sources["Cast"]
         for node in self.nodes("one_scale"):
             for value, other in (node.inputs[:2], node.inputs[1::-1]):
-                cast = self.graph.producer(other)
-                if value in self.dequantized and cast is not None:
-                    source = self.graph.types[cast.input(0)]
-                    if cast.key == "Cast" and source in integers:
-                        yield node
+                cast = self.graph.producer(other, "Cast")
+                source = ABSENT if cast is None else cast.input(0)
+                if value in self.dequantized and self.graph.types[source] in integers:
+                    yield node
 
     def _computed_high(self) -> Iterator[Node]:
         """Yield the nodes that stay float32 because an input is computed."""
@@ -325,8 +318,9 @@ class Builder:
         known: dict[int, Dequantized] = {}
         for node in graph.order if graph.nodes_of(facts.dequantize) else ():
             if node.key in facts.dequantize:
-                origin, made = node.input(0), graph.producer(node.input(0))
-                if made is not None and made.key in facts.quantize:
+                origin = node.input(0)
+                made = graph.producer(origin, *facts.quantize)
+                if made is not None:
                     before = graph.producer(made.input(0))
                     if before is not None:
                         origin = origins.get(before.index, origin)

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from onnxamp._decide.ports import HIGH, NONE, PortVariables
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 
 
 def followers(
@@ -84,7 +84,7 @@ def _sides(
     """
     node = graph.nodes[index]
     for value in node.inputs:
-        if value == ABSENT or value in ports.free or ports.produced[value] == NONE:
+        if value in ports.free or ports.produced[value] == NONE:
             continue
         variable = ports.produced[value]
         is_made = graph.producer(value) is not None or value in given

@@ -51,7 +51,7 @@ class PortVariables(NamedTuple):
 
     Attributes:
         variables: all variables.
-        produced: value -> variable of the port that produces it.
+        produced: value -> variable of the port that produces it; NONE for ABSENT.
         consumed: node -> variable of each of its inputs.
         returned: (scope, output position) -> variable.
         of_node: node -> its variables by type parameter.

@@ -189,7 +189,7 @@ class CutProblem:
         """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.deciding:
             outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
-            variables = [produced[value] for value in outputs if value != ABSENT]
+            variables = [produced[value] for value in outputs]
             variables += self.ports.of_node.get(index, {}).values()
             roots = (self.roots[variable] for variable in variables if variable >= 0)
             self.deciding[index] = next(roots, NONE)
@@ -213,7 +213,7 @@ class CutProblem:
         """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
         round more.
         """
-        source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
+        source, result = node.input(0), node.output(0)
         if (
             ABSENT in (source, result)
             or source not in self.exactly_high
@@ -243,7 +243,7 @@ class CutProblem:
             return self.trips[node.scope]
         largest = total = 0
         for value in (*node.inputs, *node.outputs):
-            if value != ABSENT and self.ports.produced[value] != NONE:
+            if self.ports.produced[value] != NONE:
                 count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
                 largest, total = max(largest, count), total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
@@ -339,9 +339,7 @@ class CutProblem:
         is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
         conversion would charge for less than the first.
         """
-        made = [
-            self.roots[variable] for variable in (*self.ports.produced, NONE)
-        ]  # ABSENT is last
+        made = [self.roots[variable] for variable in self.ports.produced]
         high = {
             HIGH,
             *(root for root, pin in self.pins.verdicts.items() if not pin.low),

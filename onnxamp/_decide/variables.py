@@ -215,7 +215,7 @@ class _Finder:
 
     Attributes:
         sparse: sparse float32 constants, which can be neither converted nor cast.
-        kinds: type by value index; the last entry is that of ABSENT.
+        kinds: type by value index.
         floats: the types among them that hold float32.
     """
 
@@ -233,10 +233,10 @@ class _Finder:
             uncast,
         )
         self.facts, self.low = op_facts(), options.low
-        self.kinds = [*graph.types, None]
+        self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
         self.variables, self.parents = list[Variable](), list[int]()
-        self.produced = [NONE] * len(graph.values)
+        self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
         self.returned = dict[tuple[int, int], int]()
         self.of_node = dict[int, dict[str, int]]()
@@ -385,7 +385,7 @@ class _Finder:
 
     def constant(self, node: Node) -> None:
         """Create a variable for a Constant: it is free, since it can be stored in either precision."""
-        value = node.outputs[0] if node.outputs else ABSENT
+        value = node.output(0)
         if not self.is_float(value):
             return
         if attribute(node.proto, "sparse_value") is not None:
@@ -404,7 +404,7 @@ class _Finder:
 
     def cast(self, node: Node) -> None:
         """Assign variables to both sides of an original Cast."""
-        source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
+        source, result = node.input(0), node.output(0)
         if ABSENT in (source, result):
             return
         before, after, low = self.kinds[source], self.kinds[result], self.low.tensor

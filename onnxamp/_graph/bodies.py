@@ -1,6 +1,6 @@
 """Values that control flow passes into bodies, out of them, and from one iteration of a loop to the next."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import onnx.checker
 import onnx.defs
@@ -53,7 +53,7 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
     """
     states = carried(view, node)
     for source, target in states:
-        yield node.input(source), _at(node.outputs, target)
+        yield node.input(source), node.output(target)
     for _, body in node.bodies:
         scope = view.scopes[body]
         sources = body_sources(node, len(scope.inputs))
@@ -69,17 +69,11 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
             for source, inner in entering.items()
             if source >= 0
         )
-        yield from (
-            (inner, _at(node.outputs, target)) for target, inner in leaving.items()
-        )
+        yield from ((inner, node.output(target)) for target, inner in leaving.items())
         yield from (
             (leaving.get(target, ABSENT), entering.get(source, ABSENT))
             for source, target in states
         )
-
-
-def _at(values: Sequence[int], position: int) -> int:
-    return values[position] if 0 <= position < len(values) else ABSENT
 
 
 def inline_functions(

@@ -65,16 +65,20 @@ class Node:
     @property
     def reads(self) -> list[int]:
         """The values of the inputs that are not omitted."""
-        return self.reads
+        return [value for value in self.inputs if value != ABSENT]
 
     @property
     def writes(self) -> list[int]:
         """The values of the outputs that are not omitted."""
-        return self.writes
+        return [value for value in self.outputs if value != ABSENT]
 
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+    def output(self, position: int) -> int:
+        """Value index of an output; ABSENT if it is omitted, or the position is negative."""
+        return self.outputs[position] if 0 <= position < len(self.outputs) else ABSENT
 
 
 class Ports(NamedTuple):
@@ -146,12 +150,13 @@ class View:
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""
-        return self.at(indices)
+        return [self.nodes[index] for index in sorted(indices)]
 
-    def producer(self, value: int) -> Node | None:
-        """Return the node that produces the value; None if there is none."""
+    def producer(self, value: int, *keys: str) -> Node | None:
+        """Return the node that produces the value; None if there is none, or one of another op type than ``keys``."""
         index = self.values[value].producer if value != ABSENT else ABSENT
-        return self.nodes[index]
+        node = None if index == ABSENT else self.nodes[index]
+        return None if node is None or (keys and node.key not in keys) else node
 
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
         """Return nodes that read the value, with the input position; none if the value is ABSENT."""

@@ -29,8 +29,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     keeps_scales = target_of(options.target).fuses_quantized
 
     def is_stored(value: int) -> bool:
-        maker = graph.producer(value)
-        is_dequantized = maker is not None and maker.key in dequantize
+        is_dequantized = graph.producer(value, *dequantize) is not None
         return constants(value) or (is_dequantized and not keeps_scales)
 
     pairs = constant_batch_norms(graph, is_stored)
@@ -47,8 +46,8 @@ def constant_batch_norms(
     """Return (producer, BatchNormalization) pairs in inference mode, with constant parameters and no other consumer."""
     pairs = []
     for node in graph.nodes_of(op_facts().folded):
-        producer = graph.producer(node.input(0))
-        if producer is None or producer.key not in op_facts().folds_into:
+        producer = graph.producer(node.input(0), *op_facts().folds_into)
+        if producer is None:
             continue
         alone = graph.only_reader(producer.outputs[0]) is node
         parameters = (
@@ -87,8 +86,8 @@ def skip_sums(graph: Graph) -> dict[int, int]:
         }
     sums: dict[int, int] = {}
     for index, norm in heads.items():
-        total = graph.producer(graph.nodes[index].input(0))
-        if total is None or total.key != "Add":
+        total = graph.producer(graph.nodes[index].input(0), "Add")
+        if total is None:
             continue
         if any(map(graph.constants.is_constant, total.inputs)):
             continue

@@ -35,12 +35,8 @@ def _normalization(graph: Graph, root: Node) -> set[int]:
 
 def _magnitude(graph: Graph, root: Node) -> set[int]:
     """Return the nodes of sqrt(a^2 + b^2)."""
-    total = maker_of(graph, root.input(0))
-    if (
-        total is None
-        or total.key not in ("Add", "Sum")
-        or graph.types[total.outputs[0]] != FLOAT
-    ):
+    total = maker_of(graph, root.input(0), "Add", "Sum")
+    if total is None or graph.types[total.outputs[0]] != FLOAT:
         return set()
     terms = [maker_of(graph, value) for value in total.inputs]
     squares = {
@@ -59,8 +55,8 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
     ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
     if not ends:
         return set()
-    shift = maker_of(graph, exp.inputs[0])
-    if shift is not None and shift.key == "Sub":
+    shift = maker_of(graph, exp.inputs[0], "Sub")
+    if shift is not None:
         ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
     return {exp.index, *ends}
 
@@ -88,12 +84,8 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
 
 def _minuend(graph: Graph, value: int) -> int:
     """Return the minuend of a difference; the value itself if it is not a difference."""
-    maker = graph.producer(value)
-    return (
-        graph.passed_on(maker.input(0))
-        if maker is not None and maker.key == "Sub"
-        else value
-    )
+    maker = graph.producer(value, "Sub")
+    return value if maker is None else graph.passed_on(maker.input(0))
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
@@ -128,8 +120,8 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     """Return the subtraction and the mean if the squared value is x - mean(x); add x to the bases."""
-    centered = graph.producer(base)
-    if centered is None or centered.key != "Sub":
+    centered = graph.producer(base, "Sub")
+    if centered is None:
         return set()
     mean = _back_to_reduction(graph, centered.input(1), op_facts().reductions)
     if not mean:
@@ -195,8 +187,8 @@ def _is_vector(graph: Graph, value: int) -> bool:
 
 def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     """Return the nodes of the x - mean(x) that is divided, if it is not the one that was squared."""
-    node = maker_of(graph, value)
-    if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
+    node = maker_of(graph, value, "Sub")
+    if node is None or graph.passed_on(node.input(0)) not in bases:
         return set()
     return {node.index} | _back_to_reduction(
         graph, node.input(1), op_facts().reductions
@@ -244,8 +236,8 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         group.add(times.index)
         other, value = _other(graph, times, value), times.outputs[0]
         if not graph.constants.is_constant(other):
-            half = graph.producer(other)
-            factors = half.inputs if half is not None and half.key == "Mul" else ()
+            half = graph.producer(other, "Mul")
+            factors = () if half is None else half.inputs
             rest = [value for value in factors if graph.constants.uniform(value) != 0.5]
             if half is not None and len(rest) < len(factors):
                 group.add(half.index)
@@ -387,12 +379,9 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
     """
     found = []
     for node in graph.nodes_of({"ReduceSum"}):
-        product, source = graph.producer(node.input(0)), node.input(0)
-        if (
-            product is None
-            or product.key != "MatMul"
-            or graph.only_reader(source) is not node
-        ):
+        source = node.input(0)
+        product = graph.producer(source, "MatMul")
+        if product is None or graph.only_reader(source) is not node:
             continue
         shape, axes = graph.shapes[source], declared_axes(graph, node)
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
@@ -403,14 +392,10 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
 
 def _has_parts(graph: Graph, product: Node) -> bool:
     """Return whether the rows of a product are parts of longer rows."""
-    maker = graph.producer(product.input(0))
-    if maker is not None and maker.key == "Transpose":
-        maker = graph.producer(maker.input(0))
-    if (
-        maker is None
-        or maker.key != "Reshape"
-        or ABSENT in (maker.input(0), maker.outputs[0])
-    ):
+    turned = graph.producer(product.input(0), "Transpose")
+    rows = product.input(0) if turned is None else turned.input(0)
+    maker = graph.producer(rows, "Reshape")
+    if maker is None:
         return False
-    before, after = graph.shapes[maker.inputs[0]], graph.shapes[maker.outputs[0]]
+    before, after = graph.shapes[maker.input(0)], graph.shapes[maker.outputs[0]]
     return before is not None and after is not None and len(after) > len(before)

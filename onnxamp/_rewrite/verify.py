@@ -313,14 +313,13 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     """Yield type faults: contradictions with schemas, onnx's inference, declared outputs or each other. Complexity:
     linear in nodes.
     """
-    types = [*graph.types, None]  # the last entry is that of ABSENT
     facts, passed = op_facts(), set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple([types[value] for value in node.inputs])
-        outputs = tuple([types[value] for value in node.outputs])
+        inputs = tuple(graph.types_of(node.inputs))
+        outputs = tuple(graph.types_of(node.outputs))
         form = node.signature, inputs, outputs
         if form not in passed:
             text = _node_fault(node, inputs, outputs)

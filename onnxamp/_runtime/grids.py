@@ -37,8 +37,8 @@ def _pairs(graph: Graph) -> Iterator[tuple[Node, int]]:
     """Yield (node that dequantizes, value of the same type that was quantized before)."""
     facts, types = op_facts(), graph.types
     for node in graph.nodes_of(facts.dequantize):
-        maker = graph.producer(node.input(0))
-        if maker is None or maker.key not in facts.quantize:
+        maker = graph.producer(node.input(0), *facts.quantize)
+        if maker is None:
             continue
         before = maker.input(0)
         if before != ABSENT and types[before] == types[node.outputs[0]]:
@@ -52,8 +52,8 @@ _DYNAMIC = "DynamicQuantizeLinear"
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Yield (product of integers, node that quantizes what it multiplies)."""
     for node in graph.nodes_of(op_facts().integer_products):
-        maker = graph.producer(node.input(0))
-        if maker is not None and maker.key == _DYNAMIC:
+        maker = graph.producer(node.input(0), _DYNAMIC)
+        if maker is not None:
             yield node, maker
 
 
