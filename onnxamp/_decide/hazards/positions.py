@@ -55,7 +55,7 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
                 position.update(node.outputs)
             if any(value in counting for value in sources):
                 counting.update(node.outputs)
-                yield Hazard(index, KIND, "computes positions")
+                yield Hazard(node.index, KIND, "computes positions")
     yield from _leading_to(graph, sinks, position)
 
 
