@@ -27,7 +27,11 @@ from onnxamp._audit.scales import scales_at_risk
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._dtypes import (
+    FLOAT,
+    FORMATS,
+    LOW_TENSORS,
+)
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
@@ -63,10 +67,9 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
 def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     """Yield the nodes that a builder may refuse, with the reason and the remedy."""
     graph, types = builder.graph, builder.graph.types
-    low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in builder.stacked_up():
-        if name := low_names.get(types[node.outputs[0]] or ""):
-            why = f"a loop stacks its {name} results unchanged"
+        if low := LOW_TENSORS.get(types[node.outputs[0]] or ""):
+            why = f"a loop stacks its {low.name} results unchanged"
             yield node, why, "Convert for TARGET, or make it float32."
     for node, first, second in builder.split_scales():
         if types[first.outputs[0]] != types[second.outputs[0]]:
@@ -86,10 +89,10 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
         cast = graph.producer(read.value, "Cast")
         if cast is None or types[read.value] != FLOAT:
             continue
-        if name := low_names.get(types[cast.input(0)] or ""):
+        if low := LOW_TENSORS.get(types[cast.input(0)] or ""):
             what = "stacks up" if read.owner.bodies else "reads"
             action = "Convert for TARGET, or keep the input of the Cast in float32 (--keep-fp32 NAME)."
-            yield read.owner, f"it {what} a float32 Cast of {name}", action
+            yield read.owner, f"it {what} a float32 Cast of {low.name}", action
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -150,7 +153,7 @@ def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
         yield f"its opset is {opset}, and {newest.opset} is the newest that it knows"
 
 
-_LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
+_LOW: Final = frozenset({*FORMATS, "mixed"})
 """Precisions of nodes that are at least partly low."""
 
 
@@ -210,7 +213,7 @@ _FOLD: Final = (
 _FLOATS: Final = {
     FLOAT: "float32",
     "tensor(double)": "float64",
-    **{low.tensor: low.name for low in FORMATS.values()},
+    **{tensor: low.name for tensor, low in LOW_TENSORS.items()},
 }
 
 

@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._audit.findings import Casts, Finding, finding
 from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,
-    FLOAT_TENSORS,
     element_name,
     is_lossless,
     readable_types,
@@ -342,7 +342,6 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     return Sized(shapes_at(graph, shapes), assumed)
 
 
-_FLOATS: Final = FLOAT_TENSORS | {"tensor(double)"}
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts without changing any number."
 
 
@@ -400,8 +399,8 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
     if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
         return False
     return (
-        graph.types[node.inputs[0]] in _FLOATS
-        and graph.types[node.outputs[0]] in _FLOATS
+        graph.types[node.inputs[0]] in ANY_FLOAT_TENSORS
+        and graph.types[node.outputs[0]] in ANY_FLOAT_TENSORS
     )
 
 

@@ -21,7 +21,15 @@ from onnxamp._audit.findings import Finding, finding
 from onnxamp._decide.hazards import find_hazards, kinds, masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
 from onnxamp._decide.verdicts import Audit
-from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format, readable_types, tensor_type
+from onnxamp._dtypes import (
+    FLOAT,
+    FLOAT16,
+    FORMATS,
+    LOW_ELEMS,
+    Format,
+    readable_types,
+    tensor_type,
+)
 from onnxamp._errors import ModelError
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
@@ -431,7 +439,6 @@ _RULES: Final[tuple[LowRule, ...]] = (
 )
 
 
-_LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
 _MANY_SUBNORMAL: Final = 0.01
 """Share of subnormal elements above which a note is worthwhile."""
 _MANY: Final = 1000
@@ -465,7 +472,7 @@ def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
     lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
     unread: list[tuple[str, str]] = []
     for tensor in tensors_of(model):
-        low = _LOW_ELEMS.get(tensor.data_type)
+        low = LOW_ELEMS.get(tensor.data_type)
         if low is None and tensor.data_type != TensorProto.FLOAT:
             continue
         try:

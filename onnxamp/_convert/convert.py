@@ -215,10 +215,7 @@ def _lowered(analysis: Analysis) -> tuple[str, ...]:
 
 def is_low(analysis: Analysis, node: int) -> bool:
     """Return whether all precision variables of a node are low."""
-    return all(
-        analysis.decision.low[variable]
-        for variable in analysis.ports.of_node.get(node, {}).values()
-    )
+    return all(analysis.decision.low[variable] for variable in analysis.ports.of(node))
 
 
 def _note(before: Analysis, after: Analysis) -> str:

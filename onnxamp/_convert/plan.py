@@ -301,7 +301,7 @@ def _units(
         if rows:
             return low if any(row.low for row in rows) else "float32"
         types = {graph.types[value] for value in node.reads}
-        return low if LOW_TENSORS & types else "float32"
+        return low if LOW_TENSORS.keys() & types else "float32"
 
     def grids(ends: Sequence[Node], keys: Container[str]) -> Mapping[str, int]:
         return Counter(

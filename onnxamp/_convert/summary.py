@@ -223,7 +223,7 @@ def _precision(analysis: Analysis, index: int) -> str:
         analysis.ports,
         analysis.decision,
     )
-    sides = set(map(decision.is_low, ports.of_node.get(index, {}).values()))
+    sides = set(map(decision.is_low, ports.of(index)))
     if not sides:
         return _by_types(analysis, node)
     return "mixed" if len(sides) == 2 else "low" if sides == {True} else "float32"

@@ -79,7 +79,7 @@ class HeldBack:
         makers = {value.name: value.producer for value in after.graph.values}
         lowered = list[int]()
         for node in self.first:
-            name = next(filter(None, self.analysis.graph.nodes[node].proto.output), "")
+            name = self.analysis.graph.nodes[node].first_output
             sides = after.ports.of_node.get(makers.get(name, ABSENT), {})
             if any(after.decision.low[variable] for variable in sides.values()):
                 lowered.append(node)
@@ -453,7 +453,7 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         for node in (graph.nodes[index] for index in indices):
             values = {*node.inputs, *node.outputs} - {ABSENT}
             kinds = map(graph.types.__getitem__, values)
-            if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
+            if node.signature is None or LOW_TENSORS.keys().isdisjoint(kinds):
                 continue
             old = Typed.of(node, graph.types)
             new = old._replace(signature=newer)

@@ -458,9 +458,7 @@ class Builder:
         """Yield the variables of nodes around products of dequantized factors that need one precision."""
         scales = ((first, second) for _, first, second in self.split_scales())
         for pair in (*scales, *self.shared_factors()):
-            yield from product(
-                *(ports.of_node.get(node.index, {}).values() for node in pair)
-            )
+            yield from product(*(ports.of(node.index) for node in pair))
 
     def _chosen(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
         """Yield (result of a body, dequantized value) where all bodies of a node pass on the same numbers."""

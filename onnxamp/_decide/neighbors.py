@@ -26,7 +26,7 @@ def followers(
     """
     low, found = set[int](), set[int]()
     for node in graph.order:
-        roots = [ports.root(one) for one in ports.of_node.get(node.index, {}).values()]
+        roots = [ports.root(one) for one in ports.of(node.index)]
         if not roots or any(root in high for root in roots):
             continue
         read = [

@@ -274,7 +274,7 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
             made = cast.outputs[0] if cast.key == "Cast" else ABSENT
             kinds = {graph.types[value], graph.types[made]}
             is_returned = made != ABSENT and bool(graph.results[made])
-            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS:
+            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS.keys():
                 yield cast.proto.output[0]
 
 
@@ -380,7 +380,7 @@ def _refusal(
     low: Format,
 ) -> tuple[str, str] | None:
     """Return why a listed node stays float32: the reason and its detail; None if it does not stay so."""
-    variables = ports.of_node.get(node.index, {}).values()
+    variables = ports.of(node.index)
     for variable in variables:
         pin = pins.get(ports.root(variable))
         if pin is not None and not pin.low and pin.reason not in _OF_USER:

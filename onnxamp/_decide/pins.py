@@ -224,7 +224,7 @@ class _Claims:
 
     def keep(self, pins: _Pinned, node: int, reason: Reason, why: str) -> None:
         """Pin a node to float32."""
-        for variable in self.ports.of_node.get(node, {}).values():
+        for variable in self.ports.of(node):
             self.pin(pins, variable, False, reason, why)
 
     def heed(self, hazard: Hazard) -> None:
@@ -336,7 +336,7 @@ class _Claims:
         self.warnings += self.problem.overrides.warnings
         for index, override in self.problem.overrides.of_node.items():
             pins = self.forced if override.low else self.kept
-            for variable in self.ports.of_node.get(index, {}).values():
+            for variable in self.ports.of(index):
                 self.pin(pins, variable, *override)
 
     def lists(self) -> None:
@@ -351,7 +351,7 @@ class _Claims:
             asked = {
                 self.ports.root(variable)
                 for index in by_user
-                for variable in self.ports.of_node.get(index, {}).values()
+                for variable in self.ports.of(index)
             }
             settled = asked | self.forced.keys()
             hard = self.hard.keys()

@@ -4,7 +4,7 @@ A *variable* is one question: low precision or float32? Each port of the graph h
 the constants below if there is nothing to decide.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -76,6 +76,10 @@ class PortVariables(NamedTuple):
     fixed_high: frozenset[int]
     requested_low: frozenset[int]
 
+    def of(self, node: int) -> Collection[int]:
+        """Return the variables of a node."""
+        return self.of_node.get(node, {}).values()
+
     def root(self, variable: int) -> int:
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
@@ -92,7 +96,7 @@ class PortVariables(NamedTuple):
         rounded.
         """
         if value == ABSENT:
-            return {*self.of_node.get(node.index, {}).values()}
+            return {*self.of(node.index)}
         if self.enters_low(value):
             return set()
         found = {

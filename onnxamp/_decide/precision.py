@@ -141,7 +141,7 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
-        roots = map(self.ports.root, self.ports.of_node.get(node, {}).values())
+        roots = map(self.ports.root, self.ports.of(node))
         return any(
             pin is not None and not pin.low
             for pin in map(self.pins.verdicts.get, roots)
@@ -190,7 +190,7 @@ class CutProblem:
         if index not in self.deciding:
             outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
             variables = [produced[value] for value in outputs]
-            variables += self.ports.of_node.get(index, {}).values()
+            variables += self.ports.of(index)
             roots = (self.roots[variable] for variable in variables if variable >= 0)
             self.deciding[index] = next(roots, NONE)
         return self.deciding[index]

@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
+from onnxamp._dtypes import (
+    FLOAT,
+    FLOAT_TENSORS,
+    LOW_TENSORS,
+    Format,
+)
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
@@ -21,9 +26,6 @@ from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
-
-_FLOATS = LOW_TENSORS | {FLOAT}
-"""Types of the values that elements are moved from. A conversion changes no value's source."""
 
 _FEW = 64
 """Elements up to which a constant may be a number, axes or sizes."""
@@ -74,7 +76,7 @@ class Constants:
         carriers = op_facts().carriers
         for node in view.order:
             source = node.input(0)
-            if self.types[source] not in _FLOATS:
+            if self.types[source] not in FLOAT_TENSORS:
                 continue
             if node.key in carriers or (node.key == "Cast" and self._is_raised(node)):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
@@ -127,7 +129,7 @@ class Constants:
         """Return whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are
         constants.
         """
-        values = [value for value in node.inputs if self.types[value] in _FLOATS]
+        values = [value for value in node.inputs if self.types[value] in FLOAT_TENSORS]
         return bool(values) and all(
             self.is_constant(value) for value in (node.reads if whole else values)
         )

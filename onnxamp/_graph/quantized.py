@@ -61,7 +61,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
         found[node.index] = Quantized(_stored(graph, node), INTEGERS)
     while waiting:
         value = waiting.pop()
-        for node in _touching(graph, value):
+        for node in graph.around(value):
             if node.key == "Constant" or node.bodies:
                 continue
             found.setdefault(node.index, Quantized(grids[value], INTEGERS))
@@ -117,14 +117,6 @@ def _on_float(graph: Graph, value: int) -> Iterator[int]:
 def is_grid(name: str) -> bool:
     """Return whether an element type has at most eight bits."""
     return name.startswith(_NARROW)
-
-
-def _touching(graph: Graph, value: int) -> Iterator[Node]:
-    maker = graph.producer(value)
-    if maker is not None:
-        yield maker
-    for index, _ in graph.uses[value]:
-        yield graph.nodes[index]
 
 
 def _stored(graph: Graph, node: Node) -> str:

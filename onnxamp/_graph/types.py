@@ -13,7 +13,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
 from onnxamp._graph.bodies import body_sources, body_targets, transfers
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
+from onnxamp._graph.view import ABSENT, Node, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 
@@ -187,7 +187,7 @@ def _settle(view: View, types: list[str | None]) -> None:
     """
     unknown = (one.index for one in view.values if types[one.index] is None)
     waiting = dict.fromkeys(
-        sorted({node for value in unknown for node in _around(view, value)})
+        sorted({node.index for value in unknown for node in view.around(value)})
     )
     while waiting:
         node = next(iter(waiting))
@@ -195,19 +195,7 @@ def _settle(view: View, types: list[str | None]) -> None:
         for value, kind in _implied(view, view.nodes[node], types):
             if value != ABSENT and types[value] is None and kind is not None:
                 types[value] = kind
-                waiting.update(dict.fromkeys(_around(view, value)))
-
-
-def _around(view: View, value: int) -> Iterator[int]:
-    """Yield the nodes that produce or read a value, and the owners of bodies that it enters or leaves."""
-    named = view.values[value]
-    if named.producer != ABSENT:
-        yield named.producer
-    yield from (node for node, _ in view.uses[value])
-    passed = [scope for scope, _ in view.results[value]]
-    if named.origin is Origin.INPUT:
-        passed.append(named.scope)
-    yield from (view.scopes[scope].owner for scope in passed if scope != 0)
+                waiting |= dict.fromkeys(node.index for node in view.around(value))
 
 
 def _implied(

@@ -58,9 +58,12 @@ class Node:
     @property
     def label(self) -> str:
         """Name of the node in messages: its own name, or else its first output."""
-        return self.proto.name or next(
-            (name for name in self.proto.output if name), f"#{self.index}"
-        )
+        return self.proto.name or self.first_output or f"#{self.index}"
+
+    @property
+    def first_output(self) -> str:
+        """Name of the first output that is not omitted; "" if there is none."""
+        return next(filter(None, self.proto.output), "")
 
     @property
     def reads(self) -> list[int]:
@@ -165,6 +168,17 @@ class View:
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
         """Return nodes that read any output of the node, with the input position."""
         return (use for value in node.outputs for use in self.consumers(value))
+
+    def around(self, value: int) -> Iterator[Node]:
+        """Yield the nodes that produce or read the value, and the owners of bodies that it enters or leaves."""
+        named = self.values[value]
+        passed = [scope for scope, _ in self.results[value]]
+        if named.origin is Origin.INPUT:
+            passed.append(named.scope)
+        owners = (self.scopes[scope].owner for scope in passed if scope != 0)
+        readers = (node for node, _ in self.uses[value])
+        indices = (named.producer, *readers, *owners)
+        return (self.nodes[index] for index in indices if index != ABSENT)
 
     def visible(self, name: str, scope: int) -> int:
         """Return the value of a name in a scope, its own or an outer one; ABSENT if there is none."""

@@ -136,7 +136,7 @@ class WrittenPiece:
     def _share(self, name: str, value: int, error: Tensor) -> None:
         """Write the cost of rounding a value for each of its readers."""
         for node, _ in dict.fromkeys(self.graph.uses[value]):
-            reader = next(filter(None, self.graph.nodes[node].proto.output), "")
+            reader = self.graph.nodes[node].first_output
             addends = self.backward.shares.get((value, node), ())
             if addends and reader in self.flow.maker:
                 gradient = addends[0]

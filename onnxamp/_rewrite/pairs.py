@@ -9,11 +9,15 @@ A pair that begins with the narrower type, as float32 -> float16 -> float32, rou
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, element_name, is_lossless
+from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
+    ELEM_NUMBERS,
+    element_name,
+    is_lossless,
+)
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
@@ -21,10 +25,6 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._target.kernels import Typed, runs_on
-
-_FLOATS: Final = frozenset(
-    {FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())}
-)
 
 
 def remove_pairs(
@@ -136,7 +136,11 @@ class Pairs:
         if read in self.origin and (self.chains or node.index in self.graph.passing):
             read = self.origin[read]
         before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
-        is_float = before in _FLOATS and after in _FLOATS and before != after
+        is_float = (
+            before in ANY_FLOAT_TENSORS
+            and after in ANY_FLOAT_TENSORS
+            and before != after
+        )
         return (
             read
             if is_float and is_lossless(element_name(before), element_name(after))

@@ -152,7 +152,7 @@ def nodes_around(
     Complexity: linear in nodes.
     """
     origins = _origins(original, edits)
-    waiting = {index for value in values for index in _beside(result, value)} | nodes
+    waiting = {one.index for value in values for one in result.around(value)} | nodes
     waiting |= {
         index for node in nodes for index in _neighbors(result, result.nodes[node])
     }
@@ -174,10 +174,7 @@ def nodes_around(
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
-    return tuple(
-        next(filter(None, original.nodes[index].proto.output), "")
-        for index in sorted(found)
-    )
+    return tuple(original.nodes[index].first_output for index in sorted(found))
 
 
 def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
@@ -191,22 +188,12 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
 
 
 def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
-    """Yield the producers of a node's inputs and of its bodies' results, and the consumers of its outputs."""
+    """Yield the nodes around the values that a node reads and writes, and those that its bodies return."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs
     )
-    for value in (*node.inputs, *node.outputs, *returned):
-        if value != ABSENT:
-            yield from _beside(graph, value)
-
-
-def _beside(graph: Graph, value: int) -> Iterator[int]:
-    """Yield the producer and consumers of a value, and nodes whose bodies return it."""
-    producer = graph.producer(value)
-    if producer is not None:
-        yield producer.index
-    yield from (node for node, _ in graph.uses[value])
-    yield from (graph.scopes[scope].owner for scope, _ in graph.results[value] if scope)
+    for value in {*node.inputs, *node.outputs, *returned} - {ABSENT}:
+        yield from (other.index for other in graph.around(value))
 
 
 def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) -> None:

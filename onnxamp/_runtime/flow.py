@@ -12,7 +12,13 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, FLOAT_ELEMS, FORMATS, LOW_ELEMS, readable_types
+from onnxamp._dtypes import (
+    ELEM_NAMES,
+    FLOAT_ELEMS,
+    LOW_ELEMS,
+    LOW_TENSORS,
+    readable_types,
+)
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.collecting import no_collections
@@ -407,11 +413,10 @@ def _sizes(
 
 def _low_values(graph: Graph) -> dict[str, int]:
     """Low-precision values of the main graph with their element types."""
-    elems = {low.tensor: low.elem for low in FORMATS.values()}
     named = (
         (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
     )
-    return {name: elems[type_name] for name, type_name in named if type_name in elems}
+    return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:

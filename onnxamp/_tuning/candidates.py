@@ -226,7 +226,7 @@ class CandidateSolver:
         ]
         return {
             ports.root(variable)
-            for variable in (*made, *ports.of_node.get(node, {}).values())
+            for variable in (*made, *ports.of(node))
             if variable >= 0
         }
 

@@ -327,7 +327,7 @@ def converted_model(
 
 def _tie(base: Analysis, node: int) -> str | None:
     """Return the pin to float32 that a node shares with others."""
-    roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
+    roots = map(base.ports.root, base.ports.of(node))
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:
             return told(pin.reason.value, pin.detail)
