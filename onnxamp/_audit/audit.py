@@ -22,8 +22,8 @@ from onnxamp._audit.findings import (
     finding,
     ordered,
 )
-from onnxamp._audit.hazards import low_hazards, raised, weight_findings, weight_types
-from onnxamp._audit.scales import scales_at_risk
+from onnxamp._audit.hazards import low_hazards, raised
+from onnxamp._audit.weights import scales_at_risk, weight_findings, weight_types
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
+from onnxamp._decide.precision import Decision
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph

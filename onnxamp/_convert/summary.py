@@ -8,8 +8,8 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.decision import verdict_on
 from onnxamp._decide.ports import HIGH, NONE
+from onnxamp._decide.precision import verdict_on
 from onnxamp._decide.verdicts import Reason
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS

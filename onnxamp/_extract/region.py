@@ -16,9 +16,9 @@ from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._graph.bodies import Wiring, wire
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, View
-from onnxamp._graph.wiring import Wiring, wire
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied, copy_fields, node_bodies, tensors_of

@@ -1,17 +1,18 @@
-"""Exact types of all values, from schemas alone; shapes are not needed.
+"""Exact types of all values, from schemas alone, and the precisions of nodes; shapes are not needed.
 
 Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unknown (custom ops). If neither a schema
 nor a rule determines the type of an output, the file's declaration does.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, LOWEST_FIRST, tensor_type
 from onnxamp._graph.bodies import body_sources, body_targets, transfers
 from onnxamp._graph.view import ABSENT, Node, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
@@ -407,3 +408,43 @@ def _constant_type(proto: NodeProto) -> str | None:
         if item.name in _CONSTANT_TYPES:
             return _CONSTANT_TYPES[item.name]
     return None
+
+
+PRECISIONS: Final = (*FORMATS, "float32", "other")
+"""Precisions of a node; "other" has no floats, or only float64 and float8."""
+
+_TYPES: Final = {**{low.name: low.tensor for low in FORMATS.values()}, "float32": FLOAT}
+
+
+def node_precision(node: Node, types: Sequence[str | None]) -> str:
+    """Return the lowest precision among a node's inputs and outputs, sequences and optionals included: see PRECISIONS.
+
+    Args:
+        types: type by value index.
+    """
+    own = {types[value] for value in (*node.inputs, *node.outputs)}
+    held = (
+        name
+        for name, tensor in _TYPES.items()
+        if any(kind is not None and tensor in kind for kind in own)
+    )
+    return next(held, "other")
+
+
+def operator_counts(
+    view: View, types: Sequence[str | None]
+) -> Counter[tuple[str, str]]:
+    """(op type, precision) -> number of nodes, those of bodies included.
+
+    Args:
+        types: type by value index.
+
+    Complexity: linear in nodes.
+    """
+    return Counter((node.key, node_precision(node, types)) for node in view.nodes)
+
+
+def lowest_precision(types: Iterable[str | None]) -> str:
+    """Return the lowest float type among tensors: "bfloat16", "float16" or "float32"."""
+    known = set(types)
+    return next((name for name in LOWEST_FIRST if _TYPES[name] in known), "float32")

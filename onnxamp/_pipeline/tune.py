@@ -19,8 +19,8 @@ from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops.custom import declared_ops
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
+from onnxamp._options.options import OptionKeywords
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline

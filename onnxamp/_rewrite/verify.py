@@ -25,7 +25,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
-from onnxamp._rewrite.edits import Edits
+from onnxamp._rewrite.apply import Edits
 from onnxamp._target.kernels import is_consistent
 
 Types = tuple[str | None, ...]

@@ -20,13 +20,12 @@ from onnxamp._dtypes import (
     readable_types,
 )
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import View
-from onnxamp._graph.wiring import wire
 from onnxamp._model import lowering
 from onnxamp._model.protos import (
     all_nodes,

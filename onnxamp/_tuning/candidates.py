@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.decision import Decision
 from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import NONE
-from onnxamp._decide.precision import CutProblem
+from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._numerics.expected import ExpectedErrors
 from onnxamp._tuning.results import Candidate

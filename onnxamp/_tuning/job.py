@@ -9,7 +9,7 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
-from onnxamp._decide.decision import Prices
+from onnxamp._decide.precision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure

@@ -12,7 +12,7 @@ from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
-from onnxamp._decide.decision import Prices
+from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph

@@ -37,8 +37,7 @@ from onnxamp._options.checks import checked_flag, checked_names, compiled
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
-from onnxamp._patterns.named import named_forms
-from onnxamp._patterns.patterns import find_patterns, patterns_of
+from onnxamp._patterns.patterns import find_patterns, named_forms, patterns_of
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step
