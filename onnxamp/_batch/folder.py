@@ -27,15 +27,14 @@ from onnxamp._batch.job import (
 from onnxamp._batch.kinds import SAME, Package, Packages, files_below
 from onnxamp._batch.placing import STAGE
 from onnxamp._batch.sharing import share_weights
-from onnxamp._convert.misspelt import refuse_or_warn
+from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName, is_auto
-from onnxamp._options.options import Options
+from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin

@@ -26,7 +26,7 @@ from onnx import ModelProto
 
 from onnxamp import _state
 from onnxamp._batch.kinds import Package
-from onnxamp._convert.misspelt import misspelt
+from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.hazards import kinds
 from onnxamp._decide.overrides import Unmatched
@@ -328,7 +328,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     unmatched = (
-        *misspelt(model, options.conversion),
+        *misspelled(model, options.conversion),
         *_absent_dims(options, model.proto),
     )
     job.output.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from onnxamp._bench.records import Generation, GenerationReport
 from onnxamp._bench.timing import Blocks, latency, ratio
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import graph_of
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.building import Child

@@ -193,12 +193,12 @@ def extract_region(
     engine = choose_engine(provider)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     feeds = check_inputs(opened.proto, samples[0])
-    centre = _find_centre(_without_overridden(opened, feeds), names, run, feeds)
-    graph, view = centre.graph, centre.graph.view
-    nodes = {graph.wiring.outermost[node.index]: None for node in centre.nodes}
+    center = _find_center(_without_overridden(opened, feeds), names, run, feeds)
+    graph, view = center.graph, center.graph.view
+    nodes = {graph.wiring.outermost[node.index]: None for node in center.nodes}
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
-    recorded, sample, keep = _record(centre, cut, feeds, samples, run)
-    region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
+    recorded, sample, keep = _record(center, cut, feeds, samples, run)
+    region, entered = assembled(center.opened, graph, cut, recorded), recorded.entered
     flow = make_flow(region, emulated=engine.emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
@@ -213,7 +213,7 @@ def extract_region(
         sample=sample,
         differing=differences(flow, entered, recorded.expected, run.bare),
         notes=(
-            *centre.notes,
+            *center.notes,
             *(
                 f"The output {name!r} is not a tensor: its value is not saved."
                 for name in lost
@@ -236,7 +236,7 @@ def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
     return Model(result, opened.folder)
 
 
-class _Centre(NamedTuple):
+class _Center(NamedTuple):
     """The requested nodes, and the model whose main graph holds them or nodes that contain them."""
 
     opened: Model
@@ -247,9 +247,9 @@ class _Centre(NamedTuple):
     """Whether the branches that one sample takes have replaced their Ifs."""
 
 
-def _find_centre(
+def _find_center(
     opened: Model, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]
-) -> _Centre:
+) -> _Center:
     view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
@@ -275,7 +275,7 @@ def _find_centre(
                 "The Ifs of the main graph are replaced by the branches that were taken."
             ]
             opened, graph, branched = flat, MainGraph.of(flat_view), True
-    return _Centre(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
+    return _Center(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
 
 
 def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
@@ -315,24 +315,24 @@ def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
 
 
 def _record(
-    centre: _Centre, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
+    center: _Center, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
 ) -> tuple[Recorded, str, int]:
     """Return the inputs and outputs of the region, their sample, and the bytes of weights that stay in graphs.
 
     Args:
         feeds: the first sample, which is the only one if its branches were taken.
     """
-    values = centre.graph.view.values
+    values = center.graph.view.values
     inputs, outputs = (
         [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
     )
-    flow = _flow(centre.opened, feeds, run)
+    flow = _flow(center.opened, feeds, run)
     keep = (
         0 if flow.large else WEIGHTS_IN_GRAPH
     )  # kernels may round differently if weights are constants
     first: Recorded | None = None
-    for number in range(1 if centre.branched else len(samples)):
-        feeds = check_inputs(centre.opened.proto, samples[number]) if number else feeds
+    for number in range(1 if center.branched else len(samples)):
+        feeds = check_inputs(center.opened.proto, samples[number]) if number else feeds
         try:
             arrays = values_of(
                 flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run
@@ -343,7 +343,7 @@ def _record(
                 error,
                 samples,
                 number,
-                centre.opened,
+                center.opened,
             )
             raise RuntimeFailure(text) from error
         recorded = Recorded(

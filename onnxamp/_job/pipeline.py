@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._convert.convert import Converted, analyse_safely, convert
-from onnxamp._convert.misspelt import early_warnings, reference_of, refuse_misspelt
+from onnxamp._convert.misspelled import early_warnings, reference_of, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._job.request import Job, Request, Validation
 from onnxamp._model.model import Model
@@ -261,7 +261,7 @@ def _early_warnings(request: Request) -> list[str]:
         return []
     with declared_ops(request.options.custom_ops):
         if not request.measures and request.validation is None:
-            refuse_misspelt(request.model, request.options)
+            refuse_misspelled(request.model, request.options)
             return []
         early = early_warnings(request.model, request.options)
     request.warn(early)

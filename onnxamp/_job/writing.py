@@ -18,7 +18,7 @@ from onnxamp._convert.causes import (
 )
 from onnxamp._convert.convert import Converted, convert
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
-from onnxamp._convert.misspelt import low_note
+from onnxamp._convert.misspelled import low_note
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof

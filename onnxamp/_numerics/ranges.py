@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxamp._convert.misspelt import raised
+from onnxamp._convert.misspelled import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
@@ -49,7 +49,7 @@ _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
 
 
-_CENTRED: Final = 4.0
+_CENTERED: Final = 4.0
 """Squared mean over variance up to which a normalization may subtract the mean in float16: it loses one or two digits.
 """
 
@@ -128,15 +128,15 @@ def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
 
     flat = op("Flatten", source, axis=-1 if axis is None else axis)
     middle = mean(flat)
-    centred = op("Sub", flat, middle)
+    centered = op("Sub", flat, middle)
     square = op("Mul", middle, middle)
     least = op(
         "Mul", square, editor.constant(np.float32(_LEAST_SPREAD), "least_spread")
     )
-    return op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
+    return op("Div", square, op("Max", mean(op("Mul", centered, centered)), least))
 
 
-def centred_norms(
+def centered_norms(
     graph: Graph,
     profile: Profile,
     watched: Sequence[Watch],
@@ -149,7 +149,7 @@ def centred_norms(
         item for item in watched if graph.nodes[item.node].key in profile.cancelling
     )
     return tuple(
-        item.value for item in norms if largest.get(item.name, inf) <= _CENTRED
+        item.value for item in norms if largest.get(item.name, inf) <= _CENTERED
     )
 
 
@@ -163,7 +163,7 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
         value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
-        if is_open and value != ABSENT and graph.types[value] == FLOAT:
+        if is_open and graph.types[value] == FLOAT:
             yield node
 
 
@@ -445,7 +445,7 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     feeds = check_inputs(graph.model, run.samples[0])
     shapes = graph.shapes_of(shapes_of(feeds))
     sums = partial_sums(graph, profile, watched, largest, shapes)
-    return graph, Ranges(found, sums, centred_norms(graph, profile, watched, largest))
+    return graph, Ranges(found, sums, centered_norms(graph, profile, watched, largest))
 
 
 def _beyond(

@@ -29,7 +29,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
+from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
+    FLOAT_ELEMS,
+    LOW_ELEMS,
+)
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -53,8 +57,7 @@ if TYPE_CHECKING:
 FLUSHED_ABOVE: Final = 0.1
 """Relative L2 error from which on underflow is a fault; single flushed elements do no harm."""
 
-_LARGEST: Final = {low.elem: low.max_finite for low in FORMATS.values()}
-_FLOATS: Final = LOW_TENSORS | {FLOAT, "tensor(double)"}
+_LARGEST: Final = {elem: low.max_finite for elem, low in LOW_ELEMS.items()}
 
 
 class Watched(NamedTuple):
@@ -70,7 +73,7 @@ def watched_values(flow: Flow) -> list[Watched]:
     names = [
         name
         for name in flow.maker
-        if name in flow.own and flow.types.get(name) in _FLOATS
+        if name in flow.own and flow.types.get(name) in ANY_FLOAT_TENSORS
     ]
     return sorted(
         (Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node

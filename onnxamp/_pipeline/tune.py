@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.misspelt import among, misspelt, refuse
+from onnxamp._convert.misspelled import among, misspelled, refuse
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
@@ -19,8 +19,8 @@ from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops.custom import declared_ops
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
+from onnxamp._options.options import OptionKeywords
 from onnxamp._paths.paths import as_path
 from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
 from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline
@@ -71,7 +71,7 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
         member.name: member.asked(Level.O2, "float16") for member in pipeline.members
     }
     found = {
-        member.name: misspelt(member.model, asked[member.name])
+        member.name: misspelled(member.model, asked[member.name])
         for member in pipeline.members
     }
     anywhere = among((asked[name], rows) for name, rows in found.items())

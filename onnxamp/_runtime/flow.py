@@ -13,15 +13,20 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, FLOAT_ELEMS, FORMATS, LOW_ELEMS, readable_types
+from onnxamp._dtypes import (
+    ELEM_NAMES,
+    FLOAT_ELEMS,
+    LOW_ELEMS,
+    LOW_TENSORS,
+    readable_types,
+)
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import View
-from onnxamp._graph.wiring import wire
 from onnxamp._model import lowering
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
@@ -262,17 +267,18 @@ def flow_of(
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
-    order = [index for index in graph.order if graph.nodes[index].scope == 0]
+    main_nodes = [node for node in graph.order if node.scope == 0]
     needs = {
         node: [graph.values[value].name for value in values]
         for node, values in wire(graph).needs.items()
     }
+    order = [node.index for node in main_nodes]
     sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
     return Flow(
-        nodes=tuple(graph.nodes[index].proto for index in order),
+        nodes=tuple(node.proto for node in main_nodes),
         reads=tuple(
             tuple(name for name in needs[index] if name not in constants)
             for index in order
@@ -282,8 +288,8 @@ def flow_of(
         ),
         maker={
             name: rank
-            for rank, index in enumerate(order)
-            for name in graph.nodes[index].proto.output
+            for rank, node in enumerate(main_nodes)
+            for name in node.proto.output
             if name
         },
         constants=constants,
@@ -409,11 +415,10 @@ def _sizes(
 
 def _low_values(graph: Graph) -> dict[str, int]:
     """Low-precision values of the main graph with their element types."""
-    elems = {low.tensor: low.elem for low in FORMATS.values()}
     named = (
         (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
     )
-    return {name: elems[type_name] for name, type_name in named if type_name in elems}
+    return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
 
 
 def origin(flow: Flow, name: str) -> tuple[str, int]:
