@@ -34,7 +34,7 @@ from onnxamp._pipeline.runs import (
     facts_of,
 )
 from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch
-from onnxamp._pipeline.write import check_targets, write_pipeline
+from onnxamp._pipeline.write import check_targets, staged_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.run import Report, Run, RunOptions, silent
@@ -211,19 +211,20 @@ def run_tuning(
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
-        ran: list[tuple[float | None, str]] = []
         chosen = search.decided
         options.report("writing", 0, 0)
-        made = write_pipeline(
+        with staged_pipeline(
             members=pipeline.members,
             chosen=chosen,
             folder=output,
             sink=sink,
             provider=job.runs.engine.provider,
-            approve=lambda paths: ran.append(job.approved(paths, chosen)),
             scratch=folder / "source",
-        )
-        return job.outcome(search, made, output, *ran[0])
+        ) as staged:
+            files = {name: one.file for name, one in staged.items()}
+            error, note = job.judged(files, chosen)
+        made = {name: one.conversion.outcome() for name, one in staged.items()}
+        return job.outcome(search, made, output, error, note)
 
 
 @dataclass(slots=True)
@@ -360,7 +361,7 @@ class _Job:
         )
         return choice if choice.nodes else None
 
-    def approved(
+    def judged(
         self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]
     ) -> tuple[float | None, str]:
         """Return the error of a run with the written files, or the reason why there was no such run.
