@@ -6,7 +6,7 @@ and dropped when nobody needs them any more, so that memory holds one step and w
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -24,7 +24,6 @@ from onnxamp._runtime.pieces import (
     Runner,
     Side,
     ancestors,
-    fitting,
     parts_of,
     start,
 )
@@ -186,56 +185,30 @@ class Walk:
             RuntimeFailure: the reference does not load or run; the message names the outputs of the piece that fails.
             ArgumentError: a model has an input that is not fed.
         """
-        return self.run_together([feeds], progress)[0]
-
-    def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
-    ) -> list[Walked]:
-        """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
-        sides = [self._start(feeds) for feeds in samples]
-        walks = [Walked({}, {}, {}) for _ in samples]
+        shared = Counter(list(self.pairing.shared))
+        one = start(self.reference, feeds, self.pairing.reads() + shared)
+        own = shared if self.pairing.accumulated else Counter[str]()
+        other = start(self.result, feeds, own)
         if not self._steps:
             flows = self.reference.flow, self.result.flow
             self._steps = list(_steps(*flows, self.pairing, self.budget))
-        done, total = 0, len(self.reference.flow.nodes)
+        done, compared = 0, dict[str, Compared]()
         for part, groups, targets in self._steps:
-            for one, _ in sides:
-                one.run(part)
-            for nodes in groups:
-                for number, (_, other) in enumerate(sides):
-                    walks[number] = _advanced(walks[number], other, nodes)
-                if len(groups) > 1:
-                    self.result.forget()
-            for walked, (one, other) in zip(walks, sides, strict=True):
-                if walked.failure is None:
-                    walked.compared.update(self._compare(targets, one, other))
+            one.run(part)
+            try:
+                for nodes in groups:
+                    other.run(nodes)
+                    if len(groups) > 1:
+                        self.result.forget()
+            except RuntimeFailure as error:
+                return Walked({}, {}, compared, str(error))
+            compared |= self._compare(targets, one, other)
             self.reference.forget()
             self.result.forget()
             done += len(part)
             if progress is not None:
-                progress(done, total)
-            if all(walked.failure is not None for walked in walks):
-                break
-        return [
-            walked
-            if walked.failure is not None
-            else walked._replace(reference=_outputs(one), result=_outputs(other))
-            for walked, (one, other) in zip(walks, sides, strict=True)
-        ]
-
-    def together(self) -> int:
-        """Return how many samples fit the budget, as far as what they hold between steps is known."""
-        flow = self.reference.flow
-        parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
-        return fitting(flow, parts, flow.outputs, self.budget // 2)
-
-    def _start(self, feeds: Feeds) -> tuple[Side, Side]:
-        shared = Counter(list(self.pairing.shared))
-        one = start(self.reference, feeds, self.pairing.reads() + shared)
-        other = start(
-            self.result, feeds, shared if self.pairing.accumulated else Counter()
-        )
-        return one, other
+                progress(done, len(self.reference.flow.nodes))
+        return Walked(_outputs(one), _outputs(other), compared)
 
     def _compare(
         self, targets: Sequence[str], one: Side, other: Side
@@ -392,16 +365,6 @@ def _steps(
     yield (), tuple(parts_of(result, rest, budget)), ()
 
 
-def _advanced(walked: Walked, side: Side, nodes: Sequence[int]) -> Walked:
-    """Run nodes of the result, unless some failed before; what is known of the sample then."""
-    if walked.failure is None:
-        try:
-            side.run(nodes)
-        except RuntimeFailure as error:
-            return walked._replace(failure=str(error))
-    return walked
-
-
 @dataclass(slots=True)
 class SideBySide:
     """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
@@ -424,28 +387,6 @@ class SideBySide:
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
         """As :meth:`Walk.run`; raises what :meth:`Session.prepare` raises, too."""
-        return self._walk_for(feeds).run(feeds, progress)
-
-    def together(self, feeds: Feeds, others: Iterable[Feeds]) -> list[Feeds]:
-        """Return the sample and as many of those that follow as can be run together with it; raises likewise."""
-        walk, group = self._walk_for(feeds), [feeds]
-        room = walk.together()
-        for other in others if room > 1 else ():
-            same = walk.reference is self.reference.prepare(
-                other
-            ) and walk.result is self.result.prepare(other)
-            if len(group) == room or not same:
-                break
-            group.append(other)
-        return group
-
-    def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
-    ) -> list[Walked]:
-        """As :meth:`Walk.run_together`, for samples of :meth:`together`."""
-        return self._walk_for(samples[0]).run_together(samples, progress)
-
-    def _walk_for(self, feeds: Feeds) -> Walk:
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if (
             self._walk is None
@@ -455,4 +396,4 @@ class SideBySide:
             self._walk = Walk(
                 one, other, self.paired(one.flow, other.flow), self.reference.budget
             )
-        return self._walk
+        return self._walk.run(feeds, progress)
