@@ -1,8 +1,8 @@
-"""Walking two models side by side, a few nodes at a time, to compare every value that they share.
+"""Running two models side by side, a few nodes at a time, to compare every value that they share.
 
 Each step runs some nodes of the reference, then those of the result that compute the same values, then once more the
 result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are measured
-and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
+and then dropped, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, Session
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import (
+    Execution,
+    GraphExecutor,
     Piece,
-    Runner,
-    Side,
     ancestors,
     parts_of,
     start,
@@ -67,7 +67,7 @@ class Pairing(NamedTuple):
         )
 
 
-def pair(reference: Flow, result: Flow) -> Pairing:
+def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
     """Match values by name and type.
 
     Complexity: linear in nodes, times the few nodes (Casts) between shared values.
@@ -92,7 +92,9 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
 
 
-def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
+def exponents_between(
+    reference: DataflowGraph, result: DataflowGraph
+) -> dict[str, int]:
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
     one, other = reference.exponents, result.exponents
     differences = {
@@ -101,7 +103,9 @@ def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
     return {name: exponent for name, exponent in differences.items() if exponent}
 
 
-def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
+def _replay(
+    reference: DataflowGraph, result: DataflowGraph, target: str
+) -> Replay | None:
     nodes, reads = {result.maker[target]}, dict[str, None]()
     waiting = list(nodes)
     while waiting:
@@ -123,7 +127,7 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
     return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
 
 
-def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
+def _can_replace(reference: DataflowGraph, result: DataflowGraph, name: str) -> bool:
     """Return whether the reference's value can be fed to readers of the result's."""
     known = (
         name in reference.maker
@@ -150,7 +154,7 @@ class Compared(NamedTuple):
     note: str | None
 
 
-class Walked(NamedTuple):
+class PairedOutputs(NamedTuple):
     """Outputs of both models on one sample, and the values that they share, in the reference's order."""
 
     reference: Mapping[str, Any]
@@ -165,16 +169,16 @@ _Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str
 
 
 @dataclass(slots=True)
-class Walk:
+class PairedExecution:
     """Two models run side by side. The steps are found with the first sample and repeated with the others."""
 
-    reference: Runner
-    result: Runner
+    reference: GraphExecutor
+    result: GraphExecutor
     pairing: Pairing
     budget: int = BUDGET
     _steps: list[_Step] = field(default_factory=list)
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
         """Run one sample through both models.
 
         Args:
@@ -201,17 +205,17 @@ class Walk:
                     if len(groups) > 1:
                         self.result.forget()
             except RuntimeFailure as error:
-                return Walked({}, {}, compared, str(error))
+                return PairedOutputs({}, {}, compared, str(error))
             compared |= self._compare(targets, one, other)
             self.reference.forget()
             self.result.forget()
             done += len(part)
             if progress is not None:
                 progress(done, len(self.reference.flow.nodes))
-        return Walked(_outputs(one), _outputs(other), compared)
+        return PairedOutputs(_outputs(one), _outputs(other), compared)
 
     def _compare(
-        self, targets: Sequence[str], one: Side, other: Side
+        self, targets: Sequence[str], one: Execution, other: Execution
     ) -> dict[str, Compared]:
         replayed = self._replay(targets, one)
         compared = {}
@@ -245,7 +249,7 @@ class Walk:
         other.used(targets if self.pairing.accumulated else ())
         return compared
 
-    def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
+    def _as_stored(self, one: Execution, name: str) -> "ort.OrtValue | None":
         """Return a value of the reference as the result stores it."""
         value, exponent = one.values.get(name), self.pairing.exponents.get(name)
         if (
@@ -263,7 +267,7 @@ class Walk:
             )  # of a scalar, NumPy makes no array
 
     def _replay(
-        self, targets: Sequence[str], one: Side
+        self, targets: Sequence[str], one: Execution
     ) -> "dict[str, ort.OrtValue | str]":
         """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
         able = [name for name in targets if self.pairing.shared[name] is not None]
@@ -280,7 +284,7 @@ class Walk:
         return replayed
 
     def _replay_together(
-        self, targets: Sequence[str], one: Side
+        self, targets: Sequence[str], one: Execution
     ) -> "dict[str, ort.OrtValue]":
         replays = [
             replay
@@ -317,15 +321,15 @@ class Walk:
         return dict(zip(targets, values.values(), strict=True))
 
 
-def _local_name(flow: Flow, name: str) -> str:
+def _local_name(flow: DataflowGraph, name: str) -> str:
     name += _LOCAL
     while name in flow.names:
         name += "_"
     return name
 
 
-def _outputs(side: Side) -> dict[str, Any]:
-    return {name: side.output(name) for name in side.flow.outputs}
+def _outputs(execution: Execution) -> dict[str, Any]:
+    return {name: execution.output(name) for name in execution.flow.outputs}
 
 
 def _measured(
@@ -347,7 +351,7 @@ def _measured(
 
 
 def _steps(
-    reference: Flow, result: Flow, pairing: Pairing, budget: int
+    reference: DataflowGraph, result: DataflowGraph, pairing: Pairing, budget: int
 ) -> Iterator[_Step]:
     """Cut the reference's nodes where the budget ends, and give each part the result's nodes for the same values.
 
@@ -366,14 +370,14 @@ def _steps(
 
 
 @dataclass(slots=True)
-class SideBySide:
-    """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
+class PairedSessions:
+    """Two models to run side by side. What is prepared for one sample serves others that take the same branches."""
 
     reference: Session
     result: Session
-    paired: Callable[[Flow, Flow], Pairing] = pair
+    paired: Callable[[DataflowGraph, DataflowGraph], Pairing] = pair
     """Finds the values to compare."""
-    _walk: Walk | None = None
+    _execution: PairedExecution | None = None
 
     def prepare(self, sample: Feeds) -> None:
         """Prepare both models for a sample that was not checked.
@@ -385,15 +389,15 @@ class SideBySide:
         self.reference.prepare(feeds)
         self.result.prepare(feeds)
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
-        """As :meth:`Walk.run`; raises what :meth:`Session.prepare` raises, too."""
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
+        """As :meth:`PairedExecution.run`; raises what :meth:`Session.prepare` raises, too."""
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if (
-            self._walk is None
-            or self._walk.reference is not one
-            or self._walk.result is not other
+            self._execution is None
+            or self._execution.reference is not one
+            or self._execution.result is not other
         ):
-            self._walk = Walk(
+            self._execution = PairedExecution(
                 one, other, self.paired(one.flow, other.flow), self.reference.budget
             )
-        return self._walk.run(feeds, progress)
+        return self._execution.run(feeds, progress)
