@@ -29,7 +29,7 @@ from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, DataflowGraph, make_flow
 from onnxamp._runtime.loop import input_failure
-from onnxamp._runtime.pieces import Execution, GraphExecutor, run_alone
+from onnxamp._runtime.pieces import Execution, Executor, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -52,7 +52,7 @@ def values_of(
         RuntimeFailure: one of these nodes does not load or run.
     """
     execution = run_alone(
-        GraphExecutor(flow, run.engine.provider),
+        Executor(flow, run.engine.provider),
         feeds,
         wanted,
         run.budget,

@@ -21,7 +21,7 @@ from onnxamp._runtime.engines import Progress, Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import (
     Execution,
-    GraphExecutor,
+    Executor,
     Piece,
     ancestors,
     parts_of,
@@ -172,8 +172,8 @@ _Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str
 class PairedExecution:
     """Two models run side by side. The steps are found with the first sample and repeated with the others."""
 
-    reference: GraphExecutor
-    result: GraphExecutor
+    reference: Executor
+    result: Executor
     pairing: Pairing
     budget: int = BUDGET
     _steps: list[_Step] = field(default_factory=list)

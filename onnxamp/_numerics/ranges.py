@@ -35,7 +35,7 @@ from onnxamp._runtime.loop import (
     observe_all,
     one_by_one,
 )
-from onnxamp._runtime.pieces import GraphExecutor, observed_values
+from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._state import fingerprint
@@ -527,7 +527,7 @@ class RangeProbe(Probe[Magnitudes]):
         return Opened(session.prepare_sample, one_by_one(measure))
 
 
-def _magnitudes(executor: GraphExecutor, feeds: dict[str, Feed]) -> dict[str, float]:
+def _magnitudes(executor: Executor, feeds: dict[str, Feed]) -> dict[str, float]:
     """Return the largest magnitude of each float32 tensor below that of sentinels."""
     flow = executor.flow
     names = [

@@ -46,7 +46,7 @@ from onnxamp._runtime.loop import (
     one_by_one,
     remembered,
 )
-from onnxamp._runtime.pieces import GraphExecutor, ancestors, observed_values
+from onnxamp._runtime.pieces import Executor, ancestors, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
 from onnxamp._workers.executor import Memory
@@ -218,7 +218,7 @@ class _RowsProbe(Probe[_SampleRows]):
         return Opened(session.prepare_sample, one_by_one(measure))
 
     def _rows_of(
-        self, executor: GraphExecutor, feeds: Feeds, number: int, taken: set[int] | None
+        self, executor: Executor, feeds: Feeds, number: int, taken: set[int] | None
     ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
         flow, readers = executor.flow, dict[str, list[tuple[ProductWeight, int]]]()

@@ -43,7 +43,7 @@ from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
     Execution,
-    GraphExecutor,
+    Executor,
     Piece,
     batched,
     declare_dims,
@@ -187,7 +187,7 @@ class GradientWalk:
             yield from self._together(runner, dict(group))
 
     def _together(
-        self, runner: GraphExecutor, samples: Mapping[int, Feeds]
+        self, runner: Executor, samples: Mapping[int, Feeds]
     ) -> Iterator[Sensitivities]:
         """Measure samples that take the same branches."""
         flow = runner.flow
@@ -250,7 +250,7 @@ class GradientWalk:
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
-        turns = self._turns(runner, part, values)
+        turns = self._turns(runner, Piece(tuple(part), ()), values)
         partial = frozenset(
             name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
         )
@@ -328,17 +328,13 @@ class GradientWalk:
             rest[x] = rest[x] + dx if x in rest else dx
 
     def _turns(
-        self,
-        runner: GraphExecutor,
-        part: Sequence[int],
-        values: "Mapping[str, ort.OrtValue]",
+        self, runner: Executor, part: Piece, values: "Mapping[str, ort.OrtValue]"
     ) -> Mapping[str, int]:
         """Return how often each Loop of a piece turns, by its first output."""
-        flow = runner.flow
-        if not any(flow.nodes[node].op_type == "Loop" for node in part):
+        if not any(runner.flow.nodes[node].op_type == "Loop" for node in part.nodes):
             return {}
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        model = piece_model(flow, Piece(tuple(part), ()), kinds)
+        model = piece_model(runner.flow, part, kinds)
         return counted_turns(model, values, runner.provider)
 
     @no_collections()
@@ -348,7 +344,7 @@ class GradientWalk:
         part: Sequence[int],
         values: "Mapping[str, ort.OrtValue]",
         seeded: Mapping[str, Sequence[int]],
-        runner: GraphExecutor,
+        runner: Executor,
         partial: Container[str],
         seen: Mapping[str, Sequence[int]],
         counts: Mapping[str, int],
@@ -413,9 +409,7 @@ class _Passes:
     waiting: list[dict[str, Floats]] = field(default_factory=list)
 
     @classmethod
-    def begin(
-        cls, runner: GraphExecutor, feeds: Feeds, again: Counter[str]
-    ) -> "_Passes":
+    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "_Passes":
         """A sample before the first node; ``again`` counts what the backward pass reads."""
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)

@@ -43,7 +43,7 @@ from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
-from onnxamp._runtime.pieces import GraphExecutor, start
+from onnxamp._runtime.pieces import Executor, start
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
 from onnxamp._workers.executor import Memory
 
@@ -201,7 +201,7 @@ def _fault(
     )
     if m.found_nan and born:
         return "NaN"
-    if endless and (contracts or not reads_constant(flow, row.node, np.inf)):
+    if endless and (contracts or not flow.ask(reads_constant, row.node, np.inf)):
         return "Inf"
     faults = {
         "all zero": m.elements > 1
@@ -215,7 +215,7 @@ def _fault(
     fault = next((name for name, applies in faults.items() if applies), None)
     return (
         None
-        if fault == "saturated" and reads_constant(flow, row.node, top / 2)
+        if fault == "saturated" and flow.ask(reads_constant, row.node, top / 2)
         else fault
     )
 
@@ -294,7 +294,7 @@ class ValueMeasurements:
 
 
 def watched_parts(
-    executor: GraphExecutor,
+    executor: Executor,
     rows: Sequence[WatchedValue],
     feeds: Feeds,
     budget: int,
@@ -385,7 +385,7 @@ class CheckProbe(Probe[CheckedSample | Parts]):
     def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
         """As :meth:`Probe.open`."""
         session = self.session(memory)
-        last: tuple[GraphExecutor, GraphExecutor, Sequence[WatchedValue]] | None = None
+        last: tuple[Executor, Executor, Sequence[WatchedValue]] | None = None
 
         def parts(item: Item) -> Iterator[CheckedSample]:
             nonlocal last
@@ -395,7 +395,7 @@ class CheckProbe(Probe[CheckedSample | Parts]):
                 last is None or last[0] is not executor
             ):  # the next sample with the same branches uses it
                 flow, rows = keep_float32(executor.flow, self.keep)
-                last = executor, GraphExecutor(flow, executor.provider), rows
+                last = executor, Executor(flow, executor.provider), rows
             return watched_parts(*last[1:], feeds, self.budget, progress=item.progress)
 
         def lazily(item: Item) -> Parts:
@@ -555,7 +555,7 @@ def keep_float32(
         for row in rows
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
-    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
+    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
 
 
 def _is_rounded(flow: DataflowGraph, row: WatchedValue) -> bool:

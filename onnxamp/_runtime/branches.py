@@ -17,7 +17,7 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike
 from typing import TypeAlias
@@ -40,7 +40,7 @@ from onnxamp._runtime.flow import (
     flow_of,
     take_weights,
 )
-from onnxamp._runtime.pieces import GraphExecutor, run_alone
+from onnxamp._runtime.pieces import Executor, run_alone
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, Feeds, shapes_of
 
@@ -288,7 +288,7 @@ def settled_flow(
         like=like,
         arithmetic=arithmetic,
     )
-    return flow._replace(choices=taken)
+    return replace(flow, choices=taken)
 
 
 def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
@@ -373,7 +373,7 @@ def _conditions(
     flow = flow_of(
         shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds)
     )
-    execution = run_alone(GraphExecutor(flow, provider), feeds, names)
+    execution = run_alone(Executor(flow, provider), feeds, names)
     return {
         name: bool(np.asarray(execution.output(name)).reshape(-1)[0]) for name in names
     }

@@ -19,7 +19,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.pieces import GraphExecutor, run_together
+from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
     BROWSER,
@@ -290,7 +290,7 @@ class Session:
     budget: int
     origin: "Session | None"
     outputs: OutputCache = field(default_factory=OutputCache)
-    _executor: GraphExecutor | None = None
+    _executor: Executor | None = None
     _loaded: Any = None
     """The model as a whole, which the first run loads."""
 
@@ -300,7 +300,7 @@ class Session:
             return Counter()
         return self.engine.left_to_cpu(self._loaded)
 
-    def prepare(self, feeds: Feeds) -> GraphExecutor:
+    def prepare(self, feeds: Feeds) -> Executor:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
@@ -318,10 +318,10 @@ class Session:
             arithmetic=self.engine.arithmetic,
         )
         if self._executor is None or flow is not before:
-            self._executor = GraphExecutor(flow, self.engine.piece_provider)
+            self._executor = Executor(flow, self.engine.piece_provider)
         return self._executor
 
-    def prepare_sample(self, sample: Feeds) -> GraphExecutor:
+    def prepare_sample(self, sample: Feeds) -> Executor:
         """Prepare the model for an unchecked sample. Also raises ArgumentError if the sample does not fit."""
         return self.prepare(check_inputs(self.model.proto, sample))
 

@@ -135,7 +135,7 @@ def _rank(
 
 
 @dataclass(slots=True)
-class GraphExecutor:
+class Executor:
     """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
     are.
     """
@@ -223,7 +223,7 @@ _NODES: Final = 1024
 class Execution:
     """One model being run: the values that are still needed, and the number of their future uses."""
 
-    executor: GraphExecutor
+    executor: Executor
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
 
@@ -291,7 +291,7 @@ class Execution:
 
 
 def start(
-    executor: GraphExecutor,
+    executor: Executor,
     feeds: Feeds,
     others: Counter[str],
     nodes: Iterable[int] | None = None,
@@ -319,7 +319,7 @@ def start(
 
 
 def observed_values(
-    executor: GraphExecutor,
+    executor: Executor,
     feeds: Feeds,
     names: Sequence[str],
     nodes: Iterable[int] | None = None,
@@ -393,7 +393,7 @@ def parts_of(
 
 
 def run_alone(
-    executor: GraphExecutor,
+    executor: Executor,
     feeds: Feeds,
     wanted: Sequence[str],
     budget: int = BUDGET,
@@ -412,7 +412,7 @@ def run_alone(
 
 
 def run_together(
-    executor: GraphExecutor,
+    executor: Executor,
     samples: Sequence[Feeds],
     wanted: Sequence[str],
     budget: int = BUDGET,

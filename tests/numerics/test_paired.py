@@ -14,7 +14,7 @@ from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.paired import PairedExecution, pair
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow
-from onnxamp._runtime.pieces import GraphExecutor
+from onnxamp._runtime.pieces import Executor
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import to_value
@@ -403,7 +403,7 @@ def test_memory_is_given_back():
     body = " ".join(f"v{i + 1} = Exp (v{i})" for i in range(8)).replace("v0", "X")
     model = parse(f"(float[3] X) => (float[3] Y) {{ {body} Y = Tanh (v8) }}")
     one, other = flows(model, lowered(model, "float16"))
-    execution = PairedExecution(GraphExecutor(one, "cpu"), GraphExecutor(other, "cpu"), pair(one, other), 0)
+    execution = PairedExecution(Executor(one, "cpu"), Executor(other, "cpu"), pair(one, other), 0)
     steps = []
     feeds = {"X": np.float32([-1, -2, -3])}
     outputs = execution.run(feeds, lambda done, total: steps.append((done, total)))
