@@ -20,7 +20,6 @@ from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
-from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import bytes_of
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.defaults import LEAST, MOST
@@ -51,18 +50,16 @@ def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
     """
     main = graph.scopes[0]
     last = dict.fromkeys(main.outputs, len(graph.order))
-    for place, index in enumerate(graph.order):
-        last |= dict.fromkeys(
-            (value for value in graph.nodes[index].inputs if value != ABSENT), place
-        )
+    for place, node in enumerate(graph.order):
+        last |= dict.fromkeys(node.reads, place)
     ends: dict[int, list[int]] = {}
     for value, place in last.items():
         ends.setdefault(place, []).append(value)
     alive = {value: _bytes(graph, shapes, value) for value in main.inputs}
     taken = peak = sum(alive.values())
-    for place, index in enumerate(graph.order):
-        for value in graph.nodes[index].outputs:
-            if value != ABSENT and value not in alive:
+    for place, node in enumerate(graph.order):
+        for value in node.writes:
+            if value not in alive:
                 alive[value] = _bytes(graph, shapes, value)
                 taken += alive[value]
         peak = max(peak, taken)

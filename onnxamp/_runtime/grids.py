@@ -60,7 +60,7 @@ def _before(graph: Graph, editor: GraphEditor) -> Mapping[int, _Float]:
     facts, found = op_facts(), dict[int, _Float]()
     movers = graph.nodes_of(facts.moves_data | facts.exact_when.keys())
     able = graph.exact & {node.index for node in movers}
-    for node in map(graph.nodes.__getitem__, graph.order):
+    for node in graph.order:
         if node.key in facts.quantize and node.input(0) != ABSENT:
             name = graph.values[node.inputs[0]].name
             found[node.outputs[0]] = _Float(name, graph.types[node.inputs[0]])
@@ -94,8 +94,8 @@ _DYNAMIC = "DynamicQuantizeLinear"
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Yield (product of integers, node that quantizes what it multiplies)."""
     for node in graph.nodes_of(op_facts().integer_products):
-        maker = graph.producer(node.input(0))
-        if maker is not None and maker.key == _DYNAMIC:
+        maker = graph.producer(node.input(0), _DYNAMIC)
+        if maker is not None:
             yield node, maker
 
 
