@@ -61,11 +61,15 @@ class _Output(_File):
 
 
 class _Integer(click.IntRange):
-    name = "whole number"
+    name = "integer"
 
 
-class _Number(click.FloatRange):
+class _Number(click.types.FloatParamType):
     name = "number (write it like 0.01 or 1e-3)"
+
+
+class _Positive(click.FloatRange):
+    name = _Number.name
 
 
 class _Words(click.Choice[str]):
@@ -203,12 +207,12 @@ def _loss_scale(text: str) -> Any:
 
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "text": (str, None),
-    "integer": (_Integer(), "N"),
+    "integer": (int, "N"),
     "count": (_Integer(1), "N"),
     "natural": (_Integer(0), "N"),
     "number": (_Number(), "X"),
-    "seconds": (_Number(0), "SECONDS"),
-    "duration": (_Number(0, min_open=True), "SECONDS"),
+    "seconds": (_Positive(0), "SECONDS"),
+    "duration": (_Positive(0, min_open=True), "SECONDS"),
     "megabytes": (_Integer(1), "MB"),
     "file": (_File(path_type=Path, readable=False), "FILE"),
     "file name": (str, "FILE"),

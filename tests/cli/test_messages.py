@@ -93,7 +93,7 @@ def test_what_needs_ranges_names_the_commands_that_measure_them(option: tuple[ob
     (("b.onnx", "-o", "out"), "Unexpected argument 'b.onnx'."),
     (("-level", "O3"), "No such option '-level'. Did you mean '--level'?"),
     (("--tolerance", "1%"), "'1%' is not a valid number (write it like 0.01 or 1e-3)."),
-    (("--samples", "inputs.npz"), "'inputs.npz' is not a valid whole number."),
+    (("--samples", "inputs.npz"), "'inputs.npz' is not a valid integer."),
     (("--keep-node", "nothing"), "is called 'nothing'. onnxamp inspect -v lists the names."),
 ])  # fmt: skip
 def test_habits_of_other_command_lines(arguments: tuple[str, ...], told: str) -> None:
