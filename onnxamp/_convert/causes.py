@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.convert import is_low
 from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.hazards import epsilons, fusions, kinds
@@ -91,7 +91,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         reason: str, advice: str, nodes: AbstractSet[int], **changes: Any
     ) -> Cause:
         changed = replace(options, **changes)
-        without = partial(analyse, analysis.graph, changed)
+        without = partial(analyze, analysis.graph, changed)
         return _cause(analysis, reason, advice, nodes, without)
 
     def kept_for(reasons: Iterable[Reason]) -> set[int]:

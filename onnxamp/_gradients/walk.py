@@ -13,7 +13,7 @@ from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import (
     linear,
     movement,
-    normalisations,
+    normalizations,
     pointwise,
     quantized,
 )
@@ -27,13 +27,12 @@ from onnxamp._gradients.writer import (
     Writer,
     elem_of,
 )
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
@@ -41,7 +40,7 @@ from onnxamp._ops.facts import attribute, op_facts
 RULES: Final[Mapping[str, Rule]] = {
     **linear.RULES,
     **movement.RULES,
-    **normalisations.RULES,
+    **normalizations.RULES,
     **pointwise.RULES,
     **quantized.RULES,
 }
@@ -49,7 +48,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,
-    **normalisations.FORWARD,
+    **normalizations.FORWARD,
     **pointwise.FORWARD,
 }
 """Ops whose forward pass stores values for the rule, or is decomposed."""
@@ -141,7 +140,7 @@ class Pass:
     def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
         """Write the changes of the forward pass; return the values that nodes store for their rules, by node index."""
         saved, on_path = {}, {node.index for node in self.path}
-        for node in (self.graph.nodes[index] for index in self.graph.order):
+        for node in self.graph.order:
             always = node.key in ALWAYS and node.scope == 0
             if node.key in FORWARD and (always or node.index in on_path):
                 self.writer.prefix = node.label
@@ -318,13 +317,13 @@ def find_path(
     """
     needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
     differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
-    for node in (graph.nodes[index] for index in graph.order if index in needs):
+    for node in (node for node in graph.order if node.index in needs):
         if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
             movers.append(node)
             moved.update(
                 value
-                for value in node.outputs
-                if value != ABSENT and elem_of(graph.types[value]) in differentiable
+                for value in node.writes
+                if elem_of(graph.types[value]) in differentiable
             )
     needed, between = {loss} & moved, []
     for node in reversed(movers):
@@ -347,7 +346,7 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
         and tensor.data_location != TensorProto.EXTERNAL
     }
     known, computed = set(constants), []
-    for node in (graph.nodes[index] for index in graph.order):
+    for node in graph.order:
         if node.scope or node.bodies or node.key in op_facts().random:
             continue
         name = node.proto.output[0]
@@ -369,7 +368,7 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
     if node.key == "Constant":
         return any(item.name.startswith("value_") for item in node.proto.attribute)
     inputs = node.proto.input
-    kinds = {elem_of(graph.types[value]) for value in node.outputs if value != ABSENT}
+    kinds = {elem_of(graph.types[value]) for value in node.writes}
     is_known = bool(inputs) and all(not name or name in known for name in inputs)
     return is_known and kinds.isdisjoint({0, *FLOAT_ELEMS})
 

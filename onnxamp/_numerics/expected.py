@@ -110,7 +110,7 @@ def low_node(analysis: Analysis, node: Node) -> LowNode | None:
 def _results(view: View, node: Node) -> list[str]:
     """Return names of Ifs' outputs that the node's first output becomes."""
     names: list[str] = []
-    value = next((value for value in node.outputs if value != ABSENT), ABSENT)
+    value = next(iter(node.writes), ABSENT)
     while value != ABSENT:
         owners = (
             (view.nodes[view.scopes[scope].owner], port)
@@ -532,7 +532,7 @@ def expected_errors(
         raise RuntimeFailure(
             "The model draws random numbers, so that two runs of it differ."
         )
-    found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
+    found = [low_node(analysis, node) for node in graph.order]
     nodes = [node for node in found if node is not None]
     engine = judging_engine(run.provider, plan.target)
     known = {} if known is None else known

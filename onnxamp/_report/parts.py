@@ -87,7 +87,7 @@ class Item(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Part of a bar; ``kind`` chooses its colour."""
+    """Part of a bar; ``kind`` chooses its color."""
 
     kind: str
     amount: int

@@ -70,14 +70,14 @@ class TestInPlace:
     ("given", "meant"),
     [("Matmul", "MatMul"), ("matMul", "MatMul"), ("SOFTMAX", "Softmax"), ("Sofmax", "Softmax"), ("Xyzzy", None)],
 )
-def test_misspelt_op_types_are_named_as_onnx_spells_them(given: str, meant: str | None) -> None:
+def test_misspelled_op_types_are_named_as_onnx_spells_them(given: str, meant: str | None) -> None:
     result = run("convert", small(), "--white", given, "-q")
     assert result.exit_code == 2
     assert result.output.count("Did you mean") == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in result.output
 
 
-def test_misspelt_outputs_are_named_with_the_option() -> None:
+def test_misspelled_outputs_are_named_with_the_option() -> None:
     result = run("convert", CLASSIFIER, "-o", "x.onnx", "--io-types", "keep:logit", "-q")
     assert "--io-types" in result.output
     assert "Did you mean 'logits'?" in result.output

@@ -422,7 +422,7 @@ def test_casts_between_floats_are_told_from_others() -> None:
     assert sum(row.is_cast for row in page.nodes) == pages.audit().casts.count
 
 
-def test_a_measured_node_that_the_audit_lacks_comes_behind_its_neighbour() -> None:
+def test_a_measured_node_that_the_audit_lacks_comes_behind_its_neighbor() -> None:
     audit = pages.audit()
     less = replace(audit, nodes=tuple(node for node in audit.nodes if node.node != pages.label(7)))
     names = [row.name for row in conversion_page(None, pages.diff(), less).nodes]

@@ -543,7 +543,7 @@ def parted(variance: float = 1.0) -> ModelProto:
         ({"dtype": "float16"}, False),
     ],
 )
-def test_normalisations_without_a_kernel_go_into_weights(options: dict[str, Any], folds: bool) -> None:
+def test_normalizations_without_a_kernel_go_into_weights(options: dict[str, Any], folds: bool) -> None:
     """CUDA and OpenVINO have no bfloat16 BatchNormalization: Casts would part it from its convolution."""
     ready = prepared(parted(), **options)
     assert ("BatchNormalization" in ops(ready.graph.model)) != folds
@@ -577,7 +577,7 @@ def test_what_stays_float32_is_not_folded_either() -> None:
         ({"dtype": "float16"}, 0),
     ],
 )
-def test_normalisations_that_part_from_their_convolutions_are_told_of(
+def test_normalizations_that_part_from_their_convolutions_are_told_of(
     options: dict[str, Any], told: int, tmp_path: Path
 ) -> None:
     onnx.save(parted(), tmp_path / "model.onnx")
@@ -587,7 +587,7 @@ def test_normalisations_that_part_from_their_convolutions_are_told_of(
     assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)
 
 
-def test_normalisations_that_cannot_be_folded_stay(tmp_path: Path) -> None:
+def test_normalizations_that_cannot_be_folded_stay(tmp_path: Path) -> None:
     """No advice is given either that would not help."""
     onnx.save(parted(variance=-1.0), tmp_path / "model.onnx")
     made = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", dtype="bfloat16", validate=False)

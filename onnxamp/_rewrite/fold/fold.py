@@ -96,7 +96,7 @@ class _Going:
                     for made in producer.outputs
                 ):
                     self.nodes.add(producer.index)
-                    pending += [found for found in producer.inputs if found != ABSENT]
+                    pending += producer.reads
             elif (
                 self.view.values[value].origin is Origin.INITIALIZER
                 and value not in listed

@@ -18,15 +18,15 @@ RUNNING: Final = "running"
 """Suffix for its running statistics and the nodes that compute them."""
 
 
-def _normalised(
-    x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
+def _normalized(
+    x: Tensor, axes: Sequence[int], epsilon: float, *, centered: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return normalized ``x``, the reciprocal of its standard deviation, its mean and its variance.
 
-    ``x`` is divided by its standard deviation and, if ``centred``, its mean is subtracted first.
+    ``x`` is divided by its standard deviation and, if ``centered``, its mean is subtracted first.
     """
-    mean = x.mean(axes) if centred else x
-    shifted = x - mean if centred else x
+    mean = x.mean(axes) if centered else x
+    shifted = x - mean if centered else x
     variance = (shifted * shifted).mean(axes)
     inverse = (variance + epsilon).op("Sqrt").op("Reciprocal")
     return shifted * inverse, inverse, mean, variance
@@ -38,11 +38,11 @@ def _through(
     inverse: Tensor,
     axes: Sequence[int],
     *,
-    centred: bool = True,
+    centered: bool = True,
 ) -> Tensor:
-    """Return the gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
+    """Return the gradient of the input of :func:`_normalized`, from the gradient ``dy`` of its result ``unit``."""
     rest = dy - unit * (dy * unit).mean(axes)
-    return (rest - dy.mean(axes) if centred else rest) * inverse
+    return (rest - dy.mean(axes) if centered else rest) * inverse
 
 
 def _layer(call: Call) -> Grads:
@@ -51,14 +51,14 @@ def _layer(call: Call) -> Grads:
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
-    centred, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
+    centered, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
     start = call.attribute("axis")
     axes = range(start, 0 if start < 0 else call.rank())
-    unit, inverse, *_ = _normalised(
-        call.x, axes, call.attribute("epsilon"), centred=centred
+    unit, inverse, *_ = _normalized(
+        call.x, axes, call.attribute("epsilon"), centered=centered
     )
     return [
-        lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
+        lambda: _through(dy * scale, unit, inverse, axes, centered=centered),
         lambda: call.summed(dy * unit, 1),
         lambda: call.summed(dy, 2),
     ]
@@ -67,7 +67,7 @@ def _layer(call: Call) -> Grads:
 def _instance(call: Call) -> Grads:
     dy, rank = call.dy, call.rank()
     axes = range(2, rank)
-    unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
+    unit, inverse, *_ = _normalized(call.x, axes, call.attribute("epsilon"))
     return [
         lambda: _through(dy * _per_channel(call[1], rank), unit, inverse, axes),
         *_sums(dy, unit, [0, *axes]),
@@ -91,7 +91,7 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     if not call.attribute("training_mode"):
         return ()
     rank = call.rank()
-    unit, inverse, mean, variance = _normalised(
+    unit, inverse, mean, variance = _normalized(
         call.x, [0, *range(2, rank)], call.attribute("epsilon")
     )
     call.writer.prefix = f"{call.node.label}/{SCALED}"
