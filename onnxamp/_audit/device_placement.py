@@ -323,7 +323,7 @@ def _unhonored(graph: Graph, target: str) -> list[Finding]:
     if not computes_low(target) or FLOAT not in graph.types:
         return []
     text = f"{target} computes in float16 regardless of types, so float32 protects no value"
-    action = "Make all values fit: onnxamp convert --rescale."
+    action = "If a value does not fit, onnxamp convert --rescale makes it fit."
     return [finding("", "note", "hazard", text, action)]
 
 

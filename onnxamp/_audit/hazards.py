@@ -267,8 +267,8 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     )
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
-        "normalization": f"a normalization decomposed into single ops in LOW: {squares if narrow else digits}",
-        "softmax": "a softmax decomposed into single ops in LOW: "
+        "normalization": f"a normalization decomposed into basic ops in LOW: {squares if narrow else digits}",
+        "softmax": "a softmax decomposed into basic ops in LOW: "
         + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
         "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
     }

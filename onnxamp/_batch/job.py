@@ -519,7 +519,7 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     )
     if diff.cure is not None:
         cure = diff.cure
-        healed = f"{cure.outcome} Without it: {cure.failure}"
+        healed = f"{cure.outcome} The first result failed: {cure.failure}"
         return replace(row, healed=healed, kept=cure.nodes, cure=cure.command)
     if job.cure is not None:
         known = job.cure.row

@@ -100,7 +100,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
-    advice = "--force-low REGEX lowers some of them anyway, --no-hazards all"
+    advice = "--force-low REGEX lowers some of them anyway; --no-hazards lowers all"
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
@@ -315,7 +315,7 @@ _OF_PATTERNS: Final[frozenset[Reason]] = frozenset(
 
 def _told_as_decomposed(folds: list[Fold]) -> str:
     return (
-        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into single ops"
+        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
     )
 
 

@@ -163,7 +163,10 @@ def refuse(found: Sequence[Unmatched]) -> None:
         ArgumentError: there is one.
     """
     if found:
-        raise ArgumentError(" ".join(dict.fromkeys(one.text for one in found)))
+        texts = dict.fromkeys(one.text for one in found)
+        if any(one.is_unaided for one in found):
+            texts["onnxamp inspect -v lists the names."] = None
+        raise ArgumentError(" ".join(texts))
 
 
 def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:

@@ -151,6 +151,11 @@ class Unmatched:
     name: str
     text: str
 
+    @property
+    def is_unaided(self) -> bool:
+        """Return whether the message says nothing about the names that exist."""
+        return self.text.endswith((" name.", " reads one.", f" called {self.name!r}."))
+
 
 def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
     """Return the names and patterns of the options that match nothing in the graph.

@@ -378,7 +378,7 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes, validate=False)
     hint = next(note for note in made.notes if "--no-fold" in note)
     assert hint.startswith(
-        "1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold, each becomes a single"
+        "1 LayerNorm and 1 Gelu are decomposed into basic ops; without --no-fold, each becomes a single"
     )
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
@@ -394,12 +394,12 @@ def test_reports_tell_of_folds(tmp_path: Path) -> None:
     onnx.save(network(), path)
     told = commands.run("convert", path, "-o", low, "--fold")
     assert told.exit_code == 0, told.output
-    assert "Upgraded from opset 17 to 20, for the sake of 1 Gelu." in told.output
+    assert "Upgraded from opset 17 to 20 to fold 1 Gelu." in told.output
     assert "Folded 1 LayerNorm and 1 Gelu." in told.output
     assert "1 LayerNorm and 1 Gelu are decomposed" in commands.run("inspect", path, "--no-fold").output
     onnxamp.convert_file(path, low, fold=False, validate=False)
     told = commands.run("check", low, "--static")
-    assert "1 LayerNorm is decomposed into single ops, with 2 Casts around" in " ".join(told.output.split())
+    assert "1 LayerNorm is decomposed into basic ops, with 2 Casts around" in " ".join(told.output.split())
 
 
 # --- folding by default -------------------------------------------------------------------------------------------

@@ -235,9 +235,7 @@ def apply(draft: Draft, options: Options) -> Passed:
         try:
             graph = upgraded(graph, wanted)
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
-            notes.append(
-                f"Upgraded from opset {current} to {wanted}, for the sake of {needed}."
-            )
+            notes.append(f"Upgraded from opset {current} to {wanted} to fold {needed}.")
         except OpsetError as error:
             refused.append(str(error))
     found = find_folds(graph, with_weights=selection.changes_weights)
