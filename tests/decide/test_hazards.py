@@ -135,6 +135,23 @@ def test_auto_measures_no_epsilon_that_becomes_zero(epsilon, measured):
     assert kept == (set() if measured else {"c", "q"})
 
 
+@pytest.mark.parametrize(
+    ("bias", "reader", "is_low"),
+    [
+        (4e-5, "Conv (b, k)", True),
+        (1e-10, "Conv (b, k)", False),
+        (4e-5, "Div (x, b)", False),
+        (4e-5, "Log (b)", False),
+    ],
+    ids=["a learned bias", "becomes 0", "guards a divisor", "guards a logarithm"],
+)
+def test_a_small_bias_that_guards_nothing_is_low(bias: float, reader: str, is_low: bool) -> None:
+    """Its sum changes by less than half of the smallest float16, 3e-8."""
+    text = f"""(float[1,2,4,4] x) => (float[1,2,4,4] y) <float bias = {{{bias}}}> {{
+        c = Conv (x, k) b = Add (c, bias) r = {reader} y = Conv (r, k) }}"""
+    assert precisions(parse(text, k=random(2, 2, 1, 1)))["b"] == {is_low}
+
+
 def test_small_powers_in_front_of_a_guarded_logarithm():
     """A floor of 1e-10 says that such numbers occur: the mel product must not flush them."""
     text = """(float[1,8] re) => (float[1,8] y) <float floor = {1e-10}, float two = {2.0}> {

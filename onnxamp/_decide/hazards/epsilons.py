@@ -13,8 +13,10 @@ from onnxamp._ops.facts import op_facts
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
 
-    One that becomes zero breaks the guarded op at an input of zero, which samples may lack.
+    One that becomes zero breaks the guarded op at an input of zero, which samples may lack. One that is added, guards
+    nothing and does not become zero is a learned bias: it changes by less than half of the smallest low number.
     """
+    facts = op_facts()
     floats = graph.constants.floats().items()
     tiny = {
         value: stats.uniform
@@ -30,7 +32,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     }
     lost = [
         (node, port, value)
-        for node in graph.nodes_of(op_facts().epsilons)
+        for node in graph.nodes_of(facts.epsilons)
         for port, value in enumerate(node.inputs)
         if value in tiny and _is_lost(tiny[value], low, node.key)
     ]
@@ -43,9 +45,10 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         behind = (
             list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
         )
-        yield Hazard(
-            node.index, KIND, why, value in zeros and node.index in walks.guards
-        )
+        is_guard = node.index in walks.guards
+        if not is_guard and value not in zeros and node.key in facts.added_epsilons:
+            continue
+        yield Hazard(node.index, KIND, why, value in zeros and is_guard)
         yield from behind
 
 
