@@ -90,20 +90,14 @@ def _decoder(folder: Path) -> Path:
     Raises:
         ArgumentError: there is none, or several.
     """
-    paths = [path for path in files_below(folder) if path.suffix == ".onnx"]
     packages = Packages(folder)
-    known = {path: packages.of(path) for path in paths}
-    # If a network exists in several types, only the one in float32 is used.
-    plain = [
-        path
-        for path, package in known.items()
-        if package is None or not package.kind.name_of(path).is_left_out
-    ]
-    candidates = (
-        [path for path in some if reads_prompts(Model.read(path))]
-        for some in (plain, paths)
-    )
-    found = next(filter(None, candidates), [])
+    ranks = dict[Path, int]()
+    for path in files_below(folder):
+        if path.suffix == ".onnx" and reads_prompts(Model.read(path)):
+            package = packages.of(path)
+            ranks[path] = 0 if package is None else package.kind.rank(path)
+    # If a network exists in several types, only the most precise one is used.
+    found = [path for path, rank in ranks.items() if rank == min(ranks.values())]
     if len(found) == 1:
         return found[0]
     if not found:
