@@ -19,7 +19,7 @@ from onnxamp._report.bench import (
     generation_report,
 )
 from onnxamp._report.progress import progress_bar
-from onnxamp._runtime.decoder import reads_prompts
+from onnxamp._runtime.decoder import Decoder, reads_prompts
 
 _OF_RUNS = frozenset({"batches", "tf32", "nhwc", "cuda_graph", "no_profile", "inputs"})
 """Options for models that run once, and generate nothing."""
@@ -91,12 +91,13 @@ def _decoder(folder: Path) -> Path:
         ArgumentError: there is none, or several.
     """
     packages = Packages(folder)
-    ranks = dict[Path, int]()
+    ranks = dict[Path, tuple[int, bool]]()
     for path in files_below(folder):
-        if path.suffix == ".onnx" and reads_prompts(Model.read(path)):
+        if path.suffix == ".onnx" and reads_prompts(model := Model.read(path)):
             package = packages.of(path)
-            ranks[path] = 0 if package is None else package.kind.rank(path)
-    # If a network exists in several types, only the most precise one is used.
+            rank = 0 if package is None else package.kind.rank(path)
+            ranks[path] = rank, not Decoder.of(model).flags
+    # If a network exists in several types, only the most precise one is used; of its decoders, the merged one.
     found = [path for path, rank in ranks.items() if rank == min(ranks.values())]
     if len(found) == 1:
         return found[0]
