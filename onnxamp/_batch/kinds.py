@@ -84,6 +84,10 @@ class Kind:
         """Return the name of the result of a model."""
         return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))
 
+    def rank(self, path: Path) -> int:
+        """Return the position of a model's types among those of its network, from 0 for the most precise ones."""
+        return len(self.names) - 1 - self.names.index(self.name_of(path))
+
     def adapted(
         self, options: Options, given: Collection[str], model: Model
     ) -> Options:

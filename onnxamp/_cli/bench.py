@@ -19,7 +19,7 @@ from onnxamp._report.bench import (
     generation_report,
 )
 from onnxamp._report.progress import progress_bar
-from onnxamp._runtime.decoder import reads_prompts
+from onnxamp._runtime.decoder import Decoder, reads_prompts
 
 _OF_RUNS = frozenset({"batches", "tf32", "nhwc", "cuda_graph", "no_profile", "inputs"})
 """Options for models that run once, and generate nothing."""
@@ -90,20 +90,15 @@ def _decoder(folder: Path) -> Path:
     Raises:
         ArgumentError: there is none, or several.
     """
-    paths = [path for path in files_below(folder) if path.suffix == ".onnx"]
     packages = Packages(folder)
-    known = {path: packages.of(path) for path in paths}
-    # If a network exists in several types, only the one in float32 is used.
-    plain = [
-        path
-        for path, package in known.items()
-        if package is None or not package.kind.name_of(path).is_left_out
-    ]
-    candidates = (
-        [path for path in some if reads_prompts(Model.read(path))]
-        for some in (plain, paths)
-    )
-    found = next(filter(None, candidates), [])
+    ranks = dict[Path, tuple[int, bool]]()
+    for path in files_below(folder):
+        if path.suffix == ".onnx" and reads_prompts(model := Model.read(path)):
+            package = packages.of(path)
+            rank = 0 if package is None else package.kind.rank(path)
+            ranks[path] = rank, not Decoder.of(model).flags
+    # If a network exists in several types, only the most precise one is used; of its decoders, the merged one.
+    found = [path for path, rank in ranks.items() if rank == min(ranks.values())]
     if len(found) == 1:
         return found[0]
     if not found:

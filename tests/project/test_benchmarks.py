@@ -349,3 +349,13 @@ def test_quantized_networks_are_judged_over_inputs(capsys: pytest.CaptureFixture
     same = int8.compared(model, model, onnxamp.random_samples(model, 3))
     assert (same["int8"], same["kind"], same["int8 is off by more"]) == (0, "inside", 0)
     assert int8.allowed(0.1) == pytest.approx(0.112)
+
+
+def test_pages_on_language_models_say_what_was_measured() -> None:
+    import language_tables
+
+    facts = json.loads((FOLDER / "results" / "language_models.json").read_text(encoding="utf-8"))
+    assert list(language_tables.broken(facts)) == []
+    for page, table in language_tables.tables(facts):
+        text = (ROOT / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+        assert table in text, f"python benchmarks/language_tables.py writes the tables of {page}.md"

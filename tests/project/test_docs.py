@@ -40,6 +40,8 @@ PLACEHOLDER = re.compile(r"\b[A-Z]+\b")
 FOREIGN = {
     "CONTRIBUTING": {"--dist"},  # pytest
     "README": {"--fp16"},  # trtexec
+    "encoder-decoders": {"--task"},  # optimum-cli
+    "transformers-js": {"--task"},
     "index": {"--fp16"},
     "int8": {"--int8", "--fp16"},
     "tensorrt": {"--fp16", "--stronglyTyped"},
