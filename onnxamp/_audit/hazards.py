@@ -387,7 +387,7 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
             for stats in stored
         ):
             continue
-        path = (graph.nodes[index] for index in mask_path(graph, node))
+        path = graph.at(mask_path(graph, node))
         if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
             text = "masks with the largest number of LOW: adding a score makes it infinite, and a masked row NaN"
             action = "Convert the original again (onnxamp convert uses half of that number), or add the mask in float32."
@@ -411,7 +411,7 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
         )
         if not (low.overflow <= largest and isfinite(largest)):
             continue
-        for step in (graph.nodes[index] for index in mask_path(graph, node)):
+        for step in graph.at(mask_path(graph, node)):
             falls = step.key == "Cast" and graph.actual[step.inputs[0]] == FLOAT
             if falls and graph.actual[step.outputs[0]] == low.tensor:
                 text = f"casts a mask of {largest:.4g} to LOW, where it is infinite: a masked row becomes NaN"

@@ -139,17 +139,16 @@ class View:
         return uses
 
     @cached_property
-    def by_key(self) -> Mapping[str, Sequence[int]]:
+    def by_key(self) -> Mapping[str, Sequence[Node]]:
         """Op type -> its nodes."""
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.key, []).append(node.index)
+            found.setdefault(node.key, []).append(node)
         return found
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        found = [index for key in keys for index in self.by_key.get(key, ())]
-        return self.at(found)
+        return self.at(node.index for key in keys for node in self.by_key.get(key, ()))
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""
