@@ -51,7 +51,7 @@ from onnxamp._runtime.decoder import tokens_input
 from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.prompts import Prompts, built_in_prompts
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._runtime.starting import custom_ops
@@ -410,7 +410,9 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     )
 
 
-def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
+def _inputs(
+    options: FolderOptions, job: Job, model: Model
+) -> Path | SampleSource | None:
     """Return the inputs of a model, or texts if it is a decoder; None for random inputs."""
     if job.inputs is not None or tokens_input(model.proto) is None:
         return job.inputs
@@ -454,7 +456,7 @@ def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
 
 
 def _sampling(
-    options: FolderOptions, inputs: Path | Prompts | None, model: Model
+    options: FolderOptions, inputs: Path | SampleSource | None, model: Model
 ) -> tuple[str, ...]:
     """Return command-line arguments that run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]

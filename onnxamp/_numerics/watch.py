@@ -201,7 +201,7 @@ def _fault(
     )
     if m.found_nan and born:
         return "NaN"
-    if endless and (contracts or not reads_constant(flow, row.node, np.inf)):
+    if endless and (contracts or not flow.ask(reads_constant, row.node, np.inf)):
         return "Inf"
     faults = {
         "all zero": m.elements > 1
@@ -215,7 +215,7 @@ def _fault(
     fault = next((name for name, applies in faults.items() if applies), None)
     return (
         None
-        if fault == "saturated" and reads_constant(flow, row.node, top / 2)
+        if fault == "saturated" and flow.ask(reads_constant, row.node, top / 2)
         else fault
     )
 
@@ -546,7 +546,7 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
         for row in rows
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
-    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
+    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
 
 
 def _is_rounded(flow: Flow, row: Watched) -> bool:

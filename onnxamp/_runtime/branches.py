@@ -17,7 +17,7 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike
 from typing import TypeAlias
@@ -282,7 +282,7 @@ def settled_flow(
         like=like,
         arithmetic=arithmetic,
     )
-    return flow._replace(choices=taken)
+    return replace(flow, choices=taken)
 
 
 def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:

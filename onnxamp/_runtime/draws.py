@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from math import ceil, prod
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -112,8 +112,8 @@ NUMBERS: Final = 64
 about the cube root of n / 64 of the error (chi-square, n >= 3).
 """
 
-_PATIENCE: Final = 20.0
-"""Seconds in which other sizes are tried."""
+_TRIES: Final = 64
+"""Other sizes that are tried at most. A limit in seconds would find other sizes on another machine."""
 
 _MOST_BYTES: Final = 2 << 30
 """Bytes that the values of a model may take while sizes are only tried."""
@@ -124,7 +124,7 @@ def suited(draw: Draw, reference: Session) -> Draw:
     ones.
 
     It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
-    inputs cannot be random, or if no sizes are found within 20 seconds.
+    inputs cannot be random, or if no sizes are found among the first 64 to try.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.
@@ -150,8 +150,8 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
     Sizes with which the values take too much memory are skipped; sizes that contradict an op do not run.
     """
-    until, tried = monotonic() + _PATIENCE, []
-    for other in draw.others():
+    tried = []
+    for other in islice(draw.others(), _TRIES):
         graph, shapes = other.maker().graph, other.maker().shapes()
         if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
             continue
@@ -160,8 +160,6 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
                 run(other)
                 return other
         tried.append(other.sizes)
-        if monotonic() > until:
-            break
     return replace(draw, tried=tuple(tried))
 
 

@@ -3,6 +3,7 @@ are still needed stay in memory.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,7 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import View
 from onnxamp._model import lowering
+from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
     copied,
@@ -148,7 +150,8 @@ _WIDTH: Final = 4
 """Bytes of most elements."""
 
 
-class Flow(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Flow(Asked):
     """The main graph as nodes in topological order.
 
     On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.

@@ -168,10 +168,7 @@ def records_of(
         checks: the values that were watched, in the order of execution.
         stats: the statistics of the elements of all these values.
     """
-    makers = {flow.maker[name] for name in flow.own if name in flow.maker}
-    ranks = {
-        node: rank for rank, node in enumerate(sorted(makers))
-    }  # without nodes that emulation adds
+    ranks = flow.ask(_ranks)
     makers_of = {row.value: row.position for row in checks}
     excused = _excused(flow, {**dict.fromkeys(inputs), **makers_of}, stats)
     records = {
@@ -201,6 +198,12 @@ def records_of(
     return RunRecords(step, flow, records, makers_of)
 
 
+def _ranks(flow: Flow) -> Mapping[int, int]:
+    """Return the positions of nodes, by index, apart from those that emulation adds."""
+    makers = {flow.maker[name] for name in flow.own if name in flow.maker}
+    return {node: rank for rank, node in enumerate(sorted(makers))}
+
+
 def _excused(
     flow: Flow,
     makers: Mapping[str, int | None],
@@ -214,7 +217,7 @@ def _excused(
         stats: the statistics of these values.
     """
     huge = [name for name in makers if stats[name].has_sentinel]
-    masks = mask_values(flow) if huge else frozenset[str]()
+    masks = flow.ask(mask_values) if huge else frozenset[str]()
     excused = set[str]()
     for name in huge:
         node = makers[name]
@@ -222,7 +225,7 @@ def _excused(
         is_excused = key == "Constant" or (node is None and name in masks)
         if node is not None and name in masks and key in op_facts().mask_arithmetic:
             is_excused = not excused.isdisjoint(_sources(flow, node, makers))
-            is_excused = is_excused or reads_constant(flow, node, SENTINEL)
+            is_excused = is_excused or flow.ask(reads_constant, node, SENTINEL)
         if is_excused:
             excused.add(name)
     return excused
