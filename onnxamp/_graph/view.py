@@ -9,7 +9,7 @@ from typing import NamedTuple
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._model.protos import node_bodies, record
-from onnxamp._ops.signature import Signature, SignatureBook
+from onnxamp._ops.signature import Port, Signature, SignatureBook
 
 ABSENT = -1
 """Index of an omitted optional input or output, and of "no node" and "no scope".
@@ -74,6 +74,14 @@ class Node:
     def writes(self) -> list[int]:
         """The values of the outputs that are not omitted."""
         return [value for value in self.outputs if value != ABSENT]
+
+    def formals(self) -> Iterator[tuple[int, Port | None]]:
+        """Yield the values of inputs and outputs, each with its port in the schema, if there is one."""
+        signature = self.signature
+        for position, value in enumerate(self.inputs):
+            yield value, None if signature is None else signature.input(position)
+        for position, value in enumerate(self.outputs):
+            yield value, None if signature is None else signature.output(position)
 
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
