@@ -39,8 +39,8 @@ NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
 KINDS: Final = ("genai", "javascript")
 WEIGHTS: Final = ("float32", "int4")
 STEPS: Final = ("convert", "float16", "bfloat16", "engine", "generate", "browser", "speed")
-"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU; generate
-many tokens, also in a browser; time a few."""
+"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU;
+generate many tokens, also in a browser; time a few."""
 PROMPT = 8
 """Tokens of a prompt."""
 MANY, FEW = 1000, 64

@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
-from onnxamp._dtypes import LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -116,6 +116,11 @@ class Builder:
         """Return the read of the node or body that produces a value; None if it computes the value."""
         if (port := self._passes_on(producer)) != ABSENT:
             return Read(read.owner, producer.input(port), producer.index, port)
+        types = self.graph.types
+        if producer.key == "Cast" and types[read.value] in LOW_TENSORS:
+            source = producer.input(0)  # where a conversion lowers the reader alone
+            is_lowered = source != ABSENT and types[source] == FLOAT
+            return Read(read.owner, source, producer.index, 0) if is_lowered else None
         states = {
             producer.outputs[output]: output
             for _, output in carried(self.graph, producer)

@@ -27,9 +27,9 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
-from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, make_flow
+from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, DataflowGraph, make_flow
 from onnxamp._runtime.loop import input_failure
-from onnxamp._runtime.pieces import Runner, Side, run_alone
+from onnxamp._runtime.pieces import Execution, Executor, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -37,7 +37,7 @@ from onnxamp._runtime.values import Array, Feed, check_inputs, shapes_of
 
 
 def values_of(
-    flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run
+    flow: DataflowGraph, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run
 ) -> dict[str, Array | None]:
     """Run the nodes that some values need, and no others.
 
@@ -51,21 +51,21 @@ def values_of(
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
     """
-    side = run_alone(
-        Runner(flow, run.engine.provider),
+    execution = run_alone(
+        Executor(flow, run.engine.provider),
         feeds,
         wanted,
         run.budget,
         run.progress("running"),
     )
-    return {name: _as_written(side, name) for name in wanted}
+    return {name: _as_written(execution, name) for name in wanted}
 
 
-def _as_written(side: Side, name: str) -> Array | None:
-    value, low = side.values.get(name), side.flow.low.get(name)
+def _as_written(execution: Execution, name: str) -> Array | None:
+    value, low = execution.values.get(name), execution.flow.low.get(name)
     if value is not None and not (value.has_value() and value.is_tensor()):
         return None
-    array: Array = side.output(name)
+    array: Array = execution.output(name)
     # The copy is needed, because the memory is freed with the run.
     return (
         array.copy()
@@ -85,7 +85,10 @@ def _as_double(array: Array) -> Array:
 
 
 def differences(
-    flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run
+    flow: DataflowGraph,
+    feeds: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    run: Run,
 ) -> dict[str, float]:
     """Compare the outputs of a model with the expected ones bit for bit.
 
@@ -305,7 +308,7 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
     return Model(resolve_branches(opened.proto, conditions), opened.folder)
 
 
-def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
+def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> DataflowGraph:
     return make_flow(
         opened.proto,
         opened.folder,

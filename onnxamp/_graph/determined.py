@@ -12,6 +12,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node
 from onnxamp._ops.dimensions import Related, columns, dimension_rules
+from onnxamp._ops.facts import op_facts
 
 _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""
@@ -261,7 +262,7 @@ def loop_trips(graph: Graph) -> list[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         own = 1
-        if owner.key in ("Loop", "Scan", "SequenceMap"):
+        if owner.key in op_facts().repeats:
             own = _constant_trips(graph, owner) or DEFAULT_TRIPS
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
     return trips
@@ -273,8 +274,7 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         is_guess = (
-            owner.key in ("Loop", "Scan", "SequenceMap")
-            and _constant_trips(graph, owner) is None
+            owner.key in op_facts().repeats and _constant_trips(graph, owner) is None
         )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)

@@ -24,7 +24,7 @@ from onnxamp._model.statistics import SENTINEL
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 
 SUMMED: Final = "\n"
 """Stands for what an accumulator makes of a value."""
@@ -53,7 +53,7 @@ class WrittenPiece:
         *,
         graph: Graph,
         low: Format,
-        flow: Flow,
+        flow: DataflowGraph,
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],

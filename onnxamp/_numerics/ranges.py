@@ -1,6 +1,5 @@
 """Ranges of a model's values on samples, and the exponents and float32 nodes that follow from them."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -36,7 +35,7 @@ from onnxamp._runtime.loop import (
     observe_all,
     one_by_one,
 )
-from onnxamp._runtime.pieces import Runner, start
+from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._state import fingerprint
@@ -528,32 +527,17 @@ class RangeProbe(Probe[Magnitudes]):
         return Opened(session.prepare_sample, one_by_one(measure))
 
 
-def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
-    flow, found = runner.flow, dict[str, float]()
+def _magnitudes(executor: Executor, feeds: dict[str, Feed]) -> dict[str, float]:
+    """Return the largest magnitude of each float32 tensor below that of sentinels."""
+    flow = executor.flow
     names = [
         name
         for node in flow.nodes
         for name in node.output
         if flow.types.get(name) in (FLOAT, None) and name
     ]
-    side = start(runner, feeds, Counter([*names, *flow.inputs]))
-
-    def note(made: list[str]) -> None:
-        for name in made:
-            value = side.values.get(name)
-            if value is not None and value.is_tensor() and value.data_type() == FLOAT:
-                found[name] = measure(value, value).reference_max
-        side.used(made)
-
-    note(list(flow.inputs))
-    watched = set(names)
-    for part in side.parts(range(len(flow.nodes))):
-        note(
-            [
-                name
-                for node in part
-                for name in flow.nodes[node].output
-                if name in watched
-            ]
-        )
-    return found
+    return {
+        name: measure(value, value).reference_max
+        for name, value in observed_values(executor, feeds, [*flow.inputs, *names])
+        if value.is_tensor() and value.data_type() == FLOAT
+    }

@@ -39,12 +39,12 @@ from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
+    Execution,
+    Executor,
     Piece,
-    Runner,
-    Side,
     batched,
     declare_dims,
     parts_of,
@@ -166,7 +166,7 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
-    _flow: Flow | None = None
+    _flow: DataflowGraph | None = None
     """The model that the sessions belong to, with the branches that it takes."""
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
@@ -187,7 +187,7 @@ class GradientWalk:
             yield from self._together(runner, dict(group))
 
     def _together(
-        self, runner: Runner, samples: Mapping[int, Feeds]
+        self, runner: Executor, samples: Mapping[int, Feeds]
     ) -> Iterator[Sensitivities]:
         """Measure samples that take the same branches."""
         flow = runner.flow
@@ -235,7 +235,7 @@ class GradientWalk:
     def _step(self, one: "_Passes", part: Sequence[int]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
         side, waiting, found = one.side, one.waiting, one.found
-        runner, flow = side.runner, side.flow
+        runner, flow = side.executor, side.flow
         reads = piece_inputs(flow, Piece(tuple(part), ()))
         values = {
             name: side.values[name] if name in side.values else runner.weight(name)
@@ -250,7 +250,7 @@ class GradientWalk:
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
-        turns = self._turns(runner, part, values)
+        turns = self._turns(runner, Piece(tuple(part), ()), values)
         partial = frozenset(
             name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
         )
@@ -289,7 +289,7 @@ class GradientWalk:
     @np.errstate(over="ignore", invalid="ignore")
     def _step_together(self, passes: "Sequence[_Passes]", number: int) -> None:
         """Run the backward pass of a product with a large matrix."""
-        runner = passes[0].side.runner
+        runner = passes[0].side.executor
         flow, low = runner.flow, self.low
         (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
         starts = [
@@ -328,24 +328,23 @@ class GradientWalk:
             rest[x] = rest[x] + dx if x in rest else dx
 
     def _turns(
-        self, runner: Runner, part: Sequence[int], values: "Mapping[str, ort.OrtValue]"
+        self, runner: Executor, part: Piece, values: "Mapping[str, ort.OrtValue]"
     ) -> Mapping[str, int]:
         """Return how often each Loop of a piece turns, by its first output."""
-        flow = runner.flow
-        if not any(flow.nodes[node].op_type == "Loop" for node in part):
+        if not any(runner.flow.nodes[node].op_type == "Loop" for node in part.nodes):
             return {}
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        model = piece_model(flow, Piece(tuple(part), ()), kinds)
+        model = piece_model(runner.flow, part, kinds)
         return counted_turns(model, values, runner.provider)
 
     @no_collections()
     def _load(
         self,
-        flow: Flow,
+        flow: DataflowGraph,
         part: Sequence[int],
         values: "Mapping[str, ort.OrtValue]",
         seeded: Mapping[str, Sequence[int]],
-        runner: Runner,
+        runner: Executor,
         partial: Container[str],
         seen: Mapping[str, Sequence[int]],
         counts: Mapping[str, int],
@@ -402,7 +401,7 @@ class _Passes:
         shapes: the shapes of these values.
     """
 
-    side: Side
+    side: Execution
     groups: list[list[str]]
     largest: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -410,7 +409,7 @@ class _Passes:
     waiting: list[dict[str, Floats]] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, runner: Runner, feeds: Feeds, again: Counter[str]) -> "_Passes":
+    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "_Passes":
         """A sample before the first node; ``again`` counts what the backward pass reads."""
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)
@@ -460,7 +459,7 @@ class _Seed(NamedTuple):
 
 
 def _seeds(
-    side: Side, groups: Sequence[Sequence[str]], random: np.random.Generator
+    side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
 ) -> Iterator[_Seed]:
     """Signs over values, divided by their norms."""
     for number, group in enumerate(groups):
@@ -486,14 +485,14 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
     return np.asarray(signs * finite / (norm or inf), np.float32)
 
 
-def _ends(flow: Flow) -> list[str]:
+def _ends(flow: DataflowGraph) -> list[str]:
     """Return the float outputs or, if there are none, the floats that the outputs depend on."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
     return floats or _floats_before(flow, made)
 
 
-def _decisive(flow: Flow) -> list[str]:
+def _decisive(flow: DataflowGraph) -> list[str]:
     """Return the floats that decide selections and branches."""
     found = dict.fromkeys(
         name
@@ -506,7 +505,7 @@ def _decisive(flow: Flow) -> list[str]:
     return list(found | dict.fromkeys(_floats_before(flow, conditions)))
 
 
-def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
+def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
     """Return the nearest floats that other values are computed from, and not only from their shapes."""
     found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:

@@ -151,7 +151,7 @@ _WIDTH: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Flow(Asked):
+class DataflowGraph(Asked):
     """The main graph as nodes in topological order.
 
     On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.
@@ -202,7 +202,7 @@ def make_flow(
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
-) -> Flow:
+) -> DataflowGraph:
     """Prepare a model.
 
     Args:
@@ -232,9 +232,9 @@ def flow_of(
     *,
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    like: Flow | None = None,
+    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
-) -> Flow:
+) -> DataflowGraph:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
@@ -277,7 +277,7 @@ def flow_of(
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
-    return Flow(
+    return DataflowGraph(
         nodes=tuple(node.proto for node in main_nodes),
         reads=tuple(
             tuple(name for name in needs[index] if name not in constants)
@@ -330,7 +330,7 @@ def _extents(
     graph: Graph,
     order: Sequence[int],
     shapes: Mapping[str, Sequence[int]],
-    like: Flow | None,
+    like: DataflowGraph | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
     known = _like(graph, order, like) if like else None
@@ -341,7 +341,7 @@ def _extents(
 
 
 def _like(
-    graph: Graph, order: Sequence[int], like: Flow
+    graph: Graph, order: Sequence[int], like: DataflowGraph
 ) -> tuple[dict[str, int], dict[str, int]] | None:
     """Return sizes and ranks from another flow, also through Casts; None if a node computes a value that is unknown
     there.
@@ -421,7 +421,7 @@ def _low_values(graph: Graph) -> dict[str, int]:
     return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
 
 
-def origin(flow: Flow, name: str) -> tuple[str, int]:
+def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
     """Return the float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
     last = flow.nodes[maker]
@@ -439,7 +439,7 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
     return exact if exact in flow.inputs else name, first
 
 
-def dtype_of(flow: Flow, name: str) -> str:
+def dtype_of(flow: DataflowGraph, name: str) -> str:
     """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
     return (
         ELEM_NAMES[flow.low[name]]
@@ -448,7 +448,7 @@ def dtype_of(flow: Flow, name: str) -> str:
     )
 
 
-def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
+def fitted(flow: DataflowGraph, feeds: Feeds) -> dict[str, Feed]:
     """Return the feeds of a model in its float types. Numbers for low-precision inputs are rounded.
 
     Raises:
