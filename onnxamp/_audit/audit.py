@@ -348,17 +348,7 @@ def _precision(graph: Graph, node: Node) -> str:
     """
     free, fixed = set[str](), set[str]()
     signature = node.signature
-    sides = (
-        [(node.inputs, signature.input), (node.outputs, signature.output)]
-        if signature
-        else []
-    )
-    formals = [
-        (value, formal(port))
-        for values, formal in sides
-        for port, value in enumerate(values)
-    ] or [(value, None) for value in (*node.inputs, *node.outputs)]
-    for value, formal in formals:
+    for value, formal in node.formals():
         kind = graph.types[value]
         names = {
             name

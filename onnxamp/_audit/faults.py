@@ -1,9 +1,8 @@
 """Faults in types and versions that no runtime loads, or that the installed runtime does not know."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -292,8 +291,7 @@ def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
+class Sized(NamedTuple):
     """Shapes of values.
 
     Attributes:

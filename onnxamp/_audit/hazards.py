@@ -112,6 +112,11 @@ class RaisedGraph(Graph):
             if self.actual[value] == low
         )
 
+    def low_stats(self, node: Node) -> list[ConstantStats]:
+        """Return the statistics of the node's low-precision constants, as they are stored."""
+        stored = (self.constants.stored(value) for _, value in self.low_inputs(node))
+        return [stats for stats in stored if stats is not None]
+
     def low_constants(self, node: Node) -> Iterator[tuple[int, float]]:
         """Yield (position, number) of the node's low-precision inputs that are constants with a single number."""
         for port, value in self.low_inputs(node):
@@ -359,8 +364,7 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
             )
         if node.key not in op_facts().mask_arithmetic or not graph.is_low(node):
             continue
-        stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
-        if not any(stats is not None and stats.has_infinite for stats in stored):
+        if not any(stats.has_infinite for stats in graph.low_stats(node)):
             continue
         if node.key == "Mul":
             text = "multiplies by an infinite constant, which turns 0 into NaN"
@@ -381,13 +385,10 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):
             continue
-        stored = (graph.constants.stored(value) for _, value in graph.low_inputs(node))
-        if not any(
-            stats is not None and stats.largest == graph.low.max_finite
-            for stats in stored
-        ):
+        end = graph.low.max_finite
+        if all(stats.largest != end for stats in graph.low_stats(node)):
             continue
-        path = (graph.nodes[index] for index in mask_path(graph, node))
+        path = graph.at(mask_path(graph, node))
         if any(step.key in ("Add", "Sub") and graph.is_low(step) for step in path):
             text = "masks with the largest number of LOW: adding a score makes it infinite, and a masked row NaN"
             action = "Convert the original again (onnxamp convert uses half of that number), or add the mask in float32."
@@ -411,7 +412,7 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
         )
         if not (low.overflow <= largest and isfinite(largest)):
             continue
-        for step in (graph.nodes[index] for index in mask_path(graph, node)):
+        for step in graph.at(mask_path(graph, node)):
             falls = step.key == "Cast" and graph.actual[step.inputs[0]] == FLOAT
             if falls and graph.actual[step.outputs[0]] == low.tensor:
                 text = f"casts a mask of {largest:.4g} to LOW, where it is infinite: a masked row becomes NaN"

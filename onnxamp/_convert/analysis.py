@@ -8,7 +8,7 @@ from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.precision import CutProblem, Decision, Prices
 from onnxamp._decide.problem import Problem, find_problem
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.verdicts import Basis
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
@@ -53,7 +53,7 @@ class Analysis:
             or not all(map(is_low, of_node[index].values()))
         ]
 
-    def without(self, reasons: Mapping[int, frozenset[Reason]]) -> "Analysis":
+    def without(self, reasons: Mapping[int, frozenset[Basis]]) -> "Analysis":
         """Return the analysis if these reasons did not keep these nodes in float32."""
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 

@@ -16,7 +16,7 @@ from onnxamp._convert.convert import is_low
 from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.hazards import epsilons, fusions, kinds
 from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
-from onnxamp._decide.verdicts import Reason
+from onnxamp._decide.verdicts import Basis, Reason
 from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
@@ -58,12 +58,12 @@ SIGNATURE: Final = "inputs and outputs"
 _NAMED: Final = 4
 """Op types that a sentence names."""
 
-_HAZARDS: Final[frozenset[Reason]] = frozenset(
+_HAZARDS: Final[frozenset[Basis]] = frozenset(
     kind for kind in kinds() if kind.breaks and not kind.is_of_kernels
 )
 """Hazards, which count together because the nodes of a decomposed norm have two or three."""
 
-_KERNELS: Final = frozenset(
+_KERNELS: Final[frozenset[Basis]] = frozenset(
     {Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)}
 )
 """Missing and wrong kernels of the target."""
@@ -79,7 +79,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         return ()
 
     def ignoring(
-        reason: str, advice: str, reasons: frozenset[Reason], nodes: AbstractSet[int]
+        reason: str, advice: str, reasons: frozenset[Basis], nodes: AbstractSet[int]
     ) -> Iterator[Cause]:
         freed = dict.fromkeys(nodes, reasons)
         if nodes:
@@ -94,7 +94,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         without = partial(analyze, analysis.graph, changed)
         return _cause(analysis, reason, advice, nodes, without)
 
-    def kept_for(reasons: Iterable[Reason]) -> set[int]:
+    def kept_for(reasons: Iterable[Basis]) -> set[int]:
         return set[int]().union(*(kept.get(reason, ()) for reason in reasons))
 
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
@@ -126,9 +126,9 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     )
 
 
-def _kept_nodes(analysis: Analysis) -> Mapping[Reason, set[int]]:
+def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
     """Return the nodes that stay float32 by the reason of their pin, with those that share their precision."""
-    ports, kept = analysis.ports, dict[Reason, set[int]]()
+    ports, kept = analysis.ports, dict[Basis, set[int]]()
     for index, variable in enumerate(ports.variables):
         pin = analysis.pins.verdicts.get(ports.root(index))
         if pin is not None and not pin.low and variable.node != ABSENT:
@@ -290,7 +290,7 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     return f"{what}: ONNX Runtime does not fuse them, because they stay float32; --fold folds them into the weights{saves}."
 
 
-def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Reason]]) -> int:
+def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Basis]]) -> int:
     """Return how many new Casts go if these reasons did not keep these nodes in float32."""
     return (
         len(analysis.edits.casts) - len(analysis.without(freed).edits.casts)
@@ -303,11 +303,11 @@ _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 """Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""
 
 
-_OF_CASTS: Final[frozenset[Reason]] = frozenset({fusions.KIND})
+_OF_CASTS: Final[frozenset[Basis]] = frozenset({fusions.KIND})
 """Reasons that keep the inputs of a decomposed pattern in float32, but not those of the single op."""
 
 
-_OF_PATTERNS: Final[frozenset[Reason]] = frozenset(
+_OF_PATTERNS: Final[frozenset[Basis]] = frozenset(
     {DECOMPOSED, epsilons.KIND, fusions.KIND, Reason.BLACK}
 )
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""

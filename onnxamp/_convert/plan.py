@@ -279,7 +279,7 @@ def _parts(
         for node in nodes:
             rows = of_nodes.get(node.index, ())
             high = [row.why for row in rows if not row.low]
-            types = {graph.types[value] for value in node.reads}
+            types = {*graph.types_of(node.inputs)}
             if rows and len(high) == len(rows):
                 kept[node.label] = high[0]
             elif rows or low in types:
@@ -300,7 +300,7 @@ def _units(
         rows = of_nodes.get(node.index, ())
         if rows:
             return low if any(row.low for row in rows) else "float32"
-        types = {graph.types[value] for value in node.reads}
+        types = {*graph.types_of(node.inputs)}
         return low if LOW_TENSORS.keys() & types else "float32"
 
     def grids(ends: Sequence[Node], keys: Container[str]) -> Mapping[str, int]:

@@ -231,8 +231,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """Return the precision of a node in the original."""
-    values = (value for value in (*node.reads, *node.writes))
-    types = set(map(analysis.graph.types.__getitem__, values))
+    types = {*analysis.graph.types_of((*node.inputs, *node.outputs))}
     if FLOAT in types:
         return "float32"
     if analysis.options.low.tensor in types:

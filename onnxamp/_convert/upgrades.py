@@ -383,14 +383,10 @@ def fallen(before: Analysis, after: Analysis) -> str:
         sorted(
             op
             for op, nodes in there.items()
-            if not nodes or any(_runs(graph, node, target) for node in nodes)
+            if not nodes
+            or any(runs_on(target, Typed.of(node, graph.types)) for node in nodes)
         )
     )
-
-
-def _runs(graph: Graph, node: Node, target: str) -> bool:
-    """Return whether the target has a kernel for a node as it is."""
-    return runs_on(target, Typed.of(node, graph.types))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
@@ -403,8 +399,8 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     place = target_of(target)
     places = {target, cpu_of(target)} if place.limits_types else {*with_kernels()}
     places |= {CPU} if place.builds else set()
-    for key, indices in graph.by_key.items():
-        node, steps = graph.nodes[indices[0]], steps_of(key, current, opset)
+    for key, nodes in graph.by_key.items():
+        node, steps = nodes[0], steps_of(key, current, opset)
         if not steps or node.signature is None or key in op_facts().kernel_free:
             continue
         op, version = steps[-1].op, steps[-1].version
@@ -438,11 +434,8 @@ _UNKNOWN: Final = "ONNX Runtime has no kernel for it"
 def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """A node that is low precision already, and that the target runs only as long as the opset stays."""
     current = graph.book.opsets[""]
-    for key, indices in graph.by_key.items():
-        steps, signature = (
-            steps_of(key, current, opset),
-            graph.nodes[indices[0]].signature,
-        )
+    for key, nodes in graph.by_key.items():
+        steps, signature = steps_of(key, current, opset), nodes[0].signature
         op = steps[-1].op if steps else key
         has_body = (
             signature is not None and signature.has_function
@@ -450,9 +443,8 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         newer = lookup("", op, opset) if steps or has_body else None
         if newer is None:
             continue
-        for node in (graph.nodes[index] for index in indices):
-            values = {*node.inputs, *node.outputs} - {ABSENT}
-            kinds = map(graph.types.__getitem__, values)
+        for node in nodes:
+            kinds = graph.types_of((*node.inputs, *node.outputs))
             if node.signature is None or LOW_TENSORS.keys().isdisjoint(kinds):
                 continue
             old = Typed.of(node, graph.types)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
-from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
@@ -247,7 +247,7 @@ class Override(NamedTuple):
     """The precision that the user demands for a node."""
 
     low: bool
-    reason: Reason
+    reason: Basis
     detail: str
 
 
@@ -303,7 +303,7 @@ def forced_hazards(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
 ) -> Iterator[str]:
     """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
-    found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
+    found: dict[tuple[str, Basis], dict[str, Hazard]] = {}
     for hazard in hazards:
         override = overrides.of_node.get(hazard.node)
         if override is None or not override.low or hazard.reason.is_shielded:
@@ -317,7 +317,7 @@ def lost_weights(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format
 ) -> Iterator[str]:
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
-    found: dict[tuple[str, Reason], dict[str, Hazard]] = {}
+    found: dict[tuple[str, Basis], dict[str, Hazard]] = {}
     weights = overrides.low_weights
     for source, hazard in _lost(graph, weights, hazards, low):
         rows = found.setdefault((weights[source], hazard.reason), {})
@@ -363,7 +363,7 @@ def _all_weights(graph: Graph, options: Options) -> list[int]:
 
 
 def _told(
-    found: Mapping[tuple[str, Reason], Mapping[str, Hazard]], does: str
+    found: Mapping[tuple[str, Basis], Mapping[str, Hazard]], does: str
 ) -> Iterator[str]:
     """Yield a sentence per option and kind of hazard; rows are hazards by name in the option."""
     for (detail, reason), rows in found.items():

@@ -13,7 +13,7 @@ from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
-from onnxamp._decide.verdicts import Hazard, Reason, Verdict
+from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict
 from onnxamp._dtypes import FLOAT16, retyped
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
@@ -92,7 +92,7 @@ def find_pins(
     *,
     replay: Mapping[str, bool] | None = None,
     measured: Mapping[int, str] | None = None,
-    freed: Mapping[int, frozenset[Reason]] | None = None,
+    freed: Mapping[int, frozenset[Basis]] | None = None,
 ) -> Pins:
     """Pin variables. Complexity: linear in nodes, with one kernel lookup per distinct type binding.
 
@@ -193,9 +193,7 @@ class _Claims:
         freedoms: answers of the kernel tables by everything that they depend on.
     """
 
-    def __init__(
-        self, problem: Problem, freed: Mapping[int, frozenset[Reason]]
-    ) -> None:
+    def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Basis]]) -> None:
         self.problem, self.freed = problem, freed
         self.graph, self.options, self.ports = (
             problem.graph,
@@ -216,13 +214,13 @@ class _Claims:
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
-        self, pins: _Pinned, variable: int, low: bool, reason: Reason, why: str
+        self, pins: _Pinned, variable: int, low: bool, reason: Basis, why: str
     ) -> None:
         """Add a pin to those of its strength."""
         verdict = Verdict(variable, low, reason, why)
         pins.setdefault(self.ports.root(variable), verdict)
 
-    def keep(self, pins: _Pinned, node: int, reason: Reason, why: str) -> None:
+    def keep(self, pins: _Pinned, node: int, reason: Basis, why: str) -> None:
         """Pin a node to float32."""
         for variable in self.ports.of(node):
             self.pin(pins, variable, False, reason, why)
@@ -386,7 +384,7 @@ class _Claims:
 
     def listed(
         self, node: Node, *, exact: bool, follows: bool
-    ) -> tuple[bool, Reason, str] | None:
+    ) -> tuple[bool, Basis, str] | None:
         """Return whether lists or the level lower a node, and why; None if they leave it to the cut.
 
         Args:

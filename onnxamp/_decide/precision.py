@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from onnxamp._decide.hazards import long_products
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.verdicts import Basis, Reason, Verdict
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
@@ -31,7 +31,7 @@ from onnxamp._options.levels import Level
 from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS
 from onnxamp._target.targets import target_of
 
-_PRICED = {
+_PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {
     True: (Reason.WHITE, "the error of its float16 sum is worth it"),
     False: (long_products.KIND, "the error of its float16 sum is not worth the Casts"),
 }

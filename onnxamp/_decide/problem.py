@@ -178,10 +178,10 @@ def _constant_fed(
     graph: Graph, unfit: frozenset[int], *, lookups: bool
 ) -> frozenset[int]:
     """Exact ops on constants alone; without ``lookups`` only those on unfit ones, or computable beforehand."""
-    feed, nodes = graph.constants.feed, (graph.nodes[index] for index in graph.exact)
+    feed = graph.constants.feed
     return frozenset(
         node.index
-        for node in nodes
+        for node in graph.at(graph.exact)
         if feed(node)
         and (lookups or feed(node, whole=True) or not unfit.isdisjoint(node.inputs))
     )

@@ -126,16 +126,9 @@ def unknown_floats(graph: Graph, node: Node) -> list[int]:
     signature = node.signature
     if signature is None or not graph.untyped or node.key in op_facts().control_flow:
         return []
-    ports = [
-        (value, signature.input(position)) for position, value in enumerate(node.inputs)
-    ]
-    ports += [
-        (value, signature.output(position))
-        for position, value in enumerate(node.outputs)
-    ]
     return [
         value
-        for value, port in ports
+        for value, port in node.formals()
         if value in graph.untyped
         and port is not None
         and any(map(holds_float, signature.params.get(port.type, ())))

@@ -1,8 +1,9 @@
 """Reasons and verdicts: why a variable is low precision or float32."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from typing import NamedTuple, TypeAlias
 
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
@@ -10,41 +11,22 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import record
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """The basis of a decision: a :class:`Kind` of hazards, or one of these."""
+class Reason(Enum):
+    """The basis of a decision, if it is no hazard. ``_data/reasons.toml`` has the text for reports."""
 
-    value: str
-    """Its name in plans. ``_data/reasons.toml`` has the text for reports."""
-
-    PATTERN: ClassVar["Reason"]
-    RULE: ClassVar["Reason"]
-    PLAN: ClassVar["Reason"]
-    NO_KERNEL: ClassVar["Reason"]
-    UNSOUND: ClassVar["Reason"]
-    MEASURED: ClassVar["Reason"]
-    BLACK: ClassVar["Reason"]
-    WHITE: ClassVar["Reason"]
-    LEVEL: ClassVar["Reason"]
-    TIE: ClassVar["Reason"]
-    EXACT: ClassVar["Reason"]
-    CONSTANT: ClassVar["Reason"]
-    CUT: ClassVar["Reason"]
-
-
-Reason.PATTERN = Reason("user pattern")
-Reason.RULE = Reason("user rule")
-Reason.PLAN = Reason("replayed plan")
-Reason.NO_KERNEL = Reason("no kernel")
-Reason.UNSOUND = Reason("unsound result")
-Reason.MEASURED = Reason("measured")
-Reason.BLACK = Reason("black list")
-Reason.WHITE = Reason("white list")
-Reason.LEVEL = Reason("level")
-Reason.TIE = Reason("tie")
-Reason.EXACT = Reason("exact op")
-Reason.CONSTANT = Reason("constant")
-Reason.CUT = Reason("cut")
+    PATTERN = "user pattern"
+    RULE = "user rule"
+    PLAN = "replayed plan"
+    NO_KERNEL = "no kernel"
+    UNSOUND = "unsound result"
+    MEASURED = "measured"
+    BLACK = "black list"
+    WHITE = "white list"
+    LEVEL = "level"
+    TIE = "tie"
+    EXACT = "exact op"
+    CONSTANT = "constant"
+    CUT = "cut"
 
 
 class Audit(NamedTuple):
@@ -67,11 +49,12 @@ class Audit(NamedTuple):
     rule: "Callable[[Graph, Format], Iterator[Hazard]] | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kind(Reason):
-    """A kind of hazards, compared as reasons are.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of hazards; there is one object for each.
 
     Attributes:
+        value: its name in plans, like that of a :class:`Reason`.
         title: the reason in plain words, as a clause about a node.
         rule: yields the hazards of a graph in a format.
         on_target: yields those of a graph in a format on a target.
@@ -84,6 +67,8 @@ class Kind(Reason):
         loses: whether a weight of the node, stored low, loses the numbers that the hazard is about.
     """
 
+    value: str
+    _: KW_ONLY
     title: str
     rule: "Callable[[Graph, Format], Iterable[Hazard]] | None" = None
     on_target: "Callable[[Graph, Format, str], Iterable[Hazard]] | None" = None
@@ -94,6 +79,10 @@ class Kind(Reason):
     breaks: bool = True
     audit: Audit | None = None
     loses: Callable[[Graph, int, Format], bool] | None = None
+
+
+Basis: TypeAlias = Reason | Kind
+"""The basis of a decision."""
 
 
 @record
@@ -117,5 +106,5 @@ class Verdict:
 
     variable: int
     low: bool
-    reason: Reason
+    reason: Basis
     detail: str = ""

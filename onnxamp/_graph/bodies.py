@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx.checker
 import onnx.defs
@@ -148,8 +148,7 @@ def _fill_defaults(node: NodeProto, version: int) -> None:
             node.attribute.append(item.default_value)
 
 
-@dataclass(frozen=True, slots=True)
-class Wiring:
+class Wiring(NamedTuple):
     """The main-graph values that main-graph nodes need."""
 
     needs: Mapping[int, Sequence[int]]

@@ -424,20 +424,14 @@ class Graph(View, Asked):
     @cached_property
     def shields(self) -> frozenset[int]:
         """Nodes that keep an up-cast from a fusion: the Max of one input right after a Cast from a low type."""
-        known = (
-            (index, self.producer(self.nodes[index].inputs[0]))
-            for index in self.by_key.get("Max", ())
-            if index in self.passing
-        )
+        able = (node for node in self.nodes_of({"Max"}) if node.index in self.passing)
+        known = ((node.index, self.producer(node.inputs[0], "Cast")) for node in able)
         return frozenset(
-            index for index, maker in known if maker is not None and self._raises(maker)
-        )
-
-    def _raises(self, node: Node) -> bool:
-        return (
-            node.key == "Cast"
-            and self.types[node.input(0)] in LOW_TENSORS
-            and self.types[node.outputs[0]] == FLOAT
+            index
+            for index, cast in known
+            if cast is not None
+            and self.types[cast.input(0)] in LOW_TENSORS
+            and self.types[cast.outputs[0]] == FLOAT
         )
 
     def passed_on(self, value: int) -> int:

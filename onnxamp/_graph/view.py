@@ -9,7 +9,7 @@ from typing import NamedTuple
 from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._model.protos import node_bodies, record
-from onnxamp._ops.signature import Signature, SignatureBook
+from onnxamp._ops.signature import Port, Signature, SignatureBook
 
 ABSENT = -1
 """Index of an omitted optional input or output, and of "no node" and "no scope".
@@ -75,6 +75,14 @@ class Node:
         """The values of the outputs that are not omitted."""
         return [value for value in self.outputs if value != ABSENT]
 
+    def formals(self) -> Iterator[tuple[int, Port | None]]:
+        """Yield the values of inputs and outputs, each with its port in the schema, if there is one."""
+        signature = self.signature
+        for position, value in enumerate(self.inputs):
+            yield value, None if signature is None else signature.input(position)
+        for position, value in enumerate(self.outputs):
+            yield value, None if signature is None else signature.output(position)
+
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
@@ -139,17 +147,16 @@ class View:
         return uses
 
     @cached_property
-    def by_key(self) -> Mapping[str, Sequence[int]]:
+    def by_key(self) -> Mapping[str, Sequence[Node]]:
         """Op type -> its nodes."""
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            found.setdefault(node.key, []).append(node.index)
+            found.setdefault(node.key, []).append(node)
         return found
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        found = [index for key in keys for index in self.by_key.get(key, ())]
-        return self.at(found)
+        return self.at(node.index for key in keys for node in self.by_key.get(key, ()))
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""

@@ -228,22 +228,25 @@ def scaled_tensor(
     place = data_location(tensor, base_dir)
     if place is None:
         return None
-    was_default = has_data_file(tensor) or any(
-        item.key == _WAS_DEFAULT for item in tensor.external_data
-    )
     result = inside_tensor(
-        replace(place, exponent=place.exponent + exponent), was_default=was_default
+        replace(place, exponent=place.exponent + exponent),
+        was_default=_was_default(tensor),
     )
     result.data_type = tensor.data_type
     result.dims[:] = tensor.dims
     return result
 
 
+def _was_default(tensor: TensorProto) -> bool:
+    """Return whether the tensor says in its file that it holds its data, or will once they are embedded."""
+    return has_data_file(tensor) or any(
+        item.key == _WAS_DEFAULT for item in tensor.external_data
+    )
+
+
 def forget_location(tensor: TensorProto) -> None:
     """Remove the external location from the tensor, in place, and set ``data_location`` as it was in its file."""
-    if has_data_file(tensor) or any(
-        item.key == _WAS_DEFAULT for item in tensor.external_data
-    ):
+    if _was_default(tensor):
         tensor.data_location = TensorProto.DEFAULT
     else:
         tensor.ClearField("data_location")

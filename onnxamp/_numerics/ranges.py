@@ -230,7 +230,7 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
     for scope in range(
         len(graph.scopes) - 1, -1, -1
     ):  # a scope comes after the one around it
-        for node in (graph.nodes[index] for index in graph.scopes[scope].nodes):
+        for node in graph.at(graph.scopes[scope].nodes):
             found = writer.pass_out(node) if _is_open(graph, node) else None
             if found is not None:
                 vectors[node.index] = found

@@ -77,16 +77,13 @@ def skip_sums(graph: Graph) -> dict[int, int]:
 
     The conditions are those of its skip_layer_norm_fusion.cc: two activations of one shape, if shapes are known.
     """
-    heads = {index: index for index in graph.by_key.get("LayerNormalization", ())}
+    heads = [(node, node.index) for node in graph.nodes_of({"LayerNormalization"})]
     for match in patterns_of(graph, "normalization"):
-        heads |= {
-            index: match.core
-            for index in match.nodes
-            if graph.nodes[index].key == "ReduceMean"
-        }
+        means = (node for node in graph.at(match.nodes) if node.key == "ReduceMean")
+        heads += ((node, match.core) for node in means)
     sums: dict[int, int] = {}
-    for index, norm in heads.items():
-        total = graph.producer(graph.nodes[index].input(0), "Add")
+    for head, norm in heads:
+        total = graph.producer(head.input(0), "Add")
         if total is None:
             continue
         if any(map(graph.constants.is_constant, total.inputs)):

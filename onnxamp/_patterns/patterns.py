@@ -370,7 +370,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 
 def is_closed(graph: Graph, match: Match) -> bool:
     """Return whether only the output of the core is read outside the match."""
-    inner = (graph.nodes[index] for index in match.nodes - {match.core})
+    inner = graph.at(match.nodes - {match.core})
     made = [value for node in inner for value in node.writes]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
     return readers <= match.nodes and not any(graph.results[value] for value in made)

@@ -94,8 +94,8 @@ _DYNAMIC = "DynamicQuantizeLinear"
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Yield (product of integers, node that quantizes what it multiplies)."""
     for node in graph.nodes_of(op_facts().integer_products):
-        maker = graph.producer(node.input(0), _DYNAMIC)
-        if maker is not None:
+        maker = graph.producer(node.input(0))
+        if maker is not None and maker.key == _DYNAMIC:
             yield node, maker
 
 

@@ -77,7 +77,7 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
     writer = Writer(GraphEditor(graph))
     statistics: dict[str, str] = {}
     masks: list[Mask] = []
-    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+    for node in graph.at(graph.scopes[0].nodes):
         if node.key == "Dropout" and (ratio := _ratio(graph, node)):
             masks.append(_write_dropout(graph, node, ratio, writer))
         elif node.key == "BatchNormalization":
@@ -264,10 +264,9 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
 
 def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
-    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+    for node in graph.at(graph.scopes[0].nodes):
         if node.key not in op_facts().idle:
-            values = (value for value in (*node.reads, *node.writes))
-            kinds = {graph.types[value] for value in values} & FLOAT_TENSORS
+            kinds = {*graph.types_of((*node.inputs, *node.outputs))} & FLOAT_TENSORS
             found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
 

@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_reason_has_a_title() -> None:
-    reasons = {reason.value for reason in vars(Reason).values() if isinstance(reason, Reason)}
+    reasons = {reason.value for reason in Reason}
     assert read_table("reasons").keys() == reasons
     for reason in (*reasons, *(kind.value for kind in kinds())):
         assert len(title_of(reason).split()) > 2

@@ -89,8 +89,9 @@ def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
     maker = graph.producer(graph.constants.source(value))
     if maker is not None:
         yield maker
-    nodes = (graph.nodes[index] for index in path)
-    yield from (node for node in nodes if node.key not in op_facts().mask_sinks)
+    yield from (
+        node for node in graph.at(path) if node.key not in op_facts().mask_sinks
+    )
 
 
 def _stays_high(low: Format, maker: Node) -> bool:

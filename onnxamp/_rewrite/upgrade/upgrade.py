@@ -219,10 +219,10 @@ def _attempt(
 ) -> Obstacle | None:
     """Record the changes of an upgrade, and return the first obstacle on the way."""
     found = _function_obstacles(graph.model, opset)
-    for key, indices in graph.by_key.items():
+    for key, alike in graph.by_key.items():
         if "::" in key or is_silent(key, current, opset):
             continue
-        for node in map(graph.nodes.__getitem__, indices):
+        for node in alike:
             if node.signature is None:
                 continue
             try:
