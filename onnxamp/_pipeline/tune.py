@@ -249,12 +249,15 @@ class _Job:
     ) -> "_Job":
         """Create a job by running the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
-        engines = {
-            member.name: judging_engine(
-                options.provider, member.asked(Level.O2, "float16").target
-            )
+        targets = {
+            member.name: member.asked(Level.O2, "float16").target
             for member in pipeline.members
         }
+        engines = {
+            name: judging_engine(options.provider, target)
+            for name, target in targets.items()
+        }
+        common = set(targets.values())
         runs = PipelineRuns(pipeline, engines, metric, folder, options.budget)
         low = _names(engines, "float16")
         part = (
@@ -262,9 +265,8 @@ class _Job:
             if kept is None
             else kept.part(PART, facts_of(pipeline, metric.name, low))
         )
-        asked = replace(
-            asked, tolerance=metric.tolerance, device=meant_device(asked.device)
-        )
+        device = meant_device(asked.device, common.pop() if len(common) == 1 else "")
+        asked = replace(asked, tolerance=metric.tolerance, device=device)
         job = cls(runs, asked, options, PipelineState.of(part))
         options.report("running in float32", 0, asked.runs)
         runs.start()
