@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import (
+    attention,
     linear,
     movement,
     normalisations,
@@ -39,6 +40,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 
 RULES: Final[Mapping[str, Rule]] = {
+    **attention.RULES,
     **linear.RULES,
     **movement.RULES,
     **normalisations.RULES,
@@ -64,7 +66,7 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats also end the path, and need no entry.
 """
 
-_PARTIAL: Final = frozenset({"Split"})
+_PARTIAL: Final = normalisations.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
 SMALL: Final = 4096
