@@ -51,6 +51,19 @@ def attention(
     return "com.microsoft::GroupQueryAttention", inputs, 3, more
 
 
+def packed(rows: int, columns: int, *, block: int = 32, bits: int = 4, zeros: str = "", bias: bool = False) -> Any:
+    """A MatMulNBits."""
+    blocks = -(-columns // block)
+    numbers = RNG.integers(0, 256, (rows, blocks, block * bits // 8)).astype(np.uint8)
+    points = {
+        "packed": RNG.integers(0, 256, (rows, -(-blocks * bits // 8))).astype(np.uint8),
+        "floats": n(rows, blocks),
+    }
+    inputs = (n(2, 3, columns), numbers, n(rows, blocks), points.get(zeros), None, n(rows) if bias else None)
+    sizes = {"K": columns, "N": rows, "block_size": block, "bits": bits}
+    return "com.microsoft::MatMulNBits", inputs, 1, sizes
+
+
 SKIP = "com.microsoft::SkipSimplifiedLayerNormalization"
 MANY = "com.microsoft::MultiHeadAttention"
 TURN = "com.microsoft::RotaryEmbedding"
@@ -84,6 +97,15 @@ CASES = {
         MANY, (n(2, 3, 8), n(2, 3, 8), n(2, 3, 8), None, None, None, n(2, 2, 4, 4), n(2, 2, 4, 4)), 3, {"num_heads": 2},
     ),
     "many-apart": (MANY, (n(2, 3, 8), n(2, 2, 5, 4), n(2, 2, 5, 4)), 1, {"num_heads": 2}),
+    "bits": packed(5, 64),
+    "bits-zeros": packed(6, 96, zeros="packed", bias=True),
+    "bits-float-zeros": packed(3, 40, block=16, zeros="floats"),
+    "bits-bytes": packed(4, 50, block=16, bits=8, zeros="packed"),
+    "looked-up": (
+        "com.microsoft::GatherBlockQuantized",
+        (RNG.integers(0, 256, (7, 16)).astype(np.uint8), np.array([[1, 3, 1]]), n(7, 2)), 1,
+        {"block_size": 16, "bits": 4, "quantize_axis": 1},
+    ),
     "rotary": (TURN, (n(2, 3, 12), np.array([[0, 1, 2], [5, 1, 7]]), *angles(9, 3)), 1, {}),
     "rotary-apart": (TURN, (n(2, 2, 3, 6), np.array([4]), *angles(9, 3)), 1, {"interleaved": 1}),
     "rotary-partly": (
