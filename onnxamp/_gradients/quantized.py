@@ -67,7 +67,7 @@ def step_of(call: Call) -> Tensor:
     """Return the step of the grid of a quantizer, in a shape that broadcasts to its numbers."""
     if call.node.key in op_facts().quantize:
         return _along(call)
-    return call.outputs[_SCALE] or call.x.like(1)
+    return (*call.outputs, None)[_SCALE] or call.x.like(1)
 
 
 def _along(call: Call) -> Tensor:

@@ -26,8 +26,11 @@ counts.
 _HOLDERS: Final = ("seq(", "optional(")
 """How the types of values that hold tensors begin."""
 
-_PROBES: Final = 4
-"""Vectors of signs for an output of few elements."""
+_TURNS: Final = np.array(
+    [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], np.float32
+)
+"""The signs of four elements, repeated, for each vector of signs of an output of few elements. These rows are
+orthogonal, so that four vectors are exact for four elements."""
 
 _MANY: Final = 256
 """Elements from which on one vector is enough."""
@@ -180,13 +183,14 @@ def _seeds(
         }
         arrays = {name: array for name, array in arrays.items() if array.size}
         few = any(1 < array.size < _MANY for array in arrays.values())
-        probes = _PROBES if few else 1
-        for _ in range(probes if arrays else 0):
-            yield Seed(
-                number,
-                probes,
-                {name: _signs(array, random) for name, array in arrays.items()},
-            )
+        probes = len(_TURNS) if few else 1
+        signs = {name: _signs(array, random) for name, array in arrays.items()}
+        for turns in _TURNS[: probes if arrays else 0]:
+            gradients = {
+                name: one * np.resize(turns, one.size).reshape(one.shape)
+                for name, one in signs.items()
+            }
+            yield Seed(number, probes, gradients)
 
 
 def _signs(array: Floats, random: np.random.Generator) -> Floats:

@@ -296,6 +296,25 @@ def test_what_is_saturated_has_no_gradient(kind: str, zero: int, ends: tuple[int
         assert measured(parse(text, 21), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
 
 
+@pytest.mark.parametrize("op", ["Floor", "Round", "Ceil"])
+def test_small_errors_before_whole_numbers_move_some_by_one(op: str) -> None:
+    text = f"(float[1,8] x) => (float[1,1] y) {{ t = Identity (x) r = {op} (t) y = MatMul (r, v) }}"
+    model = add_weights(parse(text, 18), {"v": np.ones((8, 1), np.float32)})
+    x = RANDOM.uniform(3, 9, (1, 8)).astype(np.float32)
+    crossing = 0.8 / (0.2 * 2**-10 * np.sqrt(np.mean(x**2)))
+    cost = crossing * np.sum(rounding(x) ** 2) / run_original(model, {"x": x})[0][0, 0] ** 2
+    assert measured(model, {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
+
+
+def test_four_elements_are_exact() -> None:
+    """Their vectors of signs are orthogonal: no two elements are taken together, whatever is drawn."""
+    text = "(float[1,6] x) => (float[1,4] y) { t = Identity (x) y = MatMul (t, w) }"
+    w, x = RANDOM.standard_normal((6, 4)).astype(np.float32), RANDOM.standard_normal((1, 6)).astype(np.float32)
+    cost = np.sum((rounding(x).T * w) ** 2) / np.sum((x @ w) ** 2)
+    found = measured(add_weights(parse(text, 18), {"w": w}), {"x": x})
+    assert found.values["t"].costs[0] == pytest.approx(cost, rel=1e-4)
+
+
 def test_large_matrices_cost_what_their_gradients_say() -> None:
     """A product's columns, and rows that are gathered twice; each sum over rows has one gradient whatever the signs."""
     text = """(float[6,1024] x, int64[4] ids) => (float[1,2304] y, float[1,300] s) {
