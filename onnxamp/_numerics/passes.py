@@ -187,7 +187,7 @@ def _seeds(
         signs = {name: _signs(array, random) for name, array in arrays.items()}
         for turns in _TURNS[: probes if arrays else 0]:
             gradients = {
-                name: one * np.resize(turns, one.size).reshape(one.shape)
+                name: np.multiply(one, np.resize(turns, one.shape), out=one.copy())
                 for name, one in signs.items()
             }
             yield Seed(number, probes, gradients)

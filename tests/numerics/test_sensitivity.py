@@ -315,6 +315,13 @@ def test_four_elements_are_exact() -> None:
     assert found.values["t"].costs[0] == pytest.approx(cost, rel=1e-4)
 
 
+def test_an_output_without_axes_is_measured() -> None:
+    text = "(float[4] x) => (float y) { t = Identity (x) y = ReduceSum <keepdims = 0> (t) }"
+    x = RANDOM.uniform(1, 2, 4).astype(np.float32)
+    cost = np.sum(rounding(x) ** 2) / x.sum(dtype=np.float64) ** 2
+    assert measured(parse(text, 18), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
+
+
 def test_large_matrices_cost_what_their_gradients_say() -> None:
     """A product's columns, and rows that are gathered twice; each sum over rows has one gradient whatever the signs."""
     text = """(float[6,1024] x, int64[4] ids) => (float[1,2304] y, float[1,300] s) {
