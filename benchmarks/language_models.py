@@ -1,120 +1,265 @@
 """Folders of language models: what float16 and bfloat16 cost, and whether a thousand tokens are generated without NaN.
 
-python benchmarks/language_models.py [--cache FOLDER] [--out FILE] [--only NAME ...] [--providers cpu browser]
-                                     [--builder PYTHON] [--optimum PYTHON] [--generation-only]
+python benchmarks/language_models.py [--cache FOLDER] [--out FILE] [--only NAME ...] [--steps STEP ...] [--seconds S]
+                                     [--builder PYTHON] [--optimum PYTHON]
 
 Four networks of random weights are exported for ONNX Runtime GenAI (by its model builder) and for transformers.js (by
 Optimum and ONNX Runtime's quantizer), in float32 and with weights of 4 bits (language_exports.py, which says what both
-Pythons need). Each folder is converted with one command without options, and again with prompts that the network itself
-sampled. Then both folders generate, on every engine that takes them; in a browser the result alone does. Needs
-onnxamp[cpu,genai,text], and transformers.js and Chromium where tests find them.
+Pythons need). Each step converts a folder or generates with it, and adds a row to the file at once. A step that the
+file has, measured with the same versions, is not repeated, so the benchmark continues where it stopped.
+
+Needs onnxamp[cpu,genai,text], and transformers.js and Chromium where tests find them.
 """
 
 import argparse
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+from measure import machine
+
+from onnxamp import Prompts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 EXPORTS: Final = Path(__file__).with_name("language_exports.py")
-MANY: Final = 1000
-WHISPER_POSITIONS: Final = 448
-"""As many tokens as Whisper has places for."""
-NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
-WEIGHTS: Final = ("float32", "int4")
+RESULTS: Final = ROOT / "benchmarks/results/language_models.json"
 PROGRAM: Final = ROOT / "tests" / "web.py"
 """The command line where npm packages are found and Chromium has software Vulkan."""
+NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
+KINDS: Final = ("genai", "javascript")
+WEIGHTS: Final = ("float32", "int4")
+STEPS: Final = ("convert", "float16", "bfloat16", "engine", "generate", "browser", "speed")
+"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU;
+generate many tokens, also in a browser; time a few."""
+PROMPT = 8
+"""Tokens of a prompt."""
+MANY, FEW = 1000, 64
+"""Tokens to generate: to look for NaN, and to take times."""
+WHISPER_POSITIONS: Final = 448
+"""As many tokens as Whisper has places for."""
+LENGTHS: Final = {("whisper", "javascript"): "decoder_sequence_length"}
+"""What exporters call the length of a prompt, if not sequence_length."""
+
+
+class CommandError(Exception):
+    """A command failed; the text says why."""
+
+
+class Step(NamedTuple):
+    """One measurement of a folder; it is a row of the results."""
+
+    network: str
+    kind: str
+    weights: str
+    step: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder."""
+        return f"{self.kind}-{self.network}-{self.weights}"
+
+
+def steps(networks: tuple[str, ...], wanted: tuple[str, ...]) -> Iterator[Step]:
+    """All steps in order: transformers.js has neither bfloat16 nor, in GenAI's folders, a browser."""
+    for network in networks:
+        for kind in KINDS:
+            for weights in WEIGHTS:
+                left_out = {"browser"} if kind == "genai" else {"bfloat16"}
+                if weights == "int4":
+                    left_out.add("bfloat16")
+                for step in wanted:
+                    if step not in left_out:
+                        yield Step(network, kind, weights, step)
 
 
 def called(*command: object) -> str:
-    """What a command prints; a failure ends the benchmark."""
+    """What a command prints.
+
+    Raises:
+        CommandError: it fails.
+    """
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))[-300:]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        said = (done.stdout + done.stderr).strip()[-1500:]
+        raise CommandError(f"{' '.join(map(str, command))[-300:]} ended with {done.returncode}: {said}")
     return done.stdout
 
 
 def reported(*arguments: object) -> dict[str, Any]:
-    """The report of a command of onnxamp."""
-    printed = called(sys.executable, PROGRAM, *arguments, "--format", "json")
-    report: dict[str, Any] = json.loads(printed)["report"]
+    """What a command of onnxamp reports."""
+    report: dict[str, Any] = json.loads(called(sys.executable, PROGRAM, *arguments, "--format", "json"))
     return report
 
 
 def converted(folder: Path, target: Path, *options: object) -> Iterator[dict[str, Any]]:
     """Convert a folder, and yield what is known of each model."""
     shutil.rmtree(target, ignore_errors=True)
-    for row in reported("convert", folder, "-o", target, *options)["rows"]:
+    report = reported("convert", folder, "-o", target, *options)["report"]
+    for row in report["rows"]:
         logits = next((one for one in row["outputs"] if one["name"] == "logits"), {})
         yield {
             "model": row["name"],
             "outcome": row["outcome"],
             "casts": row["casts"],
+            "float32": _float32(target, row["name"]),
             "bytes": [row["bytes_before"], row["bytes_after"]],
+            "inputs": row["inputs"],
             "error": row["error"],
             "kl": logits.get("kl_divergence"),
             "top1": logits.get("argmax_agreement"),
             "perplexity": row["perplexity"],
-            "tokens": row["tokens"],
+            "same": sum(text["same"] for text in row["tokens"]),
         }
 
 
-def measured(name: str, kind: str, weights: str, home: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Convert a folder in all ways, and let both generate; yield a row of results for each."""
-    folder, texts = home / f"{kind}-{name}-{weights}", home / f"{name}.txt"
-    pythons = {"genai": given.builder, "javascript": given.optimum}
+def _float32(folder: Path, name: str) -> dict[str, int]:
+    """Float32 nodes of a result by type of op, except constants."""
+    stem = Path(name).stem
+    home = (folder / name).parent
+    names = (f"{stem}{suffix}.onnx" for suffix in ("_fp16", "f16", ""))
+    path = next(path for one in names if (path := home / one).exists())
+    found = reported("inspect", path)["operators"]
+    return {
+        op.removesuffix(" float32"): count
+        for op, count in found.items()
+        if op.endswith(" float32") and op != "Constant float32"
+    }
+
+
+def exported(step: Step, given: argparse.Namespace) -> Path:
+    """The folder that a step needs, which is exported if it is missing."""
+    folder: Path = given.cache / step.folder
     if not folder.exists():
-        called(pythons[kind], EXPORTS, kind, name, weights, home)
-    if not (texts.exists() or given.generation_only):
-        called(given.builder, EXPORTS, "prompts", name, "float32", home)
-    about = {"network": name, "kind": kind, "weights": weights}
-    target = folder.with_name(f"{folder.name}-low")
-    yield about | {"how": "without options", "models": list(converted(folder, target))}
-    types = ("float16", "bfloat16") if (kind, weights) == ("genai", "float32") else ("float16",)
-    for dtype in () if given.generation_only else types:
-        other = folder.with_name(f"{folder.name}-{dtype}")
-        models = list(converted(folder, other, "--prompts", texts, "--dtype", dtype))
-        yield about | {"how": f"{dtype}, with prompts", "models": models}
-    length = 8
-    count = WHISPER_POSITIONS - length if name == "whisper" else MANY
-    for provider in given.providers if kind == "javascript" else ("cpu",):
-        quick = ("--tokens", count, "--seconds", 0.1, "--provider", provider, "--threads", 1)
-        homes = (target,) if provider == "browser" else (folder, target)  # software Vulkan is slow
-        report = reported("bench", *homes, *quick, "--dim", f"{LENGTHS.get((name, kind), LENGTH)}={length}")
-        yield about | {"how": f"generated on {provider}", "ran_on": report["ran_on"], "runs": report["runs"]}
+        python = given.builder if step.kind == "genai" else given.optimum
+        called(python, EXPORTS, step.kind, step.network, step.weights, given.cache)
+    return folder
 
 
-LENGTH: Final = "sequence_length"
-LENGTHS: Final = {("whisper", "javascript"): "decoder_sequence_length"}
-"""What exporters call the length of a prompt."""
+def measured(step: Step, given: argparse.Namespace) -> dict[str, Any]:
+    """What a step measures."""
+    folder = exported(step, given)
+    low = folder.with_name(f"{folder.name}-low")
+    if step.step == "convert":
+        return {"models": list(converted(folder, low))}
+    if step.step in ("float16", "bfloat16"):
+        texts = given.cache / f"{step.network}.txt"
+        if not texts.exists():
+            called(given.builder, EXPORTS, "prompts", step.network, "float32", given.cache)
+        target = folder.with_name(f"{folder.name}-{step.step}")
+        return {"models": list(converted(folder, target, "--prompts", texts, "--dtype", step.step))}
+    if not low.exists():
+        list(converted(folder, low))
+    if step.step == "engine":
+        return diverged(_decoder(folder), _decoder(low), given.cache / f"{step.network}.txt")
+    most = WHISPER_POSITIONS - PROMPT if step.network == "whisper" else MANY
+    count, seconds = (FEW, 4) if step.step == "speed" else (most, 0.1)
+    is_browser = step.step == "browser"
+    homes = (low,) if is_browser else (folder, low)  # software Vulkan is slow
+    length = LENGTHS.get((step.network, step.kind), "sequence_length")
+    report = reported(
+        "bench", *homes, "--tokens", count, "--seconds", seconds, "--threads", 1,
+        "--provider", "browser" if is_browser else "cpu", "--dim", f"{length}={PROMPT}",
+    )["report"]  # fmt: skip
+    return {"tokens": report["tokens"], "runs": [*map(_run, report["runs"])], "notes": report["notes"]}
+
+
+def _decoder(folder: Path) -> Path:
+    """The file of the model that gives logits."""
+    return next(path for path in sorted(folder.rglob("*.onnx")) if "encoder" not in path.name)
+
+
+def diverged(original: Path, result: Path, texts: Path) -> dict[str, Any]:
+    """How far apart next tokens are after each token of some texts, in ONNX Runtime on the CPU."""
+    found = []
+    sessions = [ort.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in (original, result)]
+    for sample in list(Prompts(texts).samples_of(original))[::2]:  # without steps
+        before, after = (_logs(session, sample) for session in sessions)
+        divergence = (np.exp(before) * (before - after)).sum(axis=-1)
+        found.append((divergence.mean(), (before.argmax(axis=-1) == after.argmax(axis=-1)).mean()))
+    kl, top1 = np.mean(found, axis=0).tolist()
+    return {"kl": kl, "top1": top1}
+
+
+def _logs(session: ort.InferenceSession, sample: Any) -> Any:
+    """Logarithms of the probabilities of next tokens."""
+    low = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
+    feeds = {name: value.astype(np.float16) if name in low else value for name, value in sample.items()}
+    logits = session.run(["logits"], feeds)[0].astype(np.float64)
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def _run(run: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of the generation of a model on an engine."""
+    ratio = run["step_ratio"]
+    return {
+        "model": "low" if "-low/" in run["model"] else "original",
+        "runtime": run["runtime"],
+        "first": run["first"]["median"],
+        "per_second": run["decode"],
+        "times_original": ratio and ratio["value"],
+        "same": run["same"],
+        "nans": run["nans"],
+        "memory": run["memory"],
+    }
+
+
+def versions(given: argparse.Namespace) -> dict[str, str]:
+    """The versions of everything that rows depend on, but the versions that rows name."""
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    found = {"Python": platform.python_version()}
+    found |= {name: version(name) for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-genai")}
+    builder = called(given.builder, "-c", code, "onnxruntime-genai", "torch", "transformers").split()
+    optimum = called(given.optimum, "-c", code, "optimum-onnx", "torch", "transformers").split()
+    found["model builder"], found["Optimum"] = builder[0], optimum[0]
+    found["torch"], found["transformers"] = f"{builder[1]}, {optimum[1]}", f"{builder[2]}, {optimum[2]}"
+    return found
 
 
 def main() -> None:
-    """Measure, and write the results anew after each folder."""
+    """Measure all steps that the file lacks, and write it anew after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/onnxamp-benchmarks/language-models")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/language_models.json")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--builder", default=sys.executable, help="Python that runs GenAI's model builder")
     parser.add_argument("--optimum", default=sys.executable, help="Python that has Optimum")
-    parser.add_argument("--generation-only", action="store_true", help="leave out the conversions with prompts")
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=NETWORKS)
-    parser.add_argument("--providers", nargs="+", choices=("cpu", "browser"), default=["cpu", "browser"])
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no step after this time")
+    parser.add_argument("--again", action="store_true", help="repeat the chosen steps")
     given = parser.parse_args()
+    given.cache = given.cache.absolute()
     given.cache.mkdir(parents=True, exist_ok=True)
     os.environ["TRANSFORMERS_OFFLINE"] = "1"
-    rows: list[dict[str, Any]] = []
-    for name in given.only:
-        for kind in ("genai", "javascript"):
-            for weights in WEIGHTS:
-                for row in measured(name, kind, weights, given.cache, given):
-                    rows.append(row)
-                    sys.stderr.write(f"{json.dumps(row)[:400]}\n")
-                    given.out.write_text(json.dumps(rows, indent=1))
+    start, about = time.monotonic(), {"machine": machine(), "versions": versions(given)}
+    kept = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    same = kept.get("versions") == about["versions"]
+    rows = {Step(*(row[name] for name in Step._fields)): row for row in kept["rows"]} if same else {}
+    chosen = [*steps((*given.only,), (*given.steps,))]
+    for step in chosen:
+        if "failure" not in rows.get(step, {"failure": ""}) and not given.again:
+            continue
+        if time.monotonic() - start > given.seconds:
+            sys.exit("Time is up; the same command continues here.")
+        begun = time.monotonic()
+        try:
+            found = measured(step, given)
+        except CommandError as failure:
+            found = {"failure": str(failure)}
+        rows[step] = {**step._asdict(), **found, "took": round(time.monotonic() - begun, 1)}
+        sys.stderr.write(f"{json.dumps(rows[step])[:600]}\n")
+        inorder = [rows[one] for one in steps(NETWORKS, STEPS) if one in rows]
+        given.out.write_text(json.dumps(about | {"rows": inorder}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

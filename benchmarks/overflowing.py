@@ -208,8 +208,8 @@ def mel_front_end(reach: float, size: Size = SMALL) -> tuple[ModelProto, Feeds]:
     parts = [graph.op("Conv", "wave", graph.constant((wave(angles) * window)[:, None]), kernel_shape=[WINDOW],
                       strides=[size.hop]) for wave in (np.cos, np.sin)]  # fmt: skip
     power = graph.op("Add", *(graph.op("Mul", part, part) for part in parts))
-    centres = np.linspace(0, WINDOW // 2, size.bands + 2)
-    triangles = 1 - np.abs(bins - centres[None, 1:-1]) / (centres[1] * 1.5)
+    centers = np.linspace(0, WINDOW // 2, size.bands + 2)
+    triangles = 1 - np.abs(bins - centers[None, 1:-1]) / (centers[1] * 1.5)
     mel = graph.op("MatMul", graph.op("Transpose", power, perm=[0, 2, 1]), graph.constant(np.maximum(triangles, 0)))
     features = graph.op("Log", graph.op("Add", mel, graph.constant(1e-6 * reach)))
     features = graph.op(

@@ -81,10 +81,10 @@ class Graph:
 
     def layer_norm(self, x: str, size: int) -> str:
         """LayerNormalization as 9 nodes, with BERT's epsilon."""
-        centred = self.op("Sub", x, self.op("ReduceMean", x, axes=[-1]))
-        variance = self.op("ReduceMean", self.op("Pow", centred, self.constant(2.0)), axes=[-1])
+        centered = self.op("Sub", x, self.op("ReduceMean", x, axes=[-1]))
+        variance = self.op("ReduceMean", self.op("Pow", centered, self.constant(2.0)), axes=[-1])
         deviation = self.op("Sqrt", self.op("Add", variance, self.constant(1e-12)))
-        scaled = self.op("Mul", self.op("Div", centred, deviation), self.scale(size))
+        scaled = self.op("Mul", self.op("Div", centered, deviation), self.scale(size))
         return self.op("Add", scaled, self.bias(size))
 
     def rms_norm(self, x: str, size: int) -> str:

@@ -122,16 +122,19 @@ FORMATS: Final = {low.name: low for low in (FLOAT16, BFLOAT16)}
 LOWEST_FIRST: Final = tuple(sorted(FORMATS, key=lambda name: FORMATS[name].mantissa))
 """Their names, with the fewest digits first."""
 FLOAT32_BYTES: Final = 4
-LOW_ELEMS: Final = frozenset(low.elem for low in FORMATS.values())
-LOW_TENSORS: Final = frozenset(low.tensor for low in FORMATS.values())
-"""Element type numbers of the low-precision formats."""
+LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
+"""The formats by the number of their element type."""
+LOW_TENSORS: Final = {low.tensor: low for low in FORMATS.values()}
+"""The formats by the type of their tensors."""
 
-FLOAT_ELEMS: Final = LOW_ELEMS | {TensorProto.FLOAT, TensorProto.DOUBLE}
+FLOAT_ELEMS: Final = LOW_ELEMS.keys() | {TensorProto.FLOAT, TensorProto.DOUBLE}
 """Element type numbers of all floats that models calculate with."""
 
 FLOAT: Final = "tensor(float)"
-FLOAT_TENSORS: Final = LOW_TENSORS | {FLOAT}
+FLOAT_TENSORS: Final = frozenset({FLOAT, *LOW_TENSORS})
 """Types of float32 and low-precision tensors."""
+ANY_FLOAT_TENSORS: Final = FLOAT_TENSORS | {"tensor(double)"}
+"""Types of tensors of all floats that models calculate with."""
 
 ELEM_NAMES: Final[dict[int, str]] = {
     TensorProto.FLOAT: "float",

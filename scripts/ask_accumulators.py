@@ -60,7 +60,7 @@ class Op:
         exact: its result, of its inputs in float64.
         large: inputs of which a sum in float16 overflows.
         rows: inputs of which each row is divided by a sum.
-        centred: whether it subtracts the mean.
+        centered: whether it subtracts the mean.
         attributes: of the node.
     """
 
@@ -68,11 +68,11 @@ class Op:
     large: Sequence[Array]
     rows: Sequence[Array] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    centred: bool = False
+    centered: bool = False
 
 
-def _normalised(x: Array, axes: tuple[int, ...] | int = -1, *, centred: bool = True, epsilon: float = 1e-5) -> Array:
-    kept = x - x.mean(axes, keepdims=True) if centred else x
+def _normalized(x: Array, axes: tuple[int, ...] | int = -1, *, centered: bool = True, epsilon: float = 1e-5) -> Array:
+    kept = x - x.mean(axes, keepdims=True) if centered else x
     return np.asarray(kept / np.sqrt(np.mean(kept**2, axes, keepdims=True) + epsilon))
 
 
@@ -82,7 +82,7 @@ def _shares(x: Array) -> Array:
 
 
 def _in_groups(x: Array, scale: Array, bias: Array) -> Array:
-    return _normalised(x.reshape(x.shape[0], 2, -1)).reshape(x.shape) * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
+    return _normalized(x.reshape(x.shape[0], 2, -1)).reshape(x.shape) * scale.reshape(-1, 1, 1) + bias.reshape(-1, 1, 1)
 
 
 def _attention(q: Array, k: Array, v: Array) -> Array:
@@ -106,7 +106,7 @@ KEYS = np.zeros((1, 1, MANY, 8))
 
 def _layer(x: Array, *others: Array) -> Array:
     scale, *bias = others
-    return _normalised(x) * scale + (bias[0] if bias else 0)
+    return _normalized(x) * scale + (bias[0] if bias else 0)
 
 
 def _skip(x: Array, skip: Array, *others: Array) -> Array:
@@ -114,31 +114,31 @@ def _skip(x: Array, skip: Array, *others: Array) -> Array:
 
 
 def _root(x: Array, scale: Array) -> Array:
-    return _normalised(x, centred=False) * scale
+    return _normalized(x, centered=False) * scale
 
 
 OPS: Mapping[str, Op] = {
-    "LayerNormalization": Op(_layer, (SIGNS, ONES, ZEROS), (LINES, ONES, ZEROS), centred=True),
+    "LayerNormalization": Op(_layer, (SIGNS, ONES, ZEROS), (LINES, ONES, ZEROS), centered=True),
     "RMSNormalization": Op(_root, (SIGNS, ONES), (LINES, ONES)),
     "SimplifiedLayerNormalization": Op(_root, (SIGNS, ONES), (LINES, ONES), {"axis": -1, "epsilon": 1e-5}),
     "com.microsoft::SkipLayerNormalization": Op(
         _skip, (SIGNS[None], SIGNS[None] * 0, ONES, ZEROS), (LINES[None], LINES[None] * 0, ONES, ZEROS),
-        {"epsilon": 1e-5}, centred=True,
+        {"epsilon": 1e-5}, centered=True,
     ),
     "com.microsoft::SkipSimplifiedLayerNormalization": Op(
         lambda x, skip, scale: _root(x + skip, scale), (SIGNS[None], SIGNS[None] * 0, ONES),
         (LINES[None], LINES[None] * 0, ONES), {"epsilon": 1e-5},
     ),
     "GroupNormalization": Op(
-        _in_groups, (IMAGE, PAIR, NOTHING), (IMAGES, PAIR, NOTHING), {"num_groups": 2}, centred=True
+        _in_groups, (IMAGE, PAIR, NOTHING), (IMAGES, PAIR, NOTHING), {"num_groups": 2}, centered=True
     ),
     "com.microsoft::GroupNorm": Op(
         _by_lines, (np.moveaxis(IMAGE, 1, -1), PAIR, NOTHING), (np.moveaxis(IMAGES, 1, -1), PAIR, NOTHING),
-        {"groups": 2, "activation": 0, "epsilon": 1e-5}, centred=True,
+        {"groups": 2, "activation": 0, "epsilon": 1e-5}, centered=True,
     ),
-    "InstanceNormalization": Op(_in_groups, (IMAGE, PAIR, NOTHING), (IMAGES, PAIR, NOTHING), centred=True),
+    "InstanceNormalization": Op(_in_groups, (IMAGE, PAIR, NOTHING), (IMAGES, PAIR, NOTHING), centered=True),
     "MeanVarianceNormalization": Op(
-        lambda x: _normalised(x, (2, 3), epsilon=1e-18), (IMAGE,), (IMAGES,), {"axes": [2, 3]}, centred=True
+        lambda x: _normalized(x, (2, 3), epsilon=1e-18), (IMAGE,), (IMAGES,), {"axes": [2, 3]}, centered=True
     ),
     "BatchNormalization": Op(
         lambda x, s, b, m, v: s.reshape(-1, 1, 1) * (x - m.reshape(-1, 1, 1)) / np.sqrt(v.reshape(-1, 1, 1) + 1e-5)
@@ -230,7 +230,7 @@ def accumulators(provider: str) -> dict[tuple[str, str], dict[str, Any]]:
             item = node(key, [f"i{position}" for position in range(len(op.large))], ["y"], **op.attributes)
             try:
                 row: dict[str, Any] = {"accumulator": FLOAT32 if is_right(provider, item, op, kind) else kind}
-                if op.centred and cancels(provider, item, op, kind):
+                if op.centered and cancels(provider, item, op, kind):
                     row["cancels"] = True
             except (OnnxAmpError, onnx.checker.ValidationError) as error:
                 print(f"{name}, {kind}: {error}", file=sys.stderr)

@@ -150,8 +150,8 @@ NORMS: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 """Op -> its further inputs, and the shape of x."""
 
 
-def _normalised(x: Array, axes: tuple[int, ...] | int = -1, *, centred: bool = True) -> Array:
-    kept = x - x.mean(axes, keepdims=True) if centred else x
+def _normalized(x: Array, axes: tuple[int, ...] | int = -1, *, centered: bool = True) -> Array:
+    kept = x - x.mean(axes, keepdims=True) if centered else x
     return np.asarray(kept / np.sqrt(np.mean(kept**2, axes, keepdims=True) + 1e-5))
 
 
@@ -161,23 +161,23 @@ def _shares(x: Array) -> Array:
 
 
 def _in_groups(x: Array) -> Array:
-    return _normalised(x.reshape(4, 2, -1)).reshape(x.shape)
+    return _normalized(x.reshape(4, 2, -1)).reshape(x.shape)
 
 
 ROWS, IMAGES, CHANNELS = (32, 256), (4, 8, 16, 16), (8, 1, 1)
 STEPS: Mapping[str, tuple[tuple[int, ...], tuple[tuple[int, ...], ...], Mapping[str, Any], Any]] = {
-    "LayerNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalised(x) * s),
-    "RMSNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalised(x, centred=False) * s),
-    "InstanceNormalization": (IMAGES, ((8,), (8,)), {}, lambda x, s, b: _normalised(x, (2, 3)) * s + b),
+    "LayerNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalized(x) * s),
+    "RMSNormalization": (ROWS, ((256,),), {}, lambda x, s: _normalized(x, centered=False) * s),
+    "InstanceNormalization": (IMAGES, ((8,), (8,)), {}, lambda x, s, b: _normalized(x, (2, 3)) * s + b),
     "GroupNormalization": (IMAGES, ((8,), (8,)), {"num_groups": 2}, lambda x, s, b: _in_groups(x) * s + b),
     "BatchNormalization": (
         IMAGES, ((8,), (8,), (8,), (8,)), {}, lambda x, s, b, m, v: (x - m) / np.sqrt(v + 1e-5) * s + b,
     ),
     "com.microsoft::SkipLayerNormalization": (
-        (1, *ROWS), ((1, *ROWS), (256,), (256,)), {}, lambda x, k, s, b: _normalised(x + k) * s + b,
+        (1, *ROWS), ((1, *ROWS), (256,), (256,)), {}, lambda x, k, s, b: _normalized(x + k) * s + b,
     ),
     "com.microsoft::SkipSimplifiedLayerNormalization": (
-        (1, *ROWS), ((1, *ROWS), (256,)), {}, lambda x, k, s: _normalised(x + k, centred=False) * s,
+        (1, *ROWS), ((1, *ROWS), (256,)), {}, lambda x, k, s: _normalized(x + k, centered=False) * s,
     ),
     "com.microsoft::BiasGelu": (ROWS, ((256,),), {}, lambda x, b: (x + b) * (1 + special.erf((x + b) / sqrt(2))) / 2),
     "Softmax": (ROWS, (), {}, _shares),
@@ -301,8 +301,8 @@ def ask_norm(provider: str, kind: str) -> dict[str, Any]:
         x = (200 + np.random.default_rng(0).integers(-8, 9, shape) / 8).astype(FLOAT16)
         found = ask(provider, [node(kind, ["x", *names], ["y"])], {"x": x}, {name: values[name] for name in names})
         wide = x.astype(np.float64)
-        centred = wide if kind == "RMSNormalization" else wide - wide.mean()
-        exact = centred / np.sqrt(np.mean(centred**2) + 1e-5)
+        centered = wide if kind == "RMSNormalization" else wide - wide.mean()
+        exact = centered / np.sqrt(np.mean(centered**2) + 1e-5)
         answer["cancels"] = growth(found, exact.ravel()) > 4
     return answer
 
@@ -374,7 +374,7 @@ def ask_values(provider: str) -> dict[str, Any]:
     return {
         "overflow": "Inf" if np.isinf(overflow) else "NaN" if np.isnan(overflow) else "saturates",
         "subnormals": "kept" if tiny else "flushed",
-        "honours_types": bool(np.isinf(chain)),
+        "honors_types": bool(np.isinf(chain)),
         "folds_norms": folds_norms(provider),
     }
 
@@ -408,7 +408,7 @@ def answers(provider: str) -> dict[str, Any]:
     questions = {
         "products": {kind: partial(ask_product, provider, kind) for kind in PRODUCTS},
         "sums": {kind: partial(ask_sum, provider, kind) for kind in SUMS},
-        "normalisations": {kind: partial(ask_norm, provider, kind) for kind in NORMS},
+        "normalizations": {kind: partial(ask_norm, provider, kind) for kind in NORMS},
         "steps": {kind: partial(ask_steps, provider, kind) for kind in STEPS},
         "elementwise": {kind: partial(ask_elementwise, provider, kind) for kind in ELEMENTWISE},
     }
@@ -458,7 +458,7 @@ def _value(value: Any) -> str:
 def differences(said: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Where answers differ from a profile; errors may differ by half, as devices sum up in different orders."""
     lines = []
-    for part in ("values", "products", "sums", "normalisations", "steps", "elementwise"):
+    for part in ("values", "products", "sums", "normalizations", "steps", "elementwise"):
         for name in sorted(said.get(part, {}).keys() & found.get(part, {}).keys()):
             one, other = said[part][name], found[part][name]
             pairs = one.items() if isinstance(one, dict) else [(name, one)]

@@ -162,9 +162,9 @@ def convert(model: ModelProto, options: Mapping[str, Any]) -> Outcome:
             outcome["bytes"] = hashlib.sha256(result.SerializeToString(deterministic=True)).hexdigest()
             outcome["plan"] = hashlib.sha256(str(onnxamp.plan_model(model, **options)).encode()).hexdigest()
         except Exception as error:  # noqa: BLE001 - an error is a result like others
-            outcome["error"] = normalised(f"{type(error).__name__}: {error}")
+            outcome["error"] = normalized(f"{type(error).__name__}: {error}")
     faulthandler.cancel_dump_traceback_later()
-    given = [f"{one.category.__name__}: {normalised(str(one.message))}" for one in caught]
+    given = [f"{one.category.__name__}: {normalized(str(one.message))}" for one in caught]
     return {**outcome, "warnings": "\n".join(given)}
 
 
@@ -177,13 +177,13 @@ def command(path: Path) -> Outcome:
             words = [sys.executable, "-m", "onnxamp", *line.split()]
             done = subprocess.run(words, cwd=folder, capture_output=True, check=False, timeout=TIME_LIMIT)
             printed = (done.stdout + done.stderr).decode(errors="replace").replace(folder, "FOLDER")
-            outcome[line] = f"exit code {done.returncode}\n{normalised(printed)}"
+            outcome[line] = f"exit code {done.returncode}\n{normalized(printed)}"
         for written in sorted(Path(folder).glob("*.onnx")):
             outcome[written.name] = hashlib.sha256(written.read_bytes()).hexdigest()
     return outcome
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Return a text without addresses, temporary files and durations."""
     text = re.sub(r"\b0x[0-9a-f]+\b", "ADDRESS", text)
     text = re.sub(rf"{re.escape(tempfile.gettempdir())}/[\w./-]+", "FILE", text)

@@ -127,7 +127,7 @@ def boxes(graph: GraphProto, kinds: Mapping[str, str], places: Mapping[str, tupl
 
 
 def legend(top: int) -> list[str]:
-    """What colours and dots mean."""
+    """What colors and dots mean."""
     lines, x = [], MARGIN
     for kind, text in LEGEND:
         lines.append(f'<rect class="{kind}" x="{x}" y="{top - 14}" width="16" height="12" rx="3"/>')

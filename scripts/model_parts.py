@@ -133,11 +133,11 @@ def instance_norm(self: gs.Graph, name: str, x: gs.Tensor, channels: int) -> gs.
 def layer_norm(self: gs.Graph, name: str, x: gs.Tensor, size: int) -> gs.Variable:
     """LayerNormalization in its parts. BERT's epsilon of 1e-12 is zero in float16."""
     mean = self.op("ReduceMean", f"{name}/mean", x, axes=[-1])
-    centred = self.op("Sub", f"{name}/centred", x, mean)
-    square = self.op("Pow", f"{name}/square", centred, 2.0)
+    centered = self.op("Sub", f"{name}/centered", x, mean)
+    square = self.op("Pow", f"{name}/square", centered, 2.0)
     variance = self.op("ReduceMean", f"{name}/variance", square, axes=[-1])
     deviation = self.op("Sqrt", f"{name}/deviation", self.op("Add", f"{name}/epsilon", variance, 1e-12))
-    x = self.op("Div", f"{name}/normalized", centred, deviation)
+    x = self.op("Div", f"{name}/normalized", centered, deviation)
     x = self.op("Mul", f"{name}/scaled", x, self.uniform(f"{name}/weight", (size,), 0.8, 1.2))
     return self.op("Add", f"{name}/shifted", x, self.uniform(f"{name}/bias", (size,), -0.2, 0.2))
 

@@ -7,6 +7,8 @@ Environments:
 * bare: no ONNX Runtime. Models are converted without validation, and all packages together take at most 130 MB.
 * existing: the newest ONNX Runtime is there before onnxamp. It is used, and its version is the same afterwards.
 * cpu: the extra that brings an ONNX Runtime.
+* olive: Olive, which runs the tests of our pass. It needs PyTorch, of which PyPI has the 5 GB build for CUDA. The tests
+  are left out where PyTorch's own index, which has one for CPUs, is not reached.
 
 In each, three kinds of model are converted: weights inside, weights in a data file, and a model as text. Start-up is
 measured as a ratio to importing onnx, since machines differ.
@@ -136,12 +138,24 @@ def test_cpu(folder: Path, wheel: Path) -> None:
     print("cpu: validated")
 
 
+def test_olive(folder: Path, wheel: Path) -> None:
+    """Olive runs the pass in its workflows."""
+    environment = install(folder / "olive")
+    pip = (environment.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    torch = [*map(str, pip), "torch", "--index-url", "https://download.pytorch.org/whl/cpu"]
+    if subprocess.run(torch, capture_output=True, check=False).returncode:
+        print("olive: left out, as PyTorch for CPUs cannot be installed here")
+        return
+    output(*pip, f"{wheel}[olive,cpu]", "pytest")
+    print("olive:", output(environment.python, "-m", "pytest", "-q", "tests/olive", cwd=ROOT).splitlines()[-1])
+
+
 if __name__ == "__main__":
     ensure("dev")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         wheel = build(root / "dist")
-        for number, test in enumerate((test_bare, test_existing, test_cpu)):
+        for number, test in enumerate((test_bare, test_existing, test_cpu, test_olive)):
             folder = root / str(number)
             (folder / "out").mkdir(parents=True)
             test(folder, wheel)

@@ -24,6 +24,12 @@ TOKENIZER = {
 }
 """Words "w0", "w1", ... are tokens."""
 
+LETTERS = TOKENIZER | {
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False},
+    "model": {"type": "WordLevel", "vocab": {chr(code): code - 32 for code in range(32, 127)}, "unk_token": " "},
+}
+"""Letters are tokens, so this one knows any text in English."""
+
 
 class _Writer:
     """Collects the nodes and weights of a decoder; weights are drawn from one generator."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.estimate import Estimate
 from onnxamp._model.model import Model
 from onnxamp._numerics.expected import ExpectedErrors, Settled
@@ -24,12 +24,12 @@ def prepared(model: ModelProto, level: str = "O2", **options: Any) -> Prepared:
 
 def analysis_of(model: ModelProto, level: str = "O2", **options: Any) -> Analysis:
     """What a conversion decides."""
-    return analyse(prepared(model, level, **options).graph, Options.of(level, options))
+    return analyze(prepared(model, level, **options).graph, Options.of(level, options))
 
 
 def replayed(model: ModelProto, decisions: dict[str, bool], level: str = "auto") -> Analysis:
     """What a conversion decides that repeats decisions."""
-    return analyse(prepared(model, level).graph, Options.of(level), decisions)
+    return analyze(prepared(model, level).graph, Options.of(level), decisions)
 
 
 def space_of(model: ModelProto, **options: Any) -> SearchSpace:

@@ -31,7 +31,7 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
         return variable == LOW or (variable >= 0 and low[ports.root(variable)])
 
     total = 0
-    for value, variable in enumerate(ports.produced):
+    for value, variable in enumerate(ports.produced[:-1]):
         readers = {ports.consumed[n][p] for n, p in view.uses[value]}
         readers |= {ports.returned[key] for key in view.results[value] if key in ports.returned}
         readers = {ports.root(t) for t in readers} - {NONE, ports.root(variable)}
@@ -137,7 +137,7 @@ def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
     view, ports, pins = analysis.graph, analysis.ports, analysis.pins
     costs, kind = target_of(analysis.options.target).costs, analysis.options.low
     sources: dict[int, set[str]] = {}
-    for value, variable in enumerate(ports.produced):
+    for value, variable in enumerate(ports.produced[:-1]):
         pin = pins.verdicts.get(ports.root(variable))
         if value in ports.free:
             producer = view.producer(value)
@@ -151,7 +151,7 @@ def reached(analysis: Analysis) -> dict[int, tuple[bool, set[str]]]:
             heavy = costs.stored((4 - kind.bytes) * elements(view.shapes[value])) > LAUNCH
             sources[value] = {"heavy" if heavy else "light"}
     found = dict.fromkeys(sources, False)
-    for node in (view.nodes[index] for index in view.order):
+    for node in view.order:
         for value in node.outputs if node.key not in op_facts().control_flow else ():
             exact = value != ABSENT and (
                 ports.root(ports.produced[value]) in pins.exact or was_exact(analysis, node, value)

@@ -22,16 +22,20 @@ from onnxamp._audit.findings import (
     finding,
     ordered,
 )
-from onnxamp._audit.hazards import low_hazards, raised, weight_findings, weight_types
-from onnxamp._audit.scales import scales_at_risk
+from onnxamp._audit.hazards import low_hazards, raised
+from onnxamp._audit.weights import scales_at_risk, weight_findings, weight_types
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._dtypes import (
+    FLOAT,
+    FORMATS,
+    LOW_TENSORS,
+)
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
-from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._graph.view import Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
@@ -63,10 +67,9 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
 def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     """Yield the nodes that a builder may refuse, with the reason and the remedy."""
     graph, types = builder.graph, builder.graph.types
-    low_names = {low.tensor: low.name for low in FORMATS.values()}
     for node in builder.stacked_up():
-        if name := low_names.get(types[node.outputs[0]] or ""):
-            why = f"a loop stacks its {name} results unchanged"
+        if low := LOW_TENSORS.get(types[node.outputs[0]] or ""):
+            why = f"a loop stacks its {low.name} results unchanged"
             yield node, why, "Convert for TARGET, or make it float32."
     for node, first, second in builder.split_scales():
         if types[first.outputs[0]] != types[second.outputs[0]]:
@@ -83,13 +86,13 @@ def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
             action = "Convert for TARGET, or give all readers of the state one type."
             yield loop, "its body moves a state that is cast after the loop", action
     for read in builder.reads:
-        cast = graph.producer(read.value)
-        if cast is None or cast.key != "Cast" or types[read.value] != FLOAT:
+        cast = graph.producer(read.value, "Cast")
+        if cast is None or types[read.value] != FLOAT:
             continue
-        if name := low_names.get(types[cast.input(0)] or ""):
+        if low := LOW_TENSORS.get(types[cast.input(0)] or ""):
             what = "stacks up" if read.owner.bodies else "reads"
             action = "Convert for TARGET, or keep the input of the Cast in float32 (--keep-fp32 NAME)."
-            yield read.owner, f"it {what} a float32 Cast of {name}", action
+            yield read.owner, f"it {what} a float32 Cast of {low.name}", action
 
 
 def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None:
@@ -136,10 +139,7 @@ def wrong_results(graph: Graph, target: str) -> Iterator[Finding]:
     newer = ", or use a newer ONNX Runtime" if version_of(target) else ""
     for low in FORMATS.values():
         for node, why in wrong_kernels(graph, low.name, target):
-            if any(
-                value != ABSENT and graph.types[value] == low.tensor
-                for value in node.inputs
-            ):
+            if any(graph.types[value] == low.tensor for value in node.inputs):
                 action = f"Keep it float32 (--keep-fp32 NAME){newer}."
                 yield finding(node, "warning", "kernel", why, action)
 
@@ -153,7 +153,7 @@ def _unloadable(graph: Graph, model: ModelProto, target: str) -> Iterator[str]:
         yield f"its opset is {opset}, and {newest.opset} is the newest that it knows"
 
 
-_LOW: Final = frozenset({*(low.name for low in FORMATS.values()), "mixed"})
+_LOW: Final = frozenset({*FORMATS, "mixed"})
 """Precisions of nodes that are at least partly low."""
 
 
@@ -213,7 +213,7 @@ _FOLD: Final = (
 _FLOATS: Final = {
     FLOAT: "float32",
     "tensor(double)": "float64",
-    **{low.tensor: low.name for low in FORMATS.values()},
+    **{tensor: low.name for tensor, low in LOW_TENSORS.items()},
 }
 
 
@@ -359,7 +359,7 @@ def _precision(graph: Graph, node: Node) -> str:
         for port, value in enumerate(values)
     ] or [(value, None) for value in (*node.inputs, *node.outputs)]
     for value, formal in formals:
-        kind = graph.types[value] if value != ABSENT else None
+        kind = graph.types[value]
         names = {
             name
             for tensor, name in _FLOATS.items()

@@ -131,10 +131,10 @@ def host_nodes(
     """
     on_host = set[int]()  # values
     nodes, readers = set[int](), set[int]()  # readers: nodes that read these values
-    for index in graph.order:
-        node = graph.nodes[index]
-        is_reader, is_home = index in readers, providers[index] == target.upper()
-        if not is_home and not (is_reader and providers[index] == "CPU"):
+    for node in graph.order:
+        index, provider = node.index, providers[node.index]
+        is_reader, is_home = index in readers, provider == target.upper()
+        if not is_home and not (is_reader and provider == "CPU"):
             continue
         values: Sequence[int] = node.outputs
         if is_reader and _prefers_host(graph, shapes, node, target, on_host):
@@ -143,7 +143,7 @@ def host_nodes(
             ports = memory_table(target, "outputs").get(node.key, frozenset())
             values = [value for port, value in enumerate(node.outputs) if port in ports]
         on_host.update(values)
-        uses = (use for value in values if value != ABSENT for use in graph.uses[value])
+        uses = (use for value in values for use in graph.uses[value])
         readers.update(_reader(graph, index, user) for user, _ in uses)
     return nodes
 
@@ -172,10 +172,9 @@ def _prefers_host(
 
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
     """Return whether a value is a constant, or the default of an input, with few elements."""
-    shape, producer = shapes[value], view.producer(value)
-    is_stored = view.values[value].origin in (Origin.INITIALIZER, Origin.DEFAULT) or (
-        producer is not None and producer.key == "Constant"
-    )
+    shape, constant = shapes[value], view.producer(value, "Constant")
+    stored = Origin.INITIALIZER, Origin.DEFAULT
+    is_stored = view.values[value].origin in stored or constant is not None
     return is_stored and shape is not None and elements(shape) <= _FEW
 
 
@@ -224,7 +223,7 @@ def place_nodes(
     """
     if not target_of(target).limits_types:
         return [""] * len(graph.nodes), [
-            *_unhonoured(graph, target),
+            *_unhonored(graph, target),
             *_unknown_ops(graph),
         ]
     places = _by_kernels(graph, target)
@@ -301,19 +300,12 @@ def distinct_typings(
             keys.append(None)
             continue
         bound = bind_node(node, graph.types)
-        wrapped = any(
-            value != ABSENT and graph.types[value] == FLOAT16.tensor
-            for value in node.inputs
-        )
+        wrapped = any(graph.types[value] == FLOAT16.tensor for value in node.inputs)
         types = tuple(sorted(bound.items()))
         form = deciding_form(target, node)
         keys.append((node.key, id(node.signature), types, form, wrapped))
         if keys[-1] not in examples:
-            kinds = (
-                graph.types[value]
-                for value in (*node.inputs, *node.outputs)
-                if value != ABSENT
-            )
+            kinds = (graph.types[value] for value in (*node.reads, *node.writes))
             flowing = frozenset(kind for kind in kinds if kind is not None)
             examples[keys[-1]] = Typing(node, node.signature, bound, flowing, wrapped)
     return keys, examples
@@ -326,12 +318,12 @@ def _by_kernels(graph: Graph, target: str) -> list[Place]:
     return [Place("") if key is None else known[key] for key in keys]
 
 
-def _unhonoured(graph: Graph, target: str) -> list[Finding]:
+def _unhonored(graph: Graph, target: str) -> list[Finding]:
     """Return the finding that the target runs float32 nodes in float16, if there are any."""
     if not computes_low(target) or FLOAT not in graph.types:
         return []
     text = f"{target} computes in float16 regardless of types, so float32 protects no value"
-    action = "Make all values fit: onnxamp convert --rescale."
+    action = "If a value does not fit, onnxamp convert --rescale makes it fit."
     return [finding("", "note", "hazard", text, action)]
 
 

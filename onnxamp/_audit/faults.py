@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._audit.findings import Casts, Finding, finding
 from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,
-    FLOAT_TENSORS,
     element_name,
     is_lossless,
     readable_types,
@@ -47,16 +47,15 @@ def type_faults(graph: Graph) -> list[Finding]:
     wrong = {conflict.node: conflict.text for conflict in conflicts}
     differing = {conflict.branches for conflict in conflicts}
     tainted = set[int]()
-    for index in graph.order:
-        node = graph.nodes[index]
+    for node in graph.order:
         if graph.scopes[node.scope].opaque:
             continue
-        if index in differing:
-            tainted.update(value for value in node.outputs if value != ABSENT)
+        if node.index in differing:
+            tainted.update(node.writes)
             text = "its branches return different types"
             findings.append(finding(node, "error", "type", text, _RETYPE))
             continue
-        fault = next(_node_faults(graph, node, declared, wrong.get(index)), None)
+        fault = next(_node_faults(graph, node, declared, wrong.get(node.index)), None)
         bodies = (
             value for _, body in node.bodies for value in graph.scopes[body].outputs
         )
@@ -64,11 +63,7 @@ def type_faults(graph: Graph) -> list[Finding]:
         if fault and is_first:
             findings.append(fault)
         if fault or not is_first:
-            tainted.update(
-                value
-                for value in node.outputs
-                if value != ABSENT and (fault or value in declared)
-            )
+            tainted.update(value for value in node.writes if fault or value in declared)
     for conflict in conflicts:
         if (
             conflict.node == conflict.branches == ABSENT
@@ -85,7 +80,7 @@ def _node_faults(
     """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
     if node.signature is not None:
         text = (
-            (_input_fault(node.signature, _types(graph, node.inputs)) or known)
+            (_input_fault(node.signature, graph.types_of(node.inputs)) or known)
             if known
             else None
         )
@@ -102,11 +97,6 @@ def _node_faults(
                 else None
             )
             yield finding(node, "error", "type", text, mend or _REDECLARE)
-
-
-def _types(graph: Graph, values: Sequence[int]) -> list[str | None]:
-    """Return the types of a node's inputs or outputs; None for those that are absent or unknown."""
-    return [None if value == ABSENT else graph.types[value] for value in values]
 
 
 def _contradicted(graph: Graph) -> dict[int, str]:
@@ -167,8 +157,8 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
     signature = node.signature
     if signature is None or node.key in op_facts().control_flow:
         return None
-    bound = bind(signature, _types(graph, node.inputs))
-    for position, found in enumerate(_types(graph, node.outputs)):
+    bound = bind(signature, graph.types_of(node.inputs))
+    for position, found in enumerate(graph.types_of(node.outputs)):
         port = signature.output(position)
         if port is None or found is None:
             continue
@@ -189,8 +179,8 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
     """Return the finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
     inputs, outputs = (
-        _types(graph, node.inputs),
-        {*_types(graph, node.outputs)} - {None},
+        graph.types_of(node.inputs),
+        {*graph.types_of(node.outputs)} - {None},
     )
     for newer in newer_versions(node.signature) if not node.signature.domain else ():
         admitted = frozenset().union(
@@ -352,7 +342,6 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     return Sized(shapes_at(graph, shapes), assumed)
 
 
-_FLOATS: Final = FLOAT_TENSORS | {"tensor(double)"}
 _CLEAN: Final = "onnxamp.remove_redundant_casts(model) removes such Casts without changing any number."
 
 
@@ -410,13 +399,13 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
     if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
         return False
     return (
-        graph.types[node.inputs[0]] in _FLOATS
-        and graph.types[node.outputs[0]] in _FLOATS
+        graph.types[node.inputs[0]] in ANY_FLOAT_TENSORS
+        and graph.types[node.outputs[0]] in ANY_FLOAT_TENSORS
     )
 
 
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
-    before = graph.producer(node.inputs[0])
+    before = graph.producer(node.inputs[0], "Cast")
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity, text = (
         "warning",
@@ -427,7 +416,7 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
             "note",
             "casts to the type that its input already has: runtimes drop it while they load",
         )
-    elif (before is not None and before.key == "Cast") or behind == {"Cast"}:
+    elif before is not None or behind == {"Cast"}:
         text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:
         text = (

@@ -5,32 +5,30 @@ model raised to float32 (:class:`RaisedGraph`), and apply where a node really co
 look for constants that a conversion damaged: epsilons that became zero, masks that became infinite.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import copysign, isfinite, sqrt
-from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
 
 from onnxamp._audit.findings import Finding, finding
 from onnxamp._decide.hazards import find_hazards, kinds, masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
 from onnxamp._decide.verdicts import Audit
-from onnxamp._dtypes import FLOAT, FLOAT16, FORMATS, Format, readable_types, tensor_type
-from onnxamp._errors import ModelError
+from onnxamp._dtypes import (
+    FLOAT,
+    FLOAT16,
+    FORMATS,
+    Format,
+)
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.statistics import ConstantStats, blocks_of
-from onnxamp._model.weights import read_array
+from onnxamp._model.statistics import ConstantStats
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
@@ -102,8 +100,7 @@ class RaisedGraph(Graph):
             return False
         return any(
             self.low.tensor in (self.actual[v] or "")
-            for v in (*node.inputs, *node.outputs)
-            if v != ABSENT
+            for v in (*node.reads, *node.writes)
         )
 
     def low_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
@@ -270,8 +267,8 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     )
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
-        "normalization": f"a normalization decomposed into single ops in LOW: {squares if narrow else digits}",
-        "softmax": "a softmax decomposed into single ops in LOW: "
+        "normalization": f"a normalization decomposed into basic ops in LOW: {squares if narrow else digits}",
+        "softmax": "a softmax decomposed into basic ops in LOW: "
         + ("exponentials beyond 11 overflow, and their sums" if narrow else digits),
         "magnitude": "a magnitude in LOW, whose squares need twice the range of the result",
     }
@@ -285,7 +282,7 @@ def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
 def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
     """Return the first low-precision node of a pattern that squares, exponentiates or sums up."""
     growing = op_facts().growing
-    for node in (graph.nodes[index] for index in sorted(nodes)):
+    for node in graph.at(nodes):
         squares = node.key == "Mul" and node.input(0) == node.input(1)
         if graph.is_low(node) and (squares or node.key in growing):
             return node
@@ -295,12 +292,8 @@ def _first_to_break(graph: RaisedGraph, nodes: Collection[int]) -> Node | None:
 def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield Casts to float32 before a decomposed normalization, which ONNX Runtime fuses into a node it cannot load."""
     for value in graph.ask(absorbed_casts, graph.low):
-        cast = graph.producer(value)
-        if (
-            cast is not None
-            and cast.key == "Cast"
-            and graph.actual[cast.inputs[0]] == graph.low.tensor
-        ):
+        cast = graph.producer(value, "Cast")
+        if cast is not None and graph.actual[cast.inputs[0]] == graph.low.tensor:
             text = "ONNX Runtime fuses this Cast with the normalization that follows, and then cannot load the model"
             action = (
                 "Convert the original again: onnxamp convert keeps such Casts apart."
@@ -434,133 +427,3 @@ _RULES: Final[tuple[LowRule, ...]] = (
     _cast_masks,
     _absorbed_casts,
 )
-
-
-_LOW_ELEMS: Final = {low.elem: low for low in FORMATS.values()}
-_MANY_SUBNORMAL: Final = 0.01
-"""Share of subnormal elements above which a note is worthwhile."""
-_MANY: Final = 1000
-"""Tensors with fewer elements are too small for shares to be meaningful."""
-
-
-class Contents(NamedTuple):
-    """Counts of a float tensor's elements; zeros and subnormals are counted in low precision only."""
-
-    elements: int
-    nan: int
-    infinite: int
-    zero: int = 0
-    subnormal: int = 0
-
-
-def weight_types(model: ModelProto) -> dict[str, int]:
-    """Return element type ("float32", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
-    sizes: Counter[str] = Counter()
-    for tensor in tensors_of(model):
-        sizes[readable_types(tensor_type(tensor.data_type))] += stored_bytes(tensor)
-    return dict(sizes.most_common())
-
-
-def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
-    """Return findings on NaN and infinities in weights, lost digits of low-precision weights, and unreadable weights.
-
-    Complexity: one pass over the weights, in blocks.
-    """
-    findings: list[Finding] = []
-    lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
-    unread: list[tuple[str, str]] = []
-    for tensor in tensors_of(model):
-        low = _LOW_ELEMS.get(tensor.data_type)
-        if low is None and tensor.data_type != TensorProto.FLOAT:
-            continue
-        try:
-            array = read_array(tensor, base_dir)
-        except ModelError as error:
-            unread.append((tensor.name, str(error)))
-            continue
-        contents = _float_contents(array) if low is None else _low_contents(array, low)
-        findings += _not_finite(
-            tensor.name, readable_types(tensor_type(tensor.data_type)), contents
-        )
-        if low is not None:
-            lows[low][tensor.name] = contents
-    return [*_unread(unread), *findings, *_lost_digits(lows)]
-
-
-def _float_contents(array: NDArray[np.float32]) -> Contents:
-    nan = infinite = 0
-    for block in blocks_of(array):
-        if not np.isfinite(block).all():
-            nan += int(np.isnan(block).sum())
-            infinite += int(np.isinf(block).sum())
-    return Contents(array.size, nan, infinite)
-
-
-def _low_contents(array: NDArray[Any], low: Format) -> Contents:
-    """Count elements by their bits: sign, exponent, mantissa."""
-    mantissa = (1 << low.mantissa) - 1
-    numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
-    exponent = numbers ^ mantissa
-    nan = infinite = zero = subnormal = 0
-    for block in blocks_of(array):
-        magnitude = block.view(low.patterns) & numbers
-        infinite += int(np.count_nonzero(magnitude == exponent))
-        nan += int(np.count_nonzero(magnitude > exponent))
-        zeros = int(np.count_nonzero(magnitude == 0))
-        zero += zeros
-        subnormal += int(np.count_nonzero(magnitude <= mantissa)) - zeros
-    return Contents(array.size, nan, infinite, zero, subnormal)
-
-
-def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield one finding for all weights that cannot be read; in most cases, the whole data file is missing."""
-    for name, why in failures[:1]:
-        more = (
-            f" The same is true of {len(failures) - 1} more weights."
-            if len(failures) > 1
-            else ""
-        )
-        action = "Hazards are not checked, because they depend on the weights."
-        yield finding(name, "error", "weight", why + more, action)
-
-
-def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
-    """Yield findings on NaN, which is never intended, and on infinities, which may belong to masks of few numbers."""
-    if contents.nan:
-        text = f"NaN among {type_name} weights: every op that reads them returns NaN"
-        yield finding(
-            name,
-            "warning",
-            "weight",
-            text,
-            "The weights are broken: check where they come from.",
-        )
-    if (
-        contents.infinite
-        and contents.infinite < contents.elements
-        and contents.elements >= _MANY
-    ):
-        text = f"infinities among {type_name} weights"
-        action = "Harmless in a mask. Elsewhere, a conversion overflowed: convert the original again (onnxamp convert)."
-        yield finding(name, "note", "weight", text, action)
-
-
-def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
-    """Yield how many low-precision weights are subnormal, and the tensor that has the most."""
-    for low, tensors in lows.items():
-        total = sum(contents.elements for contents in tensors.values())
-        subnormal = sum(contents.subnormal for contents in tensors.values())
-        zero = sum(contents.zero for contents in tensors.values())
-        if total < _MANY or subnormal < _MANY_SUBNORMAL * total:
-            continue
-        worst = max(tensors, key=lambda name: tensors[name].subnormal)
-        text = (
-            f"{100 * subnormal / total:.1f} % of the {low.name} weights are subnormal, with fewer digits, and"
-            f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
-        )
-        action = (
-            "bfloat16 represents such numbers with all its digits (--dtype bfloat16)."
-            if low is FLOAT16
-            else ""
-        )
-        yield finding("", "note", "weight", text, action)

@@ -24,18 +24,17 @@ from onnxamp._batch.job import (
     run_job,
     written_by,
 )
-from onnxamp._batch.kinds import SAME, Packages, files_below
+from onnxamp._batch.kinds import SAME, Package, Packages, files_below
 from onnxamp._batch.placing import STAGE
 from onnxamp._batch.sharing import share_weights
-from onnxamp._convert.misspelt import refuse_or_warn
+from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName, is_auto
-from onnxamp._options.options import Options
+from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._paths.paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
@@ -330,7 +329,8 @@ def run_folder(
     found = [
         replace(job, shared=options.files) for job in find_jobs(source, target, inputs)
     ]
-    _check_dtypes(found, options.conversion.dtype)
+    packages = (job.package for job in found if job.package is not None)
+    _check_packages(packages, options.conversion.dtype)
     made_folder(target)
     prints = _fingerprints(options)
     if index is not None:
@@ -381,19 +381,20 @@ def run_folder(
     return report
 
 
-def _check_dtypes(jobs: Iterable[Job], dtype: str) -> None:
-    """Check that the software that loads the models supports the low-precision type.
+def _check_packages(packages: Iterable[Package], dtype: str) -> None:
+    """Check that the software that loads the models supports the low-precision type, and that its configs can be read.
 
     Raises:
-        ArgumentError: it does not support the type.
+        ArgumentError: it does not support the type, or a config cannot be read.
     """
-    for job in jobs:
-        kind = None if job.package is None else job.package.kind
-        if kind is not None and dtype not in kind.dtypes:
+    for package in {one.folder: one for one in packages}.values():
+        kind = package.kind
+        if dtype not in kind.dtypes:
             raise ArgumentError(
-                f"{job.name} is in a folder for {kind.name}, which does not support {dtype}: use"
+                f"{str(package.folder)!r} is a folder for {kind.name}, which does not support {dtype}: use"
                 f" {' or '.join(kind.dtypes)}, or convert the file alone."
             )
+        package.check_configs()
 
 
 def _share(

@@ -26,7 +26,7 @@ from onnx import ModelProto
 
 from onnxamp import _state
 from onnxamp._batch.kinds import Package
-from onnxamp._convert.misspelt import misspelt
+from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.hazards import kinds
 from onnxamp._decide.overrides import Unmatched
@@ -51,7 +51,7 @@ from onnxamp._runtime.decoder import tokens_input
 from onnxamp._runtime.defaults import CURE_SECONDS
 from onnxamp._runtime.prompts import Prompts, built_in_prompts
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.sizes import Sizes
 from onnxamp._runtime.starting import custom_ops
@@ -328,7 +328,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
     unmatched = (
-        *misspelt(model, options.conversion),
+        *misspelled(model, options.conversion),
         *_absent_dims(options, model.proto),
     )
     job.output.parent.mkdir(parents=True, exist_ok=True)
@@ -410,7 +410,9 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     )
 
 
-def _inputs(options: FolderOptions, job: Job, model: Model) -> Path | Prompts | None:
+def _inputs(
+    options: FolderOptions, job: Job, model: Model
+) -> Path | SampleSource | None:
     """Return the inputs of a model, or texts if it is a decoder; None for random inputs."""
     if job.inputs is not None or tokens_input(model.proto) is None:
         return job.inputs
@@ -454,7 +456,7 @@ def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
 
 
 def _sampling(
-    options: FolderOptions, inputs: Path | Prompts | None, model: Model
+    options: FolderOptions, inputs: Path | SampleSource | None, model: Model
 ) -> tuple[str, ...]:
     """Return command-line arguments that run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
@@ -517,7 +519,7 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     )
     if diff.cure is not None:
         cure = diff.cure
-        healed = f"{cure.outcome} Without it: {cure.failure}"
+        healed = f"{cure.outcome} The first result failed: {cure.failure}"
         return replace(row, healed=healed, kept=cure.nodes, cure=cure.command)
     if job.cure is not None:
         known = job.cure.row

@@ -1,5 +1,6 @@
 """Kinds of folders: the form in which the software that loads a folder expects its models (``_data/folders.toml``)."""
 
+import json
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,11 @@ from typing import Any, Final, NamedTuple, Self, get_args
 from onnx import ModelProto, TensorProto
 
 from onnxamp._dtypes import DtypeName
+from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths.paths import cannot_read, is_remote
 
 
 class Name(NamedTuple):
@@ -165,6 +167,21 @@ class Package(NamedTuple):
         """The models that are variants, in other types, of a network that also exists in float32."""
         models = sorted(self.folder.glob(self.kind.models))
         return [path for path in models if self.kind.name_of(path).is_left_out]
+
+    def check_configs(self) -> None:
+        """Check that the JSON files can be read in which results may need settings.
+
+        Raises:
+            ArgumentError: a file cannot be read, or holds no settings.
+        """
+        for name in {setting.file for setting in self.kind.settings}:
+            path = self.folder / name
+            try:
+                found = json.loads(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise cannot_read(f"the config {str(path)!r}", error) from error
+            if not isinstance(found, dict):
+                raise ArgumentError(f"The config {str(path)!r} is no JSON object.")
 
 
 class Packages:

@@ -26,7 +26,7 @@ from onnxamp._bench.timing import (
 )
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model

@@ -1,6 +1,5 @@
 """Timing decoders that generate text, each in its own process, in turns after the same prompts."""
 
-import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from onnxamp._bench.records import Generation, GenerationReport
 from onnxamp._bench.timing import Blocks, latency, ratio
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import graph_of
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.building import Child
@@ -211,7 +210,7 @@ def _engines(
         known = {decoder.tokens, *decoder.caches, *decoder.positions, *decoder.masks}
         if config.is_file() and (
             all(known.issuperset(feeds) for feeds in read)
-            or "encoder" in json.loads(config.read_text(encoding="utf-8"))["model"]
+            or '"encoder"' in config.read_text(encoding="utf-8")
         ):
             engines.append(GENAI)
     is_for_javascript = home.name == "onnx" and (home.parent / "config.json").is_file()

@@ -1,18 +1,38 @@
 """The command line: one module per command, imported when the command runs."""
 
+import codecs
 import os
 import sys
+from typing import Final
 
 from onnxamp._cli.summary import ANSWERS
+
+_PLAIN: Final = "onnxamp.plain"
+"""The error handler of streams whose encoding lacks signs of the reports."""
+
+_PAIRS: Final = "✔+ ✘x →-> ←<- •- …... ×x −- –- ±+- ≈~ ≤<= ≥>= ∞inf ·* µu ━= ─-"
+_SIGNS: Final = {pair[0]: pair[1:] for pair in _PAIRS.split(" ")}
+"""Signs of the reports -> what stands for them where the encoding has only ASCII."""
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Return what to print for signs that an encoding lacks, and where to go on: letters are escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    plain = "".join(_SIGNS.get(sign, ascii(sign)[1:-1]) for sign in lost)
+    return plain, error.end
 
 
 def main() -> None:
     """Parse the command line, and run the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # not every terminal can print every name
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed before the start
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - it stays open
+        elif hasattr(stream, "reconfigure"):
+            codecs.register_error(_PLAIN, _plain)
+            stream.reconfigure(errors=_PLAIN)  # not every terminal prints every sign
     try:
         answer = ANSWERS.get(sys.argv[1]) if len(sys.argv) > 1 else None
         if answer is None:

@@ -12,7 +12,7 @@ from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import Given, show
 from onnxamp._cli.given import chosen_options, flag_of, options_of, place_of
 from onnxamp._cli.options import IN_FOLDER
-from onnxamp._convert.misspelt import refuse
+from onnxamp._convert.misspelled import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
 from onnxamp._report.batch import batch_report, row_line

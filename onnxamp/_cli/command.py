@@ -78,16 +78,35 @@ class _DataCommand(click.Command):
             UsageError: an option is unknown; the message names the equivalents of other tools' options.
         """
         typed = list(args)
+        ctx.allow_extra_args = True
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
+            if rest and not ctx.resilient_parsing:
+                ctx.fail(self._unexpected(ctx, rest[0]))
         except click.UsageError as error:
             unknown = (
                 error.option_name if isinstance(error, click.NoSuchOption) else None
             )
-            told = told_of_other_tools(typed, unknown)
+            told = told_of_other_tools(typed, unknown) or self._one_dash(typed, unknown)
             if told is None:
                 raise
             raise click.UsageError(told, ctx) from None
+        return rest
+
+    @staticmethod
+    def _unexpected(ctx: click.Context, word: str) -> str:
+        """Return what to say about a word after all arguments, which may be the name of the result."""
+        lacks_output = ctx.params.get("output", "") is None
+        hint = f" To write the result there, pass '-o {word}'." if lacks_output else ""
+        return f"Unexpected argument {word!r}.{hint}"
+
+    def _one_dash(self, typed: Sequence[str], unknown: str | None) -> str | None:
+        """Return what to say about a long option with one dash, as in "-level", which click parses letter by letter."""
+        flags = {flag for item in self.params for flag in item.opts}
+        for word in (text.partition("=")[0] for text in typed):
+            if unknown == word[:2] and _is_word(word) and f"-{word}" in flags:
+                return f"No such option {word!r}. Did you mean '-{word}'?"
+        return None
 
     def format_help_text(
         self, ctx: click.Context, formatter: click.HelpFormatter

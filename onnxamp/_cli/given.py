@@ -1,6 +1,6 @@
 """Options that commands share, as arguments of the library."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -165,12 +165,10 @@ def check_dims(model: Model, given: Given) -> None:
 # --- what is written and printed ----------------------------------------------------------------------------------
 
 
-def sink_of(
-    given: Given, target: Path, approve: Callable[[Path], None] | None = None
-) -> Sink:
+def sink_of(given: Given, target: Path) -> Sink:
     """Return where a converted model goes, and how."""
     names = given.data_names or "onnx"
-    return Sink(target, given.external_data, given.shard_size, names, approve)
+    return Sink(target, given.external_data, given.shard_size, names)
 
 
 # --- conversion ---------------------------------------------------------------------------------------------------

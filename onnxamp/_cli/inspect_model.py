@@ -13,11 +13,11 @@ from onnxamp._convert.causes import (
     opset_hint,
 )
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.misspelt import refuse_misspelt
+from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._errors import OpsetError
-from onnxamp._graph.stats import operator_counts
+from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
@@ -45,7 +45,7 @@ def run(given: Given) -> None:
             progress("analysing", number, len(levels))
             asked = options_of(given, level)
             try:
-                refuse_misspelt(opened, asked)
+                refuse_misspelled(opened, asked)
                 ready, analysis = analyse_safely(opened, asked)
             except OpsetError:
                 if level == "O0":

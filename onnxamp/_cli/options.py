@@ -60,6 +60,18 @@ class _Output(_File):
         return path / IN_FOLDER if is_folder else path
 
 
+class _Integer(click.IntRange):
+    name = "integer"
+
+
+class _Number(click.types.FloatParamType):
+    name = "number (write it like 0.01 or 1e-3)"
+
+
+class _Positive(click.FloatRange):
+    name = _Number.name
+
+
 class _Words(click.Choice[str]):
     """Words in upper or lower case, and the usual short names of types."""
 
@@ -196,12 +208,12 @@ def _loss_scale(text: str) -> Any:
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "text": (str, None),
     "integer": (int, "N"),
-    "count": (click.IntRange(1), "N"),
-    "natural": (click.IntRange(0), "N"),
-    "number": (float, "X"),
-    "seconds": (click.FloatRange(0), "SECONDS"),
-    "duration": (click.FloatRange(0, min_open=True), "SECONDS"),
-    "megabytes": (click.IntRange(1), "MB"),
+    "count": (_Integer(1), "N"),
+    "natural": (_Integer(0), "N"),
+    "number": (_Number(), "X"),
+    "seconds": (_Positive(0), "SECONDS"),
+    "duration": (_Positive(0, min_open=True), "SECONDS"),
+    "megabytes": (_Integer(1), "MB"),
     "file": (_File(path_type=Path, readable=False), "FILE"),
     "file name": (str, "FILE"),
     "output": (_Output(path_type=Path, readable=False), "PATH"),

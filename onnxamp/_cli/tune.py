@@ -29,8 +29,6 @@ from onnxamp._errors import ArgumentError
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.request import Request
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.results import DiffReport
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._paths.paths import made_folder
@@ -41,7 +39,7 @@ from onnxamp._pipeline.tune import run_tuning
 from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
-from onnxamp._runtime.run import Run, RunOptions
+from onnxamp._runtime.run import RunOptions
 from onnxamp._tuning.arguments import TIMES, Search
 
 
@@ -69,21 +67,19 @@ def _tune(given: Given) -> None:
         allow_slower=given.allow_slower,
         accept=given.accept,
     )
+    is_compared = given.html or given.prompts  # for all values, or figures of texts
     with progress_bar(quiet=given.quiet) as progress:
-        run = run_options_of(given, report=progress)
-        comparisons: list[DiffReport] = []
-
-        def compare(written: Path) -> None:
-            comparisons.append(_compared(model, written, run, layers=bool(given.html)))
-
-        # The result may replace the original.
-        sink = sink_of(given, target, compare if given.html or given.prompts else None)
-        outcome = convert_to_file(
-            Request(model=model, asked=asked, run=run, search=search, warn=tell), sink
+        request = Request(
+            model=model,
+            asked=asked,
+            run=run_options_of(given, report=progress),
+            search=search,
+            compares=bool(given.html) if is_compared else None,
+            warn=tell,
         )
-    conversion, tuned = outcome.conversion, outcome.tuned
+        outcome = convert_to_file(request, sink_of(given, target))
+    conversion, tuned, compared = outcome.conversion, outcome.tuned, outcome.compared
     assert tuned is not None
-    compared = comparisons[0] if comparisons else None
     if given.save_plan:
         tuned.plan.save(given.save_plan)
     if given.html:
@@ -102,22 +98,6 @@ def _tune(given: Given) -> None:
     show(given, report, partial(tuning_json, conversion, tuned, compared))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
-
-
-def _compared(
-    model: Model, written: Path, run: RunOptions, *, layers: bool
-) -> DiffReport:
-    """Compare the result with the original, for figures of texts, or with all values for the page."""
-    result = Model.read(written, model)
-    plain = Run(
-        inputs=run.draw(model),
-        provider=run.provider,
-        report=run.report,
-        budget=run.budget,
-    )
-    return Comparison.of(model, plain).compare(
-        result, layers=layers, activity="comparing values"
-    )
 
 
 _OF_MODELS: Final = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from onnxamp._audit.audit import audit_model
 from onnxamp._cli.common import Given, check_outputs, show, tell, write_page
 from onnxamp._cli.given import custom_arguments, options_of
-from onnxamp._convert.misspelt import refuse_misspelt
+from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
@@ -39,7 +39,7 @@ def run(given: Given) -> None:
         page /= f"{model.stem}.html"
     check_outputs(given, [page], *opened.files)
     if plan is None:
-        refuse_misspelt(opened, asked)
+        refuse_misspelled(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
     made, result = preview(opened, target, asked, plan)
     custom = custom_arguments(given)

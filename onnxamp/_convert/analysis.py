@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from onnxamp._decide.decision import Decision, Prices
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import PortVariables
-from onnxamp._decide.precision import CutProblem
+from onnxamp._decide.precision import CutProblem, Decision, Prices
 from onnxamp._decide.problem import Problem, find_problem
 from onnxamp._decide.verdicts import Reason
 from onnxamp._errors import ArgumentError
@@ -15,7 +14,7 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Chosen
 from onnxamp._options.options import Options
-from onnxamp._rewrite.edits import Edits
+from onnxamp._rewrite.apply import Edits
 from onnxamp._rewrite.plan_edits import plan_edits
 
 
@@ -59,7 +58,7 @@ class Analysis:
         return _solved(self.problem, find_pins(self.problem, freed=reasons))
 
 
-def analyse(
+def analyze(
     graph: Graph, options: Options, replay: Mapping[str, bool] | None = None
 ) -> Analysis:
     """Decide the precision of every float in a graph.

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.convert import is_low
 from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.hazards import epsilons, fusions, kinds
@@ -91,7 +91,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         reason: str, advice: str, nodes: AbstractSet[int], **changes: Any
     ) -> Cause:
         changed = replace(options, **changes)
-        without = partial(analyse, analysis.graph, changed)
+        without = partial(analyze, analysis.graph, changed)
         return _cause(analysis, reason, advice, nodes, without)
 
     def kept_for(reasons: Iterable[Reason]) -> set[int]:
@@ -100,7 +100,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     black, causes = frozenset({Reason.BLACK}), list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
-    advice = "--force-low REGEX lowers some of them anyway, --no-hazards all"
+    advice = "--force-low REGEX lowers some of them anyway; --no-hazards lowers all"
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
@@ -315,7 +315,7 @@ _OF_PATTERNS: Final[frozenset[Reason]] = frozenset(
 
 def _told_as_decomposed(folds: list[Fold]) -> str:
     return (
-        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into single ops"
+        f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
     )
 
 

@@ -2,7 +2,7 @@
 
     Model -> prepare -> Graph -> Problem -> Pins -> Decision -> Edits -> verified copy
 
-:func:`onnxamp._convert.analysis.analyse` covers the steps from the Graph to the Edits, which only read the model;
+:func:`onnxamp._convert.analysis.analyze` covers the steps from the Graph to the Edits, which only read the model;
 :func:`carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it. Nothing here runs a model or writes a file: the whole job
 is in :mod:`onnxamp._job.pipeline`.
@@ -59,7 +59,7 @@ def analyse_model(
 
     Raises:
         OpsetError: an opset that was requested, or that the low-precision type needs, cannot be reached. Others as
-            :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyse`.
+            :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyze`.
     """
     if plan is not None or not options.may_fold:
         return at_best_opset(model, options, plan, proof)
@@ -215,10 +215,7 @@ def _lowered(analysis: Analysis) -> tuple[str, ...]:
 
 def is_low(analysis: Analysis, node: int) -> bool:
     """Return whether all precision variables of a node are low."""
-    return all(
-        analysis.decision.low[variable]
-        for variable in analysis.ports.of_node.get(node, {}).values()
-    )
+    return all(analysis.decision.low[variable] for variable in analysis.ports.of(node))
 
 
 def _note(before: Analysis, after: Analysis) -> str:

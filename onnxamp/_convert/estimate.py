@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.decision import Decision
 from onnxamp._decide.ports import NONE, PortVariables
+from onnxamp._decide.precision import Decision
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
@@ -47,11 +47,10 @@ LAUNCH_US: Final = LAUNCH * UNIT_US
 def constant_nodes(graph: Graph) -> frozenset[int]:
     """Return the nodes that depend on constants only: runtimes compute them once, while they load the model."""
     known, folded = {ABSENT, *graph.constants.tensors}, set[int]()
-    for index in graph.order:
-        node = graph.nodes[index]
+    for node in graph.order:
         is_settled = node.key not in op_facts().random and not node.bodies
         if is_settled and known.issuperset(node.inputs):
-            folded.add(index)
+            folded.add(node.index)
             known.update(node.outputs)
     return frozenset(folded)
 
@@ -208,8 +207,8 @@ def _usual_device(target: str) -> str:
         rates = device_called(device)
         return device if rates.low > rates.products else ""
     profile = profile_of(target)
-    honours_types = profile is None or profile.values["honours_types"]
-    return DEFAULT_DEVICE if honours_types else ""
+    honors_types = profile is None or profile.values["honors_types"]
+    return DEFAULT_DEVICE if honors_types else ""
 
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
@@ -236,8 +235,7 @@ def time_on_target(analysis: Analysis) -> float:
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])
         for node in fallbacks
-        for value in (*node.inputs, *node.outputs)
-        if value != ABSENT
+        for value in (*node.reads, *node.writes)
     )
     return time_of(analysis, estimate) + target.costs.host_time(FLOAT32_BYTES * moved)
 
@@ -257,14 +255,14 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
             [
                 port
                 for port, value in enumerate(node.inputs)
-                if value != ABSENT and types[value] == FLOAT and is_low(consumed[port])
+                if types[value] == FLOAT and is_low(consumed[port])
             ]
         ),
         tuple(
             [
                 port
                 for port, value in enumerate(node.outputs)
-                if value != ABSENT and types[value] == FLOAT and is_low(made[value])
+                if types[value] == FLOAT and is_low(made[value])
             ]
         ),
     )
@@ -286,7 +284,7 @@ def shapes_at(
     graph: Graph, given: Mapping[str, tuple[int, ...]]
 ) -> Sequence[Shape | None]:
     """:func:`bound_shapes` for inputs of these shapes."""
-    if given == declared_shapes(graph) and not any(map(_is_open, graph.shapes)):
+    if given == declared_shapes(graph) and not any(map(_is_open, graph.shapes[:-1])):
         return graph.shapes
     named: dict[str, int] = {}
     for entry in graph.model.graph.input:

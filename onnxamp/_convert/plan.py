@@ -8,8 +8,8 @@ from os import PathLike
 from typing import Any, Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.decision import explain
 from onnxamp._decide.pins import variable_names
+from onnxamp._decide.precision import explain
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
@@ -279,7 +279,7 @@ def _parts(
         for node in nodes:
             rows = of_nodes.get(node.index, ())
             high = [row.why for row in rows if not row.low]
-            types = {graph.types[value] for value in node.inputs if value != ABSENT}
+            types = {graph.types[value] for value in node.reads}
             if rows and len(high) == len(rows):
                 kept[node.label] = high[0]
             elif rows or low in types:
@@ -300,8 +300,8 @@ def _units(
         rows = of_nodes.get(node.index, ())
         if rows:
             return low if any(row.low for row in rows) else "float32"
-        types = {graph.types[value] for value in node.inputs if value != ABSENT}
-        return low if LOW_TENSORS & types else "float32"
+        types = {graph.types[value] for value in node.reads}
+        return low if LOW_TENSORS.keys() & types else "float32"
 
     def grids(ends: Sequence[Node], keys: Container[str]) -> Mapping[str, int]:
         return Counter(

@@ -8,14 +8,14 @@ from typing import Final
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.decision import verdict_on
 from onnxamp._decide.ports import HIGH, NONE
+from onnxamp._decide.precision import verdict_on
 from onnxamp._decide.verdicts import Reason
 from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import Node, Origin
 from onnxamp._model.protos import stored_bytes
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
@@ -223,7 +223,7 @@ def _precision(analysis: Analysis, index: int) -> str:
         analysis.ports,
         analysis.decision,
     )
-    sides = set(map(decision.is_low, ports.of_node.get(index, {}).values()))
+    sides = set(map(decision.is_low, ports.of(index)))
     if not sides:
         return _by_types(analysis, node)
     return "mixed" if len(sides) == 2 else "low" if sides == {True} else "float32"
@@ -231,7 +231,7 @@ def _precision(analysis: Analysis, index: int) -> str:
 
 def _by_types(analysis: Analysis, node: Node) -> str:
     """Return the precision of a node in the original."""
-    values = (value for value in (*node.inputs, *node.outputs) if value != ABSENT)
+    values = (value for value in (*node.reads, *node.writes))
     types = set(map(analysis.graph.types.__getitem__, values))
     if FLOAT in types:
         return "float32"

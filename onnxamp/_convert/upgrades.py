@@ -11,9 +11,9 @@ from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Final
 
-from onnxamp._convert.analysis import Analysis, analyse
+from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.estimate import time_on_target
-from onnxamp._convert.misspelt import prepared as raised
+from onnxamp._convert.misspelled import prepared as raised
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.verdicts import Reason
@@ -79,7 +79,7 @@ class HeldBack:
         makers = {value.name: value.producer for value in after.graph.values}
         lowered = list[int]()
         for node in self.first:
-            name = next(filter(None, self.analysis.graph.nodes[node].proto.output), "")
+            name = self.analysis.graph.nodes[node].first_output
             sides = after.ports.of_node.get(makers.get(name, ABSENT), {})
             if any(after.decision.low[variable] for variable in sides.values()):
                 lowered.append(node)
@@ -186,7 +186,7 @@ def at_best_opset(
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]
     if options.opset != "auto" or options.level == Level.O0:
-        return prepared, analyse(
+        return prepared, analyze(
             prepared.graph, options, plan.of_nodes() if plan else None
         )
     if plan is not None:
@@ -194,7 +194,7 @@ def at_best_opset(
             note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
             prepared = _Choice(prepared, options, proof).at(plan.opset)
             prepared = replace(prepared, notes=(*prepared.notes, note))
-        return prepared, analyse(prepared.graph, options, plan.of_nodes())
+        return prepared, analyze(prepared.graph, options, plan.of_nodes())
     choice = _Choice(prepared, options, proof)
     needed = options.low.min_opset
     if current < needed:
@@ -244,7 +244,7 @@ class _Choice:
 
     def best(self) -> tuple[Prepared, Analysis]:
         """Return the prepared model and its analysis at the opset that pays."""
-        before = analyse(self.base.graph, self.options)
+        before = analyze(self.base.graph, self.options)
         held = held_back(before)
         candidates = sorted(
             {opset for opset in held.first.values() if opset}, reverse=True
@@ -277,7 +277,7 @@ class _Choice:
         results.
         """
         prepared = self.at(opset)
-        after = analyse(prepared.graph, self.options)
+        after = analyze(prepared.graph, self.options)
         lowered = held.lowered(after)
         saves = len(after.edits.casts) < len(before.edits.casts)
         if not saves and before.graph.exact.issuperset(
@@ -295,7 +295,7 @@ class _Choice:
         enough = max((held.first[node] for node in lowered), default=opset)
         if enough < opset:
             less = self.at(enough)
-            other = analyse(less.graph, self.options)
+            other = analyze(less.graph, self.options)
             as_low = len(held.lowered(other)) >= len(lowered)
             if as_low and len(other.edits.casts) <= len(after.edits.casts):
                 opset, prepared, after = enough, less, other
@@ -453,7 +453,7 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         for node in (graph.nodes[index] for index in indices):
             values = {*node.inputs, *node.outputs} - {ABSENT}
             kinds = map(graph.types.__getitem__, values)
-            if node.signature is None or LOW_TENSORS.isdisjoint(kinds):
+            if node.signature is None or LOW_TENSORS.keys().isdisjoint(kinds):
                 continue
             old = Typed.of(node, graph.types)
             new = old._replace(signature=newer)

@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
-from onnxamp._dtypes import LOW_TENSORS
+from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -116,6 +116,11 @@ class Builder:
         """Return the read of the node or body that produces a value; None if it computes the value."""
         if (port := self._passes_on(producer)) != ABSENT:
             return Read(read.owner, producer.input(port), producer.index, port)
+        types = self.graph.types
+        if producer.key == "Cast" and types[read.value] in LOW_TENSORS:
+            source = producer.input(0)  # where a conversion lowers the reader alone
+            is_lowered = source != ABSENT and types[source] == FLOAT
+            return Read(read.owner, source, producer.index, 0) if is_lowered else None
         states = {
             producer.outputs[output]: output
             for _, output in carried(self.graph, producer)
@@ -168,7 +173,7 @@ class Builder:
                 targets = body_targets(node, len(outputs))
                 returned = dict(zip(targets, outputs, strict=True))
                 for _, at in carried(graph, node):
-                    state = node.outputs[at] if at < len(node.outputs) else ABSENT
+                    state = node.output(at)
                     source = self._source(node, returned.get(at, ABSENT))
                     maker = graph.producer(source)
                     if state != ABSENT and (
@@ -185,11 +190,8 @@ class Builder:
             for _, body in owner.bodies if owner.scope else ():
                 outputs = graph.scopes[body].outputs
                 for position, target in enumerate(body_targets(owner, len(outputs))):
-                    has_output = 0 <= target < len(owner.outputs)
-                    output = owner.outputs[target] if has_output else ABSENT
-                    if output == ABSENT or not (
-                        graph.uses[output] or graph.results[output]
-                    ):
+                    output = owner.output(target)
+                    if not (graph.uses[output] or graph.results[output]):
                         captures += _captured(graph, body, outputs[position])
         return captures
 
@@ -218,14 +220,13 @@ class Builder:
         The builder accepts such a Cast if it has another reader.
         """
         for read in self.reads:
-            cast = self.graph.producer(read.value)
+            cast = self.graph.producer(read.value, "Cast")
             is_input = read.result is None and read.owner.key in self.rules.get(
                 "uncast_inputs", ()
             )
-            if not is_input or cast is None or cast.key != "Cast":
+            if not is_input or cast is None:
                 continue
-            source = cast.input(0)
-            if source != ABSENT and self.graph.types[source] in LOW_TENSORS:
+            if self.graph.types[cast.input(0)] in LOW_TENSORS:
                 yield read, cast
 
     def constant_reads(self) -> Iterator[tuple[Node, int]]:
@@ -238,10 +239,8 @@ class Builder:
     def casts_of_constants(self) -> Iterator[tuple[Node, Node]]:
         """Yield (node, Cast) where a node reads a Cast of a constant, and cannot read the constant itself."""
         for node, position in self.ports("computed_inputs"):
-            cast = self.graph.producer(node.input(position))
-            if cast is None or cast.key != "Cast":
-                continue
-            if cast.input(0) in self.graph.constants.tensors:
+            cast = self.graph.producer(node.input(position), "Cast")
+            if cast is not None and cast.input(0) in self.graph.constants.tensors:
                 yield node, cast
 
     # -- nodes that stay float32 -------------------------------------------------------------------------------
@@ -282,11 +281,10 @@ class Builder:
         integers = op_facts().free_sources["Cast"]
         for node in self.nodes("one_scale"):
             for value, other in (node.inputs[:2], node.inputs[1::-1]):
-                cast = self.graph.producer(other)
-                if value in self.dequantized and cast is not None:
-                    source = self.graph.types[cast.input(0)]
-                    if cast.key == "Cast" and source in integers:
-                        yield node
+                cast = self.graph.producer(other, "Cast")
+                source = ABSENT if cast is None else cast.input(0)
+                if value in self.dequantized and self.graph.types[source] in integers:
+                    yield node
 
     def _computed_high(self) -> Iterator[Node]:
         """Yield the nodes that stay float32 because an input is computed."""
@@ -323,20 +321,21 @@ class Builder:
         """
         graph, facts, origins = self.graph, op_facts(), dict[int, int]()
         known: dict[int, Dequantized] = {}
-        for index in graph.order if graph.nodes_of(facts.dequantize) else ():
-            node = graph.nodes[index]
+        for node in graph.order if graph.nodes_of(facts.dequantize) else ():
             if node.key in facts.dequantize:
-                origins[index], made = node.input(0), graph.producer(node.input(0))
-                if made is not None and made.key in facts.quantize:
+                origin = node.input(0)
+                made = graph.producer(origin, *facts.quantize)
+                if made is not None:
                     before = graph.producer(made.input(0))
                     if before is not None:
-                        origins[index] = origins.get(before.index, node.input(0))
-                one: Dequantized | None = Dequantized(node, origins[index])
+                        origin = origins.get(before.index, origin)
+                origins[node.index] = origin
+                one: Dequantized | None = Dequantized(node, origin)
             else:
                 computed = [
                     value
-                    for value in node.inputs
-                    if value != ABSENT and value not in graph.constants.tensors
+                    for value in node.reads
+                    if value not in graph.constants.tensors
                 ]
                 one = known.get(computed[0]) if len(computed) == 1 else None
             if one is not None:
@@ -464,9 +463,7 @@ class Builder:
         """Yield the variables of nodes around products of dequantized factors that need one precision."""
         scales = ((first, second) for _, first, second in self.split_scales())
         for pair in (*scales, *self.shared_factors()):
-            yield from product(
-                *(ports.of_node.get(node.index, {}).values() for node in pair)
-            )
+            yield from product(*(ports.of(node.index) for node in pair))
 
     def _chosen(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
         """Yield (result of a body, dequantized value) where all bodies of a node pass on the same numbers."""

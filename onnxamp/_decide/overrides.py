@@ -1,4 +1,6 @@
-"""Overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing."""
+"""What the user asks of nodes: lists of op types and of the forms that exporters write for a framework's names, and
+overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -6,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from onnxamp._decide.hazards import find_hazards
-from onnxamp._decide.listed import Listed, absent_names
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
 from onnxamp._decide.verdicts import Hazard, Reason, Verdict
@@ -19,7 +20,106 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
+from onnxamp._options.lists import is_known, nearest_name
 from onnxamp._options.options import Options
+from onnxamp._patterns.patterns import named_forms, named_nodes, unrecognized
+
+
+class Listed(NamedTuple):
+    """The nodes that lists refer to.
+
+    Attributes:
+        white, black: nodes of the user's lists -> description of the entry; black if in both.
+        usual_white, usual_black: nodes of the preset's lists, unless the user's op types overrule them.
+    """
+
+    white: Mapping[int, str]
+    black: Mapping[int, str]
+    usual_white: Mapping[int, str]
+    usual_black: Mapping[int, str]
+
+    def is_white(self, node: int) -> bool:
+        """Return whether a white list contains the node."""
+        return node in self.white or node in self.usual_white
+
+    def black_entry(self, node: int) -> str | None:
+        """Return the entry of a black list that contains the node; None if none does, or the user's white list does."""
+        if node in self.white:
+            return None
+        return self.black.get(node) or self.usual_black.get(node)
+
+
+def find_listed(graph: Graph, options: Options) -> Listed:
+    """Return the nodes that the lists of the options refer to. Linear in nodes for each name that exporters
+    write out.
+    """
+    preset = options.preset
+    is_read = preset.is_literal and options.level != Level.O3
+    white = _meant(graph, options.white_list, options.user_white)
+    black = _meant(graph, options.black_list, options.user_black)
+    return Listed(
+        {node: entry for node, entry in white.items() if node not in black},
+        black,
+        _meant(
+            graph,
+            preset.white_names if is_read else (),
+            options.white - options.user_white,
+        ),
+        _meant(
+            graph,
+            preset.black_names if is_read else (),
+            options.black - options.user_black,
+        ),
+    )
+
+
+def _meant(graph: Graph, names: Iterable[str], ops: Iterable[str]) -> dict[int, str]:
+    own = {node.index: node.key for node in graph.nodes_of(ops)}
+    return _forms(graph, names) | own
+
+
+def _forms(graph: Graph, names: Iterable[str]) -> dict[int, str]:
+    return {node: name for name in names for node in graph.ask(named_forms, name)}
+
+
+class AbsentNames(NamedTuple):
+    """Names in the user's lists that match nothing in the model -> a message.
+
+    Attributes:
+        unknown: names that are probably misspelled.
+        unseen: names for ops that may be in the model in an unrecognized form.
+        known: names of ops that exist, or may exist in an unknown domain.
+    """
+
+    unknown: Mapping[str, str]
+    unseen: Mapping[str, str]
+    known: Mapping[str, str]
+
+
+def absent_names(graph: Graph, options: Options) -> AbsentNames:
+    """Return the names in the user's lists that match nothing in the model.
+
+    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
+    the presets' frameworks, and custom ops that are declared.
+    """
+    names = dict.fromkeys((*options.white_list, *options.black_list))
+    declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
+    unknown, unseen, known = dict[str, str](), dict[str, str](), dict[str, str]()
+    for name in sorted(name for name in names if not named_nodes(graph, name)):
+        text = f"The op type {name!r} in your lists does not occur in the model."
+        cores = ", ".join(unrecognized(graph, name))
+        if cores:
+            unseen[name] = (
+                f"{name!r} in your lists was not recognized in the model, but its {cores} may implement"
+                " it: list op types instead."
+            )
+        elif is_known(name, declared):
+            known[name] = text
+        elif near := nearest_name(name, declared | graph.by_key.keys()):
+            unknown[name] = f"{text} Did you mean {near!r}?"
+        else:
+            (known if "::" in name else unknown)[name] = text
+    return AbsentNames(unknown, unseen, known)
 
 
 def taken_off(options: Options) -> list[str]:
@@ -50,6 +150,11 @@ class Unmatched:
     option: str
     name: str
     text: str
+
+    @property
+    def is_unaided(self) -> bool:
+        """Return whether the message says nothing about the names that exist."""
+        return self.text.endswith((" name.", " reads one.", f" called {self.name!r}."))
 
 
 def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
@@ -269,12 +374,12 @@ def _told(
 def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
     """Public names of the node's outputs that a conversion gave to Casts between the node and the model's outputs."""
     for value in node.outputs:
-        for reader, _ in graph.uses[value] if value != ABSENT else ():
+        for reader, _ in graph.uses[value]:
             cast = graph.nodes[reader]
             made = cast.outputs[0] if cast.key == "Cast" else ABSENT
             kinds = {graph.types[value], graph.types[made]}
             is_returned = made != ABSENT and bool(graph.results[made])
-            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS:
+            if is_returned and FLOAT in kinds and kinds & LOW_TENSORS.keys():
                 yield cast.proto.output[0]
 
 
@@ -380,13 +485,13 @@ def _refusal(
     low: Format,
 ) -> tuple[str, str] | None:
     """Return why a listed node stays float32: the reason and its detail; None if it does not stay so."""
-    variables = ports.of_node.get(node.index, {}).values()
+    variables = ports.of(node.index)
     for variable in variables:
         pin = pins.get(ports.root(variable))
         if pin is not None and not pin.low and pin.reason not in _OF_USER:
             own = ports.variables[pin.variable].node in (node.index, ABSENT)
             return pin.reason.value, pin.detail + " (shares its precision)" * (not own)
-    produced = (ports.produced[value] for value in node.outputs if value != ABSENT)
+    produced = (ports.produced[value] for value in node.writes)
     if variables or HIGH not in (*ports.consumed[node.index], *produced):
         return None
     if node.signature is None or graph.scopes[node.scope].opaque:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
-from onnxamp._decide.neighbours import followers, stranded
+from onnxamp._decide.neighbors import followers, stranded
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Layout, Variable
 from onnxamp._decide.problem import Problem
@@ -148,7 +148,7 @@ def find_pins(
     if computes_low(options.target) and any(
         not verdict.low for verdict in pins.verdicts.values()
     ):
-        warnings.append(_NOT_HONOURED.format(target=options.target))
+        warnings.append(_NOT_HONORED.format(target=options.target))
     return pins._replace(warnings=tuple(warnings))
 
 
@@ -160,7 +160,7 @@ def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
 
 
 _MADE_UP: Final = "Exponents were chosen for random inputs, whose ranges differ from real ones: pass samples (--inputs)."
-_NOT_HONOURED: Final = (
+_NOT_HONORED: Final = (
     "{target} computes float32 nodes in float16 as well, so keeping a node in float32 protects nothing: onnxamp check"
     " --target {target} lists the values that do not fit."
 )
@@ -224,7 +224,7 @@ class _Claims:
 
     def keep(self, pins: _Pinned, node: int, reason: Reason, why: str) -> None:
         """Pin a node to float32."""
-        for variable in self.ports.of_node.get(node, {}).values():
+        for variable in self.ports.of(node):
             self.pin(pins, variable, False, reason, why)
 
     def heed(self, hazard: Hazard) -> None:
@@ -336,7 +336,7 @@ class _Claims:
         self.warnings += self.problem.overrides.warnings
         for index, override in self.problem.overrides.of_node.items():
             pins = self.forced if override.low else self.kept
-            for variable in self.ports.of_node.get(index, {}).values():
+            for variable in self.ports.of(index):
                 self.pin(pins, variable, *override)
 
     def lists(self) -> None:
@@ -351,7 +351,7 @@ class _Claims:
             asked = {
                 self.ports.root(variable)
                 for index in by_user
-                for variable in self.ports.of_node.get(index, {}).values()
+                for variable in self.ports.of(index)
             }
             settled = asked | self.forced.keys()
             hard = self.hard.keys()

@@ -4,12 +4,17 @@ A *variable* is one question: low precision or float32? Each port of the graph h
 the constants below if there is nothing to decide.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
 
+from onnxamp._dtypes import Format, holds_float, retyped
+from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
+from onnxamp._ops.facts import op_facts, type_giver
+from onnxamp._ops.signature import Port, Signature
 
 HIGH: Final = -1
 """The port is float32, regardless of the cut."""
@@ -46,12 +51,81 @@ class Layout:
     outputs: tuple[int, ...]
 
 
+Types: TypeAlias = tuple[str | None, ...]
+"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
+
+
+def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
+    """Return the layout of a node with a schema; the same object for all nodes of the op with these types."""
+    assert node.signature is not None
+    giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
+    if giver is None or giver >= len(inputs) or not holds_float(inputs[giver]):
+        giver = ABSENT
+    return _layout(node.signature, inputs, outputs, giver, low)
+
+
+@lru_cache(maxsize=1 << 12)
+def _layout(
+    signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
+) -> Layout:
+    """A float32 parameter that the schema allows to be low can be low if inputs determine it.
+
+    ``giver`` is the input that gives output 0 its type; ABSENT if none does.
+    """
+    bound = bind(signature, inputs)
+    driven = set(bound)
+    for position, kind in enumerate(outputs):
+        port = signature.output(position)
+        if port is not None and kind is not None:
+            bound.setdefault(signature.param(port, position), kind)
+    facts, key, params = op_facts(), signature.key, list[str]()
+
+    def place(port: Port, position: int) -> int:
+        """Return the position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
+        param = signature.param(port, position)
+        if param not in params:
+            kind, allowed = bound.get(param), signature.params.get(port.type, ())
+            is_pinned = param in facts.pinned_parameters.get(key, ())
+            if kind is None or not holds_float(kind) or is_pinned:
+                return HIGH
+            if retyped(kind, low) not in allowed:
+                return HIGH
+            params.append(param)
+        return params.index(param)
+
+    places = [NONE] * len(inputs)
+    for position, port in _floats(signature.input, inputs):
+        places[position] = place(port, position)
+    settable = key in facts.follows_type or key in facts.dtype_attribute
+    results = [NONE] * len(outputs)
+    for position, port in _floats(signature.output, outputs):
+        if position == 0 and giver != ABSENT:
+            results[position] = places[giver]
+        elif signature.param(port, position) in driven or (position == 0 and settable):
+            results[position] = place(port, position)
+        else:  # the op determines the type, such as that of LayerNormalization's Mean
+            results[position] = HIGH
+    return Layout(bound, tuple(params), tuple(places), tuple(results))
+
+
+def _floats(
+    formal: Callable[[int], Port | None], types: Types
+) -> list[tuple[int, Port]]:
+    """Return the ports that hold float32, with their positions."""
+    floats = [position for position, kind in enumerate(types) if holds_float(kind)]
+    return [
+        (position, port)
+        for position in floats
+        if (port := formal(position)) is not None
+    ]
+
+
 class PortVariables(NamedTuple):
     """The variables of a graph, and their ports.
 
     Attributes:
         variables: all variables.
-        produced: value -> variable of the port that produces it.
+        produced: value -> variable of the port that produces it; NONE for ABSENT.
         consumed: node -> variable of each of its inputs.
         returned: (scope, output position) -> variable.
         of_node: node -> its variables by type parameter.
@@ -76,6 +150,10 @@ class PortVariables(NamedTuple):
     fixed_high: frozenset[int]
     requested_low: frozenset[int]
 
+    def of(self, node: int) -> Collection[int]:
+        """Return the variables of a node."""
+        return self.of_node.get(node, {}).values()
+
     def root(self, variable: int) -> int:
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
@@ -92,7 +170,7 @@ class PortVariables(NamedTuple):
         rounded.
         """
         if value == ABSENT:
-            return {*self.of_node.get(node.index, {}).values()}
+            return {*self.of(node.index)}
         if self.enters_low(value):
             return set()
         found = {

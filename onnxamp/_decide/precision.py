@@ -1,4 +1,4 @@
-"""The precision problem solved as one minimum cut.
+"""Decisions: the precision problem solved as one minimum cut, and why each variable got its precision.
 
 An assignment costs one Cast for each value that is needed in a precision it is not produced in: a kernel launch plus
 the bytes moved, times the iterations of the loops around it. Weights cost their memory, in each precision in which they
@@ -9,13 +9,18 @@ See :mod:`onnxamp._decide.mincut` for the solver.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
 
-from onnxamp._decide.decision import Decision, Prices
+from onnxamp._decide.hazards import long_products
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
+from onnxamp._decide.verdicts import Reason, Verdict
+from onnxamp._decide.words import told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
@@ -25,6 +30,76 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS
 from onnxamp._target.targets import target_of
+
+_PRICED = {
+    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
+    False: (long_products.KIND, "the error of its float16 sum is not worth the Casts"),
+}
+"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
+
+
+class Prices(NamedTuple):
+    """Measurements of nodes, by node index.
+
+    Attributes:
+        pins: why a node must stay float32.
+        gains: time that a node saves in low precision, in cost units.
+        prices: price of the error that a node makes in low precision, in cost units.
+        high: nodes that stay float32 unless pinned low; nothing, such as the memory of their weights, outweighs this.
+        fusions: pairs of nodes, with the cost of different precisions, in addition to Casts.
+    """
+
+    pins: Mapping[int, str] = MappingProxyType({})
+    gains: Mapping[int, int] = MappingProxyType({})
+    prices: Mapping[int, int] = MappingProxyType({})
+    high: AbstractSet[int] = frozenset()
+    fusions: Mapping[tuple[int, int], int] = MappingProxyType({})
+
+
+class Decision(NamedTuple):
+    """The optimal assignment: whether each variable is low, and the cost of the cut."""
+
+    low: Sequence[bool]
+    cost: int
+
+    def is_low(self, variable: int) -> bool:
+        """Return whether a port with this variable is low precision."""
+        return variable == LOW or (variable >= 0 and self.low[variable])
+
+
+def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
+    """Return a verdict for each variable."""
+    return [
+        verdict_on(problem, pins, decision, variable.index)
+        for variable in problem.ports.variables
+    ]
+
+
+def verdict_on(
+    problem: Problem, pins: Pins, decision: Decision, variable: int
+) -> Verdict:
+    """Return the verdict for one variable."""
+    ports, low, own = (
+        problem.ports,
+        decision.low[variable],
+        problem.ports.variables[variable],
+    )
+    root = ports.root(variable)
+    pin = pins.verdicts.get(root)
+    if pin is not None:
+        if pin.variable == variable or ports.variables[pin.variable].node == own.node:
+            return Verdict(variable, pin.low, pin.reason, pin.detail)
+        why = told(pin.reason.value, pin.detail, low=pin.low)
+        return Verdict(
+            variable, pin.low, Reason.TIE, f"shares its type with another node: {why}"
+        )
+    if own.param == "value":
+        return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
+    if root in pins.worthy:
+        return Verdict(variable, low, *_PRICED[bool(low)])
+    reason = Reason.EXACT if root in pins.exact else Reason.CUT
+    return Verdict(variable, low, reason, "fewest Casts")
+
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, in addition to its bytes."""
@@ -49,9 +124,7 @@ def low_constants(graph: Graph, low: Format) -> frozenset[int]:
     made |= {
         value.index for value in graph.values if value.origin is Origin.INITIALIZER
     }
-    return frozenset(
-        value for value in made if value != ABSENT and graph.types[value] == low.tensor
-    )
+    return frozenset(value for value in made if graph.types[value] == low.tensor)
 
 
 class CutProblem:
@@ -143,7 +216,7 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
-        roots = map(self.ports.root, self.ports.of_node.get(node, {}).values())
+        roots = map(self.ports.root, self.ports.of(node))
         return any(
             pin is not None and not pin.low
             for pin in map(self.pins.verdicts.get, roots)
@@ -191,8 +264,8 @@ class CutProblem:
         """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.deciding:
             outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
-            variables = [produced[value] for value in outputs if value != ABSENT]
-            variables += self.ports.of_node.get(index, {}).values()
+            variables = [produced[value] for value in outputs]
+            variables += self.ports.of(index)
             roots = (self.roots[variable] for variable in variables if variable >= 0)
             self.deciding[index] = next(roots, NONE)
         return self.deciding[index]
@@ -215,7 +288,7 @@ class CutProblem:
         """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
         round more.
         """
-        source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
+        source, result = node.input(0), node.output(0)
         if (
             ABSENT in (source, result)
             or source not in self.exactly_high
@@ -245,7 +318,7 @@ class CutProblem:
             return self.trips[node.scope]
         largest = total = 0
         for value in (*node.inputs, *node.outputs):
-            if value != ABSENT and self.ports.produced[value] != NONE:
+            if self.ports.produced[value] != NONE:
                 count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
                 largest, total = max(largest, count), total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
@@ -341,9 +414,7 @@ class CutProblem:
         is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
         conversion would charge for less than the first.
         """
-        made = [
-            self.roots[variable] for variable in (*self.ports.produced, NONE)
-        ]  # ABSENT is last
+        made = [self.roots[variable] for variable in self.ports.produced]
         high = {
             HIGH,
             *(root for root, pin in self.pins.verdicts.items() if not pin.low),
@@ -358,8 +429,7 @@ class CutProblem:
         stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
+        for node in self.graph.order:
             found = [
                 value
                 for value in node.outputs

@@ -10,8 +10,7 @@ from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
 from onnxamp._decide.hazards.long_products import accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.hazards.quantized import bounded_nodes
-from onnxamp._decide.listed import Listed, find_listed
-from onnxamp._decide.overrides import Overrides, find_overrides
+from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.splits import SUM

@@ -53,12 +53,12 @@ class Ranges(NamedTuple):
     """Measured ranges, by name of a value.
 
     ``largest`` is the largest magnitude, sentinels apart; ``sums`` are those of targets that accumulate in float16, and
-    ``centred`` the outputs of normalizations that subtract a small mean there.
+    ``centered`` the outputs of normalizations that subtract a small mean there.
     """
 
     largest: Mapping[str, float]
     sums: Mapping[str, Partial] = MappingProxyType({})
-    centred: tuple[str, ...] = ()
+    centered: tuple[str, ...] = ()
 
 
 def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
@@ -94,7 +94,7 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
         for value, item in sums.items()
         if _fits(item, exponents.get(value, 0), low)
     )
-    known = (*(names[value] for value in fitting), *ranges.centred)
+    known = (*(names[value] for value in fitting), *ranges.centered)
     return Rescaling(scaled, unfit, sums=known, gap=solution.gap)
 
 

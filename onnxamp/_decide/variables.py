@@ -1,21 +1,25 @@
 """The precision variables of a model: one per type parameter of each node, and the ties between them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
-from typing import TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.indices import index_paths
-from onnxamp._decide.ports import HIGH, LOW, NONE, Layout, PortVariables, Variable
+from onnxamp._decide.ports import (
+    HIGH,
+    LOW,
+    NONE,
+    Layout,
+    PortVariables,
+    Variable,
+    layout_of,
+)
 from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._model.statistics import tensor_stats
-from onnxamp._ops.facts import attribute, op_facts, type_giver
-from onnxamp._ops.signature import Port, Signature
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._target.kernels import carries
@@ -77,75 +81,6 @@ def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
                 f"The input {named.name!r} becomes {options.dtype}, since {off}, but it {indices[value]}, and"
                 f" {_counts(options.low)}."
             )
-
-
-Types: TypeAlias = tuple[str | None, ...]
-"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
-
-
-def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
-    """Return the layout of a node with a schema; the same object for all nodes of the op with these types."""
-    assert node.signature is not None
-    giver = type_giver(node.proto) if node.key in op_facts().dtype_attribute else None
-    if giver is None or giver >= len(inputs) or not holds_float(inputs[giver]):
-        giver = ABSENT
-    return _layout(node.signature, inputs, outputs, giver, low)
-
-
-@lru_cache(maxsize=1 << 12)
-def _layout(
-    signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
-) -> Layout:
-    """A float32 parameter that the schema allows to be low can be low if inputs determine it.
-
-    ``giver`` is the input that gives output 0 its type; ABSENT if none does.
-    """
-    bound = bind(signature, inputs)
-    driven = set(bound)
-    for position, kind in enumerate(outputs):
-        port = signature.output(position)
-        if port is not None and kind is not None:
-            bound.setdefault(signature.param(port, position), kind)
-    facts, key, params = op_facts(), signature.key, list[str]()
-
-    def place(port: Port, position: int) -> int:
-        """Return the position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
-        param = signature.param(port, position)
-        if param not in params:
-            kind, allowed = bound.get(param), signature.params.get(port.type, ())
-            is_pinned = param in facts.pinned_parameters.get(key, ())
-            if kind is None or not holds_float(kind) or is_pinned:
-                return HIGH
-            if retyped(kind, low) not in allowed:
-                return HIGH
-            params.append(param)
-        return params.index(param)
-
-    places = [NONE] * len(inputs)
-    for position, port in _floats(signature.input, inputs):
-        places[position] = place(port, position)
-    settable = key in facts.follows_type or key in facts.dtype_attribute
-    results = [NONE] * len(outputs)
-    for position, port in _floats(signature.output, outputs):
-        if position == 0 and giver != ABSENT:
-            results[position] = places[giver]
-        elif signature.param(port, position) in driven or (position == 0 and settable):
-            results[position] = place(port, position)
-        else:  # the op determines the type, such as that of LayerNormalization's Mean
-            results[position] = HIGH
-    return Layout(bound, tuple(params), tuple(places), tuple(results))
-
-
-def _floats(
-    formal: Callable[[int], Port | None], types: Types
-) -> list[tuple[int, Port]]:
-    """Return the ports that hold float32, with their positions."""
-    floats = [position for position, kind in enumerate(types) if holds_float(kind)]
-    return [
-        (position, port)
-        for position in floats
-        if (port := formal(position)) is not None
-    ]
 
 
 def find_variables(
@@ -215,7 +150,7 @@ class _Finder:
 
     Attributes:
         sparse: sparse float32 constants, which can be neither converted nor cast.
-        kinds: type by value index; the last entry is that of ABSENT.
+        kinds: type by value index.
         floats: the types among them that hold float32.
     """
 
@@ -233,10 +168,10 @@ class _Finder:
             uncast,
         )
         self.facts, self.low = op_facts(), options.low
-        self.kinds = [*graph.types, None]
+        self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
         self.variables, self.parents = list[Variable](), list[int]()
-        self.produced = [NONE] * len(graph.values)
+        self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
         self.returned = dict[tuple[int, int], int]()
         self.of_node = dict[int, dict[str, int]]()
@@ -385,7 +320,7 @@ class _Finder:
 
     def constant(self, node: Node) -> None:
         """Create a variable for a Constant: it is free, since it can be stored in either precision."""
-        value = node.outputs[0] if node.outputs else ABSENT
+        value = node.output(0)
         if not self.is_float(value):
             return
         if attribute(node.proto, "sparse_value") is not None:
@@ -404,7 +339,7 @@ class _Finder:
 
     def cast(self, node: Node) -> None:
         """Assign variables to both sides of an original Cast."""
-        source, result = node.input(0), node.outputs[0] if node.outputs else ABSENT
+        source, result = node.input(0), node.output(0)
         if ABSENT in (source, result):
             return
         before, after, low = self.kinds[source], self.kinds[result], self.low.tensor

@@ -27,9 +27,9 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._runtime.branches import resolve_branches
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
-from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, make_flow
+from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, DataflowGraph, make_flow
 from onnxamp._runtime.loop import input_failure
-from onnxamp._runtime.pieces import Runner, Side, run_alone
+from onnxamp._runtime.pieces import Execution, Executor, run_alone
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
@@ -37,7 +37,7 @@ from onnxamp._runtime.values import Array, Feed, check_inputs, shapes_of
 
 
 def values_of(
-    flow: Flow, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run
+    flow: DataflowGraph, feeds: Mapping[str, Feed], wanted: Sequence[str], run: Run
 ) -> dict[str, Array | None]:
     """Run the nodes that some values need, and no others.
 
@@ -51,21 +51,21 @@ def values_of(
     Raises:
         RuntimeFailure: one of these nodes does not load or run.
     """
-    side = run_alone(
-        Runner(flow, run.engine.provider),
+    execution = run_alone(
+        Executor(flow, run.engine.provider),
         feeds,
         wanted,
         run.budget,
         run.progress("running"),
     )
-    return {name: _as_written(side, name) for name in wanted}
+    return {name: _as_written(execution, name) for name in wanted}
 
 
-def _as_written(side: Side, name: str) -> Array | None:
-    value, low = side.values.get(name), side.flow.low.get(name)
+def _as_written(execution: Execution, name: str) -> Array | None:
+    value, low = execution.values.get(name), execution.flow.low.get(name)
     if value is not None and not (value.has_value() and value.is_tensor()):
         return None
-    array: Array = side.output(name)
+    array: Array = execution.output(name)
     # The copy is needed, because the memory is freed with the run.
     return (
         array.copy()
@@ -85,7 +85,10 @@ def _as_double(array: Array) -> Array:
 
 
 def differences(
-    flow: Flow, feeds: Mapping[str, Array], expected: Mapping[str, Array], run: Run
+    flow: DataflowGraph,
+    feeds: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    run: Run,
 ) -> dict[str, float]:
     """Compare the outputs of a model with the expected ones bit for bit.
 
@@ -193,12 +196,12 @@ def extract_region(
     engine = choose_engine(provider)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     feeds = check_inputs(opened.proto, samples[0])
-    centre = _find_centre(_without_overridden(opened, feeds), names, run, feeds)
-    graph, view = centre.graph, centre.graph.view
-    nodes = {graph.wiring.outermost[node.index]: None for node in centre.nodes}
+    center = _find_center(_without_overridden(opened, feeds), names, run, feeds)
+    graph, view = center.graph, center.graph.view
+    nodes = {graph.wiring.outermost[node.index]: None for node in center.nodes}
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
-    recorded, sample, keep = _record(centre, cut, feeds, samples, run)
-    region, entered = assembled(centre.opened, graph, cut, recorded), recorded.entered
+    recorded, sample, keep = _record(center, cut, feeds, samples, run)
+    region, entered = assembled(center.opened, graph, cut, recorded), recorded.entered
     flow = make_flow(region, emulated=engine.emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
@@ -213,7 +216,7 @@ def extract_region(
         sample=sample,
         differing=differences(flow, entered, recorded.expected, run.bare),
         notes=(
-            *centre.notes,
+            *center.notes,
             *(
                 f"The output {name!r} is not a tensor: its value is not saved."
                 for name in lost
@@ -236,7 +239,7 @@ def _without_overridden(opened: Model, feeds: Mapping[str, Feed]) -> Model:
     return Model(result, opened.folder)
 
 
-class _Centre(NamedTuple):
+class _Center(NamedTuple):
     """The requested nodes, and the model whose main graph holds them or nodes that contain them."""
 
     opened: Model
@@ -247,9 +250,9 @@ class _Centre(NamedTuple):
     """Whether the branches that one sample takes have replaced their Ifs."""
 
 
-def _find_centre(
+def _find_center(
     opened: Model, names: Sequence[str], run: Run, feeds: Mapping[str, Feed]
-) -> _Centre:
+) -> _Center:
     view = Graph.of(opened.proto)
     try:
         nodes = find_nodes(view, names)
@@ -275,7 +278,7 @@ def _find_centre(
                 "The Ifs of the main graph are replaced by the branches that were taken."
             ]
             opened, graph, branched = flat, MainGraph.of(flat_view), True
-    return _Centre(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
+    return _Center(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
 
 
 def _containers(graph: MainGraph, nodes: Iterable[Node]) -> list[str]:
@@ -305,7 +308,7 @@ def _with_branches_taken(opened: Model, run: Run, feeds: Mapping[str, Feed]) -> 
     return Model(resolve_branches(opened.proto, conditions), opened.folder)
 
 
-def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
+def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> DataflowGraph:
     return make_flow(
         opened.proto,
         opened.folder,
@@ -315,24 +318,24 @@ def _flow(opened: Model, feeds: Mapping[str, Feed], run: Run) -> Flow:
 
 
 def _record(
-    centre: _Centre, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
+    center: _Center, cut: Cut, feeds: Mapping[str, Feed], samples: Samples, run: Run
 ) -> tuple[Recorded, str, int]:
     """Return the inputs and outputs of the region, their sample, and the bytes of weights that stay in graphs.
 
     Args:
         feeds: the first sample, which is the only one if its branches were taken.
     """
-    values = centre.graph.view.values
+    values = center.graph.view.values
     inputs, outputs = (
         [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
     )
-    flow = _flow(centre.opened, feeds, run)
+    flow = _flow(center.opened, feeds, run)
     keep = (
         0 if flow.large else WEIGHTS_IN_GRAPH
     )  # kernels may round differently if weights are constants
     first: Recorded | None = None
-    for number in range(1 if centre.branched else len(samples)):
-        feeds = check_inputs(centre.opened.proto, samples[number]) if number else feeds
+    for number in range(1 if center.branched else len(samples)):
+        feeds = check_inputs(center.opened.proto, samples[number]) if number else feeds
         try:
             arrays = values_of(
                 flow, feeds, list(dict.fromkeys([*inputs, *outputs])), run
@@ -343,7 +346,7 @@ def _record(
                 error,
                 samples,
                 number,
-                centre.opened,
+                center.opened,
             )
             raise RuntimeFailure(text) from error
         recorded = Recorded(

@@ -16,9 +16,9 @@ from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._graph.bodies import Wiring, wire
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, View
-from onnxamp._graph.wiring import Wiring, wire
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied, copy_fields, node_bodies, tensors_of
@@ -43,7 +43,7 @@ class MainGraph(NamedTuple):
 
     @classmethod
     def of(cls, view: Graph) -> "MainGraph":
-        """Analyse a model. Complexity: linear in nodes and reads of all scopes."""
+        """Analyze a model. Complexity: linear in nodes and reads of all scopes."""
         wiring = wire(view)
         return cls(view, wiring, _constant(view, wiring))
 
@@ -140,29 +140,28 @@ def _unknown(view: View, text: str, reason: str) -> str:
 
 def _constant(view: View, wiring: Wiring) -> set[int]:
     constant = set[int]()
-    for index in view.order:
-        node = view.nodes[index]
+    for node in view.order:
         if node.scope != 0 or node.key in op_facts().random:
             continue
-        values = [view.values[value] for value in wiring.needs[index]]
+        values = [view.values[value] for value in wiring.needs[node.index]]
         held = [value.origin in _HELD or value.producer in constant for value in values]
         if node.key == "Constant" or (held and all(held) and not node.bodies):
-            constant.add(index)
+            constant.add(node.index)
     return constant
 
 
 def choose(
-    graph: MainGraph, centre: Collection[int], before: int, after: int
+    graph: MainGraph, center: Collection[int], before: int, after: int
 ) -> set[int]:
-    """Return the main-graph nodes around those of ``centre``.
+    """Return the main-graph nodes around those of ``center``.
 
     Raises:
         ArgumentError: the region would need a model input that is not a tensor.
 
     Complexity: linear in the region's nodes and their reads.
     """
-    region = _reached(graph, centre, graph.producers, before)
-    region |= _reached(graph, centre, graph.consumers, after)
+    region = _reached(graph, center, graph.producers, before)
+    region |= _reached(graph, center, graph.consumers, after)
     waiting = list(region)
     while waiting:
         for value in graph.wiring.needs[waiting.pop()]:
@@ -176,7 +175,7 @@ def choose(
 def _reached(
     graph: MainGraph,
     start: Iterable[int],
-    neighbours: Callable[[int], Iterable[int]],
+    neighbors: Callable[[int], Iterable[int]],
     limit: int,
 ) -> set[int]:
     """Return nodes within ``limit`` steps.
@@ -187,7 +186,7 @@ def _reached(
     waiting = deque(steps)
     while waiting:
         node = waiting.popleft()
-        for other in neighbours(node):
+        for other in neighbors(node):
             key = graph.view.nodes[other].key
             is_free = key in op_facts().idle
             count = steps[node] + (not is_free)
@@ -216,13 +215,13 @@ def _comes_along(graph: MainGraph, value: int) -> bool:
     return False
 
 
-def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -> Cut:
+def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -> Cut:
     """Cut nodes out of the main graph: values from other nodes enter the region, and values that others read leave it.
 
     Nodes on which no leaving value depends are left out.
     """
     view, needs = graph.view, graph.wiring.needs
-    leaves = list(_leaving(graph, nodes, centre))
+    leaves = list(_leaving(graph, nodes, center))
     kept = set[int]()
     waiting = [view.values[value].producer for value in leaves]
     while waiting:
@@ -234,7 +233,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
     reads = [value for node in sorted(nodes) if node in kept for value in needs[node]]
     read = dict.fromkeys(value for value in reads if value not in made)
     enters = [value for value in read if view.values[value].origin not in _HELD]
-    ordered = [node for node in view.order if node in kept]
+    ordered = [node.index for node in view.order if node.index in kept]
     weights = dict.fromkeys(
         v for node in ordered for v in needs[node] if view.values[v].origin in _HELD
     )
@@ -242,19 +241,19 @@ def cut_out(graph: MainGraph, nodes: Collection[int], centre: Collection[int]) -
 
 
 def _leaving(
-    graph: MainGraph, nodes: Collection[int], centre: Collection[int]
+    graph: MainGraph, nodes: Collection[int], center: Collection[int]
 ) -> Iterator[int]:
     """Yield values that other nodes read, and those of the center, in the file's order."""
     readers, results = graph.wiring.readers, graph.view.results
     for node in sorted(nodes):
         outputs = graph.outputs(node)
         used = [value for value in outputs if readers.get(value) or results[value]]
-        for value in (used or outputs) if node in centre else used:
+        for value in (used or outputs) if node in center else used:
             is_result = any(scope == 0 for scope, _ in results[value])
             is_read = node not in graph.constant and any(
                 n not in nodes for n in readers.get(value, ())
             )
-            if node in centre or is_result or is_read:
+            if node in center or is_result or is_read:
                 yield value
 
 

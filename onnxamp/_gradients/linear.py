@@ -314,7 +314,7 @@ def _max_pool(call: Call) -> Grads:
     if not call.saved:
         return _to_first_maxima(call)
     x, places = call.x, call.saved[0].reshape(-1)
-    zeros = x.op("Size").reshape(1).zeros(x.elem)
+    zeros = x.op("Size").reshape(1).zeros(call.dy.elem)
     flat = zeros.op(
         "ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add"
     )
@@ -326,7 +326,8 @@ def _to_first_maxima(call: Call) -> Tensor:
 
     Channels join the batch, and the positions in a window become the channels, which a ConvTranspose moves into place.
     """
-    x, y, dy, window = call.x, call.y, call.dy, _window(call)
+    y, dy, window = call.y, call.dy, _window(call)
+    x = call.x.cast(dy.elem)
     axes, count = window.axes, prod(window.kernel)
     more = [
         after + call.attribute("ceil_mode") * (stride - 1)

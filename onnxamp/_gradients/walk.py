@@ -14,7 +14,7 @@ from onnxamp._gradients import (
     attention,
     linear,
     movement,
-    normalisations,
+    normalizations,
     pointwise,
     quantized,
 )
@@ -28,13 +28,12 @@ from onnxamp._gradients.writer import (
     Writer,
     elem_of,
 )
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._graph.wiring import wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
@@ -43,7 +42,7 @@ RULES: Final[Mapping[str, Rule]] = {
     **attention.RULES,
     **linear.RULES,
     **movement.RULES,
-    **normalisations.RULES,
+    **normalizations.RULES,
     **pointwise.RULES,
     **quantized.RULES,
 }
@@ -51,7 +50,7 @@ RULES: Final[Mapping[str, Rule]] = {
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,
-    **normalisations.FORWARD,
+    **normalizations.FORWARD,
     **pointwise.FORWARD,
 }
 """Ops whose forward pass stores values for the rule, or is decomposed."""
@@ -68,7 +67,7 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats also end the path, and need no entry.
 """
 
-_PARTIAL: Final = normalisations.SKIPPED | {"Split"}
+_PARTIAL: Final = normalizations.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
 SMALL: Final = 4096
@@ -147,7 +146,7 @@ class Pass:
     def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
         """Write the changes of the forward pass; return the values that nodes store for their rules, by node index."""
         saved, on_path = {}, {node.index for node in self.path}
-        for node in (self.graph.nodes[index] for index in self.graph.order):
+        for node in self.graph.order:
             always = node.key in ALWAYS and node.scope == 0
             if node.key in FORWARD and (always or node.index in on_path):
                 self.writer.prefix = node.label
@@ -323,13 +322,13 @@ def find_path(
     """
     needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
     differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
-    for node in (graph.nodes[index] for index in graph.order if index in needs):
+    for node in (node for node in graph.order if node.index in needs):
         if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
             movers.append(node)
             moved.update(
                 value
-                for value in node.outputs
-                if value != ABSENT and elem_of(graph.types[value]) in differentiable
+                for value in node.writes
+                if elem_of(graph.types[value]) in differentiable
             )
     needed, between = {loss} & moved, []
     for node in reversed(movers):
@@ -352,7 +351,7 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
         and tensor.data_location != TensorProto.EXTERNAL
     }
     known, computed = set(constants), []
-    for node in (graph.nodes[index] for index in graph.order):
+    for node in graph.order:
         if node.scope or node.bodies or node.key in op_facts().random:
             continue
         name = node.proto.output[0]
@@ -374,7 +373,7 @@ def _is_fixed(graph: Graph, node: Node, known: Container[str]) -> bool:
     if node.key == "Constant":
         return any(item.name.startswith("value_") for item in node.proto.attribute)
     inputs = node.proto.input
-    kinds = {elem_of(graph.types[value]) for value in node.outputs if value != ABSENT}
+    kinds = {elem_of(graph.types[value]) for value in node.writes}
     is_known = bool(inputs) and all(not name or name in known for name in inputs)
     return is_known and kinds.isdisjoint({0, *FLOAT_ELEMS})
 

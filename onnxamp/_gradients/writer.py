@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, defs, helper
+from onnx import ModelProto, NodeProto, TensorProto, defs, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, element_name, tensor_type
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_ELEMS, element_name, tensor_type
 from onnxamp._errors import GradientError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
@@ -150,8 +150,9 @@ class Tensor:
         )
 
     def zeros_like(self) -> "Tensor":
-        """Return zeros of the same shape and type."""
-        return self.shape().zeros(self.elem)
+        """Return zeros of the same shape, to which gradients of the value are added: integers have some in float32."""
+        is_float = self.elem in FLOAT_ELEMS
+        return self.shape().zeros(self.elem if is_float else TensorProto.FLOAT)
 
     def zeros(self, elem: int) -> "Tensor":
         """Return zeros in the shape that this int64 vector holds."""

@@ -1,6 +1,10 @@
-"""Values that control flow passes into bodies, out of them, and from one iteration of a loop to the next."""
+"""Values that control flow passes into bodies, out of them, and from one iteration of a loop to the next.
 
-from collections.abc import Collection, Iterator, Sequence
+:func:`wire` tells which values of the main graph each of its nodes needs, also through bodies.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx.checker
 import onnx.defs
@@ -53,7 +57,7 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
     """
     states = carried(view, node)
     for source, target in states:
-        yield node.input(source), _at(node.outputs, target)
+        yield node.input(source), node.output(target)
     for _, body in node.bodies:
         scope = view.scopes[body]
         sources = body_sources(node, len(scope.inputs))
@@ -69,17 +73,11 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
             for source, inner in entering.items()
             if source >= 0
         )
-        yield from (
-            (inner, _at(node.outputs, target)) for target, inner in leaving.items()
-        )
+        yield from ((inner, node.output(target)) for target, inner in leaving.items())
         yield from (
             (leaving.get(target, ABSENT), entering.get(source, ABSENT))
             for source, target in states
         )
-
-
-def _at(values: Sequence[int], position: int) -> int:
-    return values[position] if 0 <= position < len(values) else ABSENT
 
 
 def inline_functions(
@@ -148,3 +146,47 @@ def _fill_defaults(node: NodeProto, version: int) -> None:
     ).attributes.items():
         if name not in given and item.default_value.type:
             node.attribute.append(item.default_value)
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The main-graph values that main-graph nodes need."""
+
+    needs: Mapping[int, Sequence[int]]
+    """Main-graph node -> main-graph values that it or its bodies read or return."""
+    readers: Mapping[int, Sequence[int]]
+    """Main-graph value -> main-graph nodes that need it."""
+    outermost: Sequence[int]
+    """Node of any scope -> the main-graph node that contains it, or the node itself."""
+
+
+def wire(view: View) -> Wiring:
+    """Resolve the main graph. Complexity: linear in nodes and reads of all scopes."""
+    containers = [ABSENT] * len(view.scopes)
+    for scope in view.scopes[1:]:  # a scope comes after the one around it
+        containers[scope.index] = (
+            scope.owner if scope.parent == 0 else containers[scope.parent]
+        )
+    outermost = [
+        node.index if node.scope == 0 else containers[node.scope] for node in view.nodes
+    ]
+    needs: dict[int, dict[int, None]] = {index: {} for index in view.scopes[0].nodes}
+    readers: dict[int, dict[int, None]] = {}
+    for value in view.values:
+        if value.scope == 0:
+            returned = (
+                containers[scope]
+                for scope, _ in view.results[value.index]
+                if scope != 0
+            )
+            for node in (
+                *(outermost[node] for node, _ in view.uses[value.index]),
+                *returned,
+            ):
+                needs[node][value.index] = None
+                readers.setdefault(value.index, {})[node] = None
+    return Wiring(
+        {node: tuple(values) for node, values in needs.items()},
+        {value: tuple(nodes) for value, nodes in readers.items()},
+        outermost,
+    )

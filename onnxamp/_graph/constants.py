@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
+from onnxamp._dtypes import (
+    FLOAT,
+    FLOAT_TENSORS,
+    LOW_TENSORS,
+    Format,
+)
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
@@ -21,9 +26,6 @@ from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
-
-_FLOATS = LOW_TENSORS | {FLOAT}
-"""Types of the values that elements are moved from. A conversion changes no value's source."""
 
 _FEW = 64
 """Elements up to which a constant may be a number, axes or sizes."""
@@ -70,13 +72,11 @@ class Constants:
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
         makers = view.nodes_of(_MAKERS)
-        self._makers = {
-            value: node for node in makers for value in node.outputs if value != ABSENT
-        }
-        carriers, nodes = op_facts().carriers, view.nodes
-        for index in view.order:
-            node, source = nodes[index], nodes[index].input(0)
-            if source == ABSENT or self.types[source] not in _FLOATS:
+        self._makers = {value: node for node in makers for value in node.writes}
+        carriers = op_facts().carriers
+        for node in view.order:
+            source = node.input(0)
+            if self.types[source] not in FLOAT_TENSORS:
                 continue
             if node.key in carriers or (node.key == "Cast" and self._is_raised(node)):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
@@ -84,12 +84,9 @@ class Constants:
 
     def _is_raised(self, cast: Node) -> bool:
         """Return whether a Cast raises a low constant to float32, as Casts after stored weights do."""
-        source, result = cast.input(0), cast.outputs[0]
-        is_up = (
-            result != ABSENT
-            and self.types[source] in LOW_TENSORS
-            and self.types[result] == FLOAT
-        )
+        source = cast.input(0)
+        is_low = self.types[source] in LOW_TENSORS
+        is_up = is_low and self.types[cast.outputs[0]] == FLOAT
         return is_up and self.is_constant(source)
 
     def source(self, value: int) -> int:
@@ -98,7 +95,7 @@ class Constants:
 
     def stats(self, value: int) -> ConstantStats | None:
         """Statistics of the float32 constant that the value is, or comes from; None if it is not constant."""
-        if value == ABSENT or self.types[value] != FLOAT:
+        if self.types[value] != FLOAT:
             return None
         source = self._sources.get(value, value)
         if source not in self._stats:
@@ -132,10 +129,9 @@ class Constants:
         """Return whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are
         constants.
         """
-        present = [value for value in node.inputs if value != ABSENT]
-        values = [value for value in present if self.types[value] in _FLOATS]
+        values = [value for value in node.inputs if self.types[value] in FLOAT_TENSORS]
         return bool(values) and all(
-            self.is_constant(value) for value in (present if whole else values)
+            self.is_constant(value) for value in (node.reads if whole else values)
         )
 
     def uniform(self, value: int) -> float | None:
@@ -226,11 +222,7 @@ class Constants:
 
 def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     """Return how many products each element of the output sums up; None for other ops, and if sizes are unknown."""
-    factor = (
-        shapes[node.input(1)]
-        if node.key in _TERMS and node.input(1) != ABSENT
-        else None
-    )
+    factor = shapes[node.input(1)] if node.key in _TERMS else None
     return None if factor is None or None in factor else expected_terms(node, shapes)
 
 

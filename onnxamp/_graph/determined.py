@@ -10,8 +10,9 @@ from onnxamp._errors import ModelError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._ops.dimensions import Related, columns, dimension_rules
+from onnxamp._ops.facts import op_facts
 
 _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""
@@ -95,14 +96,12 @@ class Relations:
 def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
     """Return the relations of the main graph's ops for these shapes."""
     found, rules = Relations(), dimension_rules()
-    for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
+    for node in graph.at(graph.scopes[0].nodes):
         for rule in rules.get(node.key, ()):
             if rule.counted:
                 found.counted.extend(_counts(node, shapes))
                 break
-            inputs = [
-                None if value == ABSENT else shapes[value] for value in node.inputs
-            ]
+            inputs = [shapes[value] for value in node.inputs]
             related = rule.related(node.proto, inputs)
             if related is not None:
                 _add(found, node.index, related)
@@ -111,12 +110,7 @@ def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
-    before, after = (
-        ABSENT if value is None else value for value in (node.input(0), node.outputs[0])
-    )
-    if ABSENT in (before, after):
-        return
-    source, result = shapes[before], shapes[after]
+    source, result = shapes[node.input(0)], shapes[node.outputs[0]]
     if source is not None and result is not None and None not in source:
         yield source, result
 
@@ -268,7 +262,7 @@ def loop_trips(graph: Graph) -> list[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         own = 1
-        if owner.key in ("Loop", "Scan", "SequenceMap"):
+        if owner.key in op_facts().repeats:
             own = _constant_trips(graph, owner) or DEFAULT_TRIPS
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
     return trips
@@ -280,8 +274,7 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         is_guess = (
-            owner.key in ("Loop", "Scan", "SequenceMap")
-            and _constant_trips(graph, owner) is None
+            owner.key in op_facts().repeats and _constant_trips(graph, owner) is None
         )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)
@@ -289,9 +282,6 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
 
 
 def _constant_trips(graph: Graph, node: Node) -> int | None:
-    trips = (
-        graph.constants.integers(node.input(0))
-        if node.key == "Loop" and node.input(0) != ABSENT
-        else None
-    )
+    is_loop = node.key == "Loop"
+    trips = graph.constants.integers(node.input(0)) if is_loop else None
     return trips[0] if trips else None

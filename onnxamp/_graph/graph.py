@@ -47,7 +47,7 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
         tuple(builder.nodes),
         tuple(builder.values),
         builder.results,
-        tuple(_topological(builder)),
+        tuple([builder.nodes[index] for index in _topological(builder)]),
     )
 
 
@@ -206,7 +206,7 @@ class _Builder:
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
         values, nodes = self.values, self.nodes
-        self.results = [()] * len(values)
+        self.results = [()] * (len(values) + 1)
         for index, (proto, home, kind, outputs) in enumerate(self.rows):
             names, inputs = self.scopes[home].names, []
             for name in proto.input[:]:
@@ -355,10 +355,15 @@ class Graph(View, Asked):
         """Type by value index, see :func:`infer_types`."""
         return infer_types(self)
 
+    def types_of(self, values: Sequence[int]) -> list[str | None]:
+        """Types of some values; None for those that are absent or unknown."""
+        return [self.types[value] for value in values]
+
     @cached_property
     def untyped(self) -> frozenset[int]:
         """Values of unknown type, such as outputs of custom ops."""
-        return frozenset(value for value, kind in enumerate(self.types) if kind is None)
+        kinds = self.types
+        return frozenset(one.index for one in self.values if kinds[one.index] is None)
 
     @cached_property
     def shapes(self) -> Sequence[Shape | None]:
@@ -429,12 +434,10 @@ class Graph(View, Asked):
         )
 
     def _raises(self, node: Node) -> bool:
-        ends = node.input(0), node.outputs[0]
-        is_cast = node.key == "Cast" and ABSENT not in ends
         return (
-            is_cast
-            and self.types[ends[0]] in LOW_TENSORS
-            and self.types[ends[1]] == FLOAT
+            node.key == "Cast"
+            and self.types[node.input(0)] in LOW_TENSORS
+            and self.types[node.outputs[0]] == FLOAT
         )
 
     def passed_on(self, value: int) -> int:
@@ -451,16 +454,12 @@ class Graph(View, Asked):
         return [
             (port, value)
             for port, value in enumerate(node.inputs)
-            if value != ABSENT and types[value] == FLOAT
+            if types[value] == FLOAT
         ]
 
     def is_float_output(self, node: Node) -> bool:
         """Return whether output 0 is a float32 tensor."""
-        return (
-            bool(node.outputs)
-            and node.outputs[0] != ABSENT
-            and self.types[node.outputs[0]] == FLOAT
-        )
+        return bool(node.outputs) and self.types[node.outputs[0]] == FLOAT
 
 
 def graph_of(model: Model) -> Graph:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._dtypes import FLOAT_TENSORS, element_name
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import attribute_of, op_facts
 
 SCALES: Final = "scales"
@@ -45,7 +45,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
     waiting = list[int]()
 
     def note(value: int) -> None:
-        name = "" if value == ABSENT else element_name(types[value])
+        name = element_name(types[value])
         if is_grid(name) and value not in grids:
             grids[value] = name
             waiting.append(value)
@@ -61,7 +61,7 @@ def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
         found[node.index] = Quantized(_stored(graph, node), INTEGERS)
     while waiting:
         value = waiting.pop()
-        for node in _touching(graph, value):
+        for node in graph.around(value):
             if node.key == "Constant" or node.bodies:
                 continue
             found.setdefault(node.index, Quantized(grids[value], INTEGERS))
@@ -96,8 +96,8 @@ def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]
                     stack += _on_float(graph, value)
         if inside and ends:
             yield (
-                [graph.nodes[x] for x in sorted(inside)],
-                [graph.nodes[x] for x in sorted(ends)],
+                graph.at(inside),
+                graph.at(ends),
             )
 
 
@@ -119,20 +119,12 @@ def is_grid(name: str) -> bool:
     return name.startswith(_NARROW)
 
 
-def _touching(graph: Graph, value: int) -> Iterator[Node]:
-    maker = graph.producer(value)
-    if maker is not None:
-        yield maker
-    for index, _ in graph.uses[value]:
-        yield graph.nodes[index]
-
-
 def _stored(graph: Graph, node: Node) -> str:
     """Return the internal integer type of an op with its own scales; packed types by their bits."""
     bits = (attribute_of(node.proto, name, 0) for name in _BITS)
     if number := next(filter(None, bits), 0):
         return f"int{number}"
-    names = (element_name(graph.types[x]) for x in node.inputs if x != ABSENT)
+    names = (element_name(graph.types[value]) for value in node.inputs)
     return next(filter(is_grid, names), "int8")
 
 

@@ -66,7 +66,7 @@ def read_shapes(
         skeleton: of :func:`with_shapes`.
         dims: sizes of named dimensions.
     """
-    shapes: list[Shape | None] = [None] * len(view.values)
+    shapes: list[Shape | None] = [None] * (len(view.values) + 1)
     read: dict[bytes, Shape | None] = {}
     """Declarations that were read already: a model repeats few."""
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
@@ -126,7 +126,7 @@ def _read_symbolic(
     view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]
 ) -> Sequence[Dims | None]:
     """Return the shapes of the main graph's values in a skeleton, with the names of dimensions."""
-    shapes: list[Dims | None] = [None] * len(view.values)
+    shapes: list[Dims | None] = [None] * (len(view.values) + 1)
     names = view.scopes[0].names
     for entry in (
         *skeleton.graph.value_info,
@@ -169,9 +169,7 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     """Copy shapes through Casts, along whole chains in both directions."""
-    nodes = (
-        node for node in map(view.nodes.__getitem__, view.order) if node.key == "Cast"
-    )
+    nodes = (node for node in view.order if node.key == "Cast")
     casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
@@ -233,11 +231,7 @@ def _hide_untyped(
         elif not ("::" in node.key or node.key in op_facts().uninferable):
             continue
         for value in node.outputs:
-            elem = (
-                ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
-                if value != ABSENT
-                else None
-            )
+            elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
             if elem is not None and view.values[value].name not in declared:
                 entry = graph.value_info.add(name=view.values[value].name)
                 entry.type.tensor_type.elem_type = elem
@@ -258,8 +252,7 @@ def _declare_before_casts(
         for entry in (*graph.value_info, *graph.output, *graph.input):
             if entry.name in scope.names and entry.type.tensor_type.HasField("shape"):
                 declared[scope.names[entry.name]] = entry.type
-    for index in reversed(view.order):
-        node = view.nodes[index]
+    for node in reversed(view.order):
         if node.key != "Cast" or ABSENT in (node.input(0), *node.outputs):
             continue
         value, output = node.inputs[0], node.outputs[0]

@@ -1,19 +1,20 @@
-"""Exact types of all values, from schemas alone; shapes are not needed.
+"""Exact types of all values, from schemas alone, and the precisions of nodes; shapes are not needed.
 
 Types are schema strings ("tensor(float)", "seq(tensor(int64))"); None means unknown (custom ops). If neither a schema
 nor a rule determines the type of an output, the file's declaration does.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, tensor_type
+from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, LOWEST_FIRST, tensor_type
 from onnxamp._graph.bodies import body_sources, body_targets, transfers
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
+from onnxamp._graph.view import ABSENT, Node, Scope, View
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 
@@ -35,7 +36,7 @@ def infer_types(view: View) -> Types:
     declared = _declared(view)
     entered = {0}
     control_flow = op_facts().control_flow
-    for node in map(view.nodes.__getitem__, view.order):
+    for node in view.order:
         if node.scope not in entered or node.bodies:
             for scope_index in (node.scope, *(body for _, body in node.bodies)):
                 _enter(view, scope_index, entered, types, declared)
@@ -47,7 +48,6 @@ def infer_types(view: View) -> Types:
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
-    del types[ABSENT]
     _settle(view, types)
     return types
 
@@ -66,13 +66,9 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
     """Type parameter -> type, from the types of a node's inputs and outputs."""
     signature = node.signature
     assert signature is not None
-    inputs, outputs = (
-        [None if value == ABSENT else types[value] for value in ports]
-        for ports in (node.inputs, node.outputs)
-    )
-    bound = bind(signature, inputs)
-    for position, kind in enumerate(outputs):
-        port = signature.output(position)
+    bound = bind(signature, [types[value] for value in node.inputs])
+    for position, value in enumerate(node.outputs):
+        port, kind = signature.output(position), types[value]
         if port is not None and kind is not None and port.type in signature.params:
             bound.setdefault(signature.param(port, position), kind)
     return bound
@@ -161,8 +157,7 @@ def _enter(
             else [ABSENT] * len(scope.inputs)
         )
         for value, source in zip(scope.inputs, sources, strict=True):
-            outer = owner.input(source) if source >= 0 else ABSENT
-            kind = types[outer] if outer != ABSENT else None
+            kind = types[owner.input(source) if source >= 0 else ABSENT]
             if owner.key == "SequenceMap" and kind is not None:
                 kind = inner_type(kind)
             if types[value] is None:
@@ -178,12 +173,7 @@ def _control_flow(
         outputs = view.scopes[body].outputs
         for position, target in enumerate(body_targets(node, len(outputs))):
             value = outputs[position]
-            if (
-                target == ABSENT
-                or target >= len(result)
-                or value == ABSENT
-                or types[value] is None
-            ):
+            if target == ABSENT or target >= len(result) or types[value] is None:
                 continue
             result[target] = (
                 f"seq({types[value]})" if node.key == "SequenceMap" else types[value]
@@ -196,9 +186,9 @@ def _settle(view: View, types: list[str | None]) -> None:
 
     Near linear: each value gets a type once, and only then are the nodes around it looked at again.
     """
-    unknown = (value for value, kind in enumerate(types) if kind is None)
+    unknown = (one.index for one in view.values if types[one.index] is None)
     waiting = dict.fromkeys(
-        sorted({node for value in unknown for node in _around(view, value)})
+        sorted({node.index for value in unknown for node in view.around(value)})
     )
     while waiting:
         node = next(iter(waiting))
@@ -206,19 +196,7 @@ def _settle(view: View, types: list[str | None]) -> None:
         for value, kind in _implied(view, view.nodes[node], types):
             if value != ABSENT and types[value] is None and kind is not None:
                 types[value] = kind
-                waiting.update(dict.fromkeys(_around(view, value)))
-
-
-def _around(view: View, value: int) -> Iterator[int]:
-    """Yield the nodes that produce or read a value, and the owners of bodies that it enters or leaves."""
-    named = view.values[value]
-    if named.producer != ABSENT:
-        yield named.producer
-    yield from (node for node, _ in view.uses[value])
-    passed = [scope for scope, _ in view.results[value]]
-    if named.origin is Origin.INPUT:
-        passed.append(named.scope)
-    yield from (view.scopes[scope].owner for scope in passed if scope != 0)
+                waiting |= dict.fromkeys(node.index for node in view.around(value))
 
 
 def _implied(
@@ -236,11 +214,10 @@ def _shared(
     node: Node, signature: Signature, types: Sequence[str | None]
 ) -> Iterator[tuple[int, str | None]]:
     """Types by the node's schema: ports with the same type parameter have the same type."""
-    inputs = [None if value == ABSENT else types[value] for value in node.inputs]
+    inputs = [types[value] for value in node.inputs]
     bound = bind(signature, inputs)
     for position, value in enumerate(node.outputs):
-        port = signature.output(position)
-        kind = None if value == ABSENT else types[value]
+        port, kind = signature.output(position), types[value]
         if port is not None and kind is not None:
             bound.setdefault(signature.param(port, position), kind)
     for position, value in enumerate(node.inputs):
@@ -431,3 +408,43 @@ def _constant_type(proto: NodeProto) -> str | None:
         if item.name in _CONSTANT_TYPES:
             return _CONSTANT_TYPES[item.name]
     return None
+
+
+PRECISIONS: Final = (*FORMATS, "float32", "other")
+"""Precisions of a node; "other" has no floats, or only float64 and float8."""
+
+_TYPES: Final = {**{low.name: low.tensor for low in FORMATS.values()}, "float32": FLOAT}
+
+
+def node_precision(node: Node, types: Sequence[str | None]) -> str:
+    """Return the lowest precision among a node's inputs and outputs, sequences and optionals included: see PRECISIONS.
+
+    Args:
+        types: type by value index.
+    """
+    own = {types[value] for value in (*node.inputs, *node.outputs)}
+    held = (
+        name
+        for name, tensor in _TYPES.items()
+        if any(kind is not None and tensor in kind for kind in own)
+    )
+    return next(held, "other")
+
+
+def operator_counts(
+    view: View, types: Sequence[str | None]
+) -> Counter[tuple[str, str]]:
+    """(op type, precision) -> number of nodes, those of bodies included.
+
+    Args:
+        types: type by value index.
+
+    Complexity: linear in nodes.
+    """
+    return Counter((node.key, node_precision(node, types)) for node in view.nodes)
+
+
+def lowest_precision(types: Iterable[str | None]) -> str:
+    """Return the lowest float type among tensors: "bfloat16", "float16" or "float32"."""
+    known = set(types)
+    return next((name for name in LOWEST_FIRST if _TYPES[name] in known), "float32")

@@ -12,7 +12,10 @@ from onnxamp._model.protos import node_bodies, record
 from onnxamp._ops.signature import Signature, SignatureBook
 
 ABSENT = -1
-"""Index of an omitted optional input or output, and of "no node" and "no scope"."""
+"""Index of an omitted optional input or output, and of "no node" and "no scope".
+
+Types, shapes, uses and results have an empty entry for it, at the end.
+"""
 
 
 class Origin(Enum):
@@ -55,13 +58,30 @@ class Node:
     @property
     def label(self) -> str:
         """Name of the node in messages: its own name, or else its first output."""
-        return self.proto.name or next(
-            (name for name in self.proto.output if name), f"#{self.index}"
-        )
+        return self.proto.name or self.first_output or f"#{self.index}"
+
+    @property
+    def first_output(self) -> str:
+        """Name of the first output that is not omitted; "" if there is none."""
+        return next(filter(None, self.proto.output), "")
+
+    @property
+    def reads(self) -> list[int]:
+        """The values of the inputs that are not omitted."""
+        return [value for value in self.inputs if value != ABSENT]
+
+    @property
+    def writes(self) -> list[int]:
+        """The values of the outputs that are not omitted."""
+        return [value for value in self.outputs if value != ABSENT]
 
     def input(self, position: int) -> int:
         """Value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
+
+    def output(self, position: int) -> int:
+        """Value index of an output; ABSENT if it is omitted, or the position is negative."""
+        return self.outputs[position] if 0 <= position < len(self.outputs) else ABSENT
 
 
 class Ports(NamedTuple):
@@ -94,10 +114,10 @@ class View:
         model: the model itself; it must not change.
         book: schemas at the model's opsets.
         scopes: graphs and bodies, outer ones first.
-        nodes: nodes of all scopes.
+        nodes: nodes of all scopes, in the file's order.
         values: values of all scopes.
         results: value -> (scope, output position) pairs that return it.
-        order: nodes with producers first, and each node after those of its bodies.
+        order: the same nodes with producers first, and each node after those of its bodies.
     """
 
     model: ModelProto
@@ -106,7 +126,7 @@ class View:
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
     results: Sequence[Sequence[tuple[int, int]]]
-    order: tuple[int, ...]
+    order: tuple[Node, ...]
 
     @cached_property
     def uses(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -115,7 +135,8 @@ class View:
         for node in self.nodes:
             for port, value in enumerate(node.inputs):
                 uses[value].append((node.index, port))
-        return uses[:ABSENT]
+        uses[ABSENT].clear()
+        return uses
 
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[int]]:
@@ -128,23 +149,36 @@ class View:
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
         found = [index for key in keys for index in self.by_key.get(key, ())]
-        return [self.nodes[index] for index in sorted(found)]
+        return self.at(found)
 
-    def producer(self, value: int) -> Node | None:
-        """Return the node that produces the value; None if there is none."""
+    def at(self, indices: Iterable[int]) -> list[Node]:
+        """Return some nodes, in the order of all nodes."""
+        return [self.nodes[index] for index in sorted(indices)]
+
+    def producer(self, value: int, *keys: str) -> Node | None:
+        """Return the node that produces the value; None if there is none, or one of another op type than ``keys``."""
         index = self.values[value].producer if value != ABSENT else ABSENT
-        return None if index == ABSENT else self.nodes[index]
+        node = None if index == ABSENT else self.nodes[index]
+        return None if node is None or (keys and node.key not in keys) else node
 
     def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
         """Return nodes that read the value, with the input position; none if the value is ABSENT."""
-        return (
-            (self.nodes[node], port)
-            for node, port in (self.uses[value] if value != ABSENT else ())
-        )
+        return ((self.nodes[node], port) for node, port in self.uses[value])
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
         """Return nodes that read any output of the node, with the input position."""
         return (use for value in node.outputs for use in self.consumers(value))
+
+    def around(self, value: int) -> Iterator[Node]:
+        """Yield the nodes that produce or read the value, and the owners of bodies that it enters or leaves."""
+        named = self.values[value]
+        passed = [scope for scope, _ in self.results[value]]
+        if named.origin is Origin.INPUT:
+            passed.append(named.scope)
+        owners = (self.scopes[scope].owner for scope in passed if scope != 0)
+        readers = (node for node, _ in self.uses[value])
+        indices = (named.producer, *readers, *owners)
+        return (self.nodes[index] for index in indices if index != ABSENT)
 
     def visible(self, name: str, scope: int) -> int:
         """Return the value of a name in a scope, its own or an outer one; ABSENT if there is none."""
@@ -154,7 +188,7 @@ class View:
 
     def only_reader(self, value: int) -> Node | None:
         """Return the only consumer of a value, in its own graph, if no graph returns the value."""
-        if value == ABSENT or len(self.uses[value]) != 1 or self.results[value]:
+        if len(self.uses[value]) != 1 or self.results[value]:
             return None
         node = self.nodes[self.uses[value][0][0]]
         return node if node.scope == self.values[value].scope else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from onnxamp._convert.misspelt import everywhere
+from onnxamp._convert.misspelled import everywhere
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._numerics.metrics import Perplexity, TensorDiff
 from onnxamp._numerics.results import Parting

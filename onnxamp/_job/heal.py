@@ -85,9 +85,9 @@ def _write_failed(
     target = validation.failed or failed_name(validator.sink.target)
     target.parent.mkdir(parents=True, exist_ok=True)
     sink = replace(validator.sink, target=target, stage=None)
-    conversion = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
+    written = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
     cure = NO_ISLANDS if computes_low(job.options.target) else failure.cure
-    return conversion, replace(failure, result=str(target), cure=cure)
+    return written.outcome(), replace(failure, result=str(target), cure=cure)
 
 
 def _ways(

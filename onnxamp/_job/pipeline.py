@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._convert.convert import Converted, analyse_safely, convert
-from onnxamp._convert.misspelt import early_warnings, reference_of, refuse_misspelt
+from onnxamp._convert.misspelled import early_warnings, reference_of, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._job.request import Job, Request, Validation
 from onnxamp._model.model import Model
@@ -26,7 +26,7 @@ from onnxamp._state import Part, opened
 from onnxamp._tuning.arguments import Search
 
 if TYPE_CHECKING:
-    from onnxamp._job.writing import Conversion, Sink
+    from onnxamp._job.writing import Conversion, Sink, StagedConversion
     from onnxamp._numerics.diff import Comparison
     from onnxamp._numerics.expected import Known
     from onnxamp._numerics.results import DiffReport
@@ -42,11 +42,13 @@ class Outcome:
         conversion: the result that was written, with its validation.
         tuned: the outcome of level auto; None at other levels.
         samples: the samples that models ran on; None if none did.
+        compared: the comparison that :attr:`Request.compares` asks for.
     """
 
     conversion: "Conversion"
     tuned: "Tuned | None"
     samples: "Samples | None"
+    compared: "DiffReport | None" = None
 
 
 def convert_to_file(request: Request, sink: "Sink") -> Outcome:
@@ -60,15 +62,18 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         RuntimeFailure: options ask for measurements, and the model does not run.
         Others as :func:`onnxamp._convert.convert.convert`.
     """
-    from onnxamp._job.writing import CONVERSION, unfinished, write_conversion  # noqa: PLC0415 - only files need it
+    from onnxamp._job.writing import CONVERSION, staged_conversion, unfinished  # noqa: PLC0415 - only files need it
 
-    early = _early_warnings(request)
+    early, compared = _early_warnings(request), None
     with _begun(request) as (begun, comparison):
         kept = unfinished(begun, sink)
         job = _settled(request, begun, comparison)
         job.run.report("converting", 0, 0)
         if comparison is None:
-            conversion = write_conversion(job, sink, kept=kept)
+            with staged_conversion(job, sink, kept=kept) as made:
+                if request.compares is not None:
+                    compared = _compared(request, made, layers=request.compares)
+            conversion = made.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
@@ -85,7 +90,12 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
             plan = _expecting(request, job, conversion.plan)
             conversion = replace(conversion, plan=plan)
     request.warn(text for text in conversion.plan.warnings if text not in early)
-    return Outcome(conversion=conversion, tuned=job.tuned, samples=job.run.inputs)
+    return Outcome(
+        conversion=conversion,
+        tuned=job.tuned,
+        samples=job.run.inputs,
+        compared=compared,
+    )
 
 
 def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
@@ -236,6 +246,25 @@ def _validated(
     return replace(conversion, validation=report)
 
 
+def _compared(
+    request: Request, made: "StagedConversion", *, layers: bool
+) -> "DiffReport":
+    """Compare a result with the original, which it may replace."""
+    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
+
+    asked, model = request.run, request.model
+    run = Run(
+        inputs=asked.draw(model),
+        provider=asked.provider,
+        report=asked.report,
+        budget=asked.budget,
+    )
+    with made.saved.stage.shown() as written:
+        return Comparison.of(model, run).compare(
+            Model.read(written, model), layers=layers, activity="comparing values"
+        )
+
+
 def _unvalidated(conversion: "Conversion") -> "DiffReport":
     """Return a report that says why a result was not validated: ONNX Runtime is not installed."""
     from onnxamp._numerics.results import DiffReport  # noqa: PLC0415 - loads what compares models
@@ -261,7 +290,7 @@ def _early_warnings(request: Request) -> list[str]:
         return []
     with declared_ops(request.options.custom_ops):
         if not request.measures and request.validation is None:
-            refuse_misspelt(request.model, request.options)
+            refuse_misspelled(request.model, request.options)
             return []
         early = early_warnings(request.model, request.options)
     request.warn(early)

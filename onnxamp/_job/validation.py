@@ -5,12 +5,11 @@ A result is written to a temporary name, loaded, built if the target has a build
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.request import Job, Validation
-from onnxamp._job.writing import Conversion, Sink, write_conversion
+from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
@@ -95,17 +94,12 @@ class Validator:
         Raises:
             RefusedError: the result fails.
         """
-        reports: list[DiffReport] = []
-
-        def approve(written: Path) -> None:
-            reports.append(self._judge(job, Model.read(written, job.model), layers))
-
-        sink = replace(self.sink, approve=approve)
-        shapes = _shapes(self.comparison)
-        conversion = write_conversion(
-            job, sink, kept=self.kept, proof=self.proof, shapes=shapes
-        )
-        return conversion, reports[0]
+        with (
+            staged_conversion(job, self.sink, kept=self.kept, proof=self.proof) as made,
+            made.saved.stage.shown() as written,
+        ):
+            report = self._judge(job, Model.read(written, job.model), layers)
+        return made.outcome(_shapes(self.comparison)), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.

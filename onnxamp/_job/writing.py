@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ from onnxamp._convert.causes import (
 )
 from onnxamp._convert.convert import Converted, convert
 from onnxamp._convert.estimate import SpeedUp, expected_speed_up
-from onnxamp._convert.misspelt import low_note
+from onnxamp._convert.misspelled import low_note
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
@@ -30,7 +31,7 @@ from onnxamp._model.data_files import referring_models
 from onnxamp._model.formats import is_text
 from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
-from onnxamp._model.saving import Saved, copy_file, save_model
+from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.shards import measured
 from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, unwritable, weight_bytes
 from onnxamp._ops.targets import read_table
@@ -96,7 +97,6 @@ class Sink:
         external_data: whether weights go to a data file: "auto", "always" or "never".
         shard_bytes: size in bytes at which the data file is split; None for one file.
         data_names: whose names data files get: "onnx" or "transformers.js".
-        approve: called with the new model under another name; if it raises, nothing is put in place.
         stage: where the result is written if the caller puts it in its place later.
 
     Raises:
@@ -107,7 +107,6 @@ class Sink:
     external_data: str = "auto"
     shard_bytes: int | None = None
     data_names: str = "onnx"
-    approve: Callable[[Path], None] | None = None
     stage: Path | None = None
 
     def __post_init__(self) -> None:
@@ -212,16 +211,57 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     return state.part(CONVERSION, facts)
 
 
-@no_collections()
-def write_conversion(
-    job: Job,
-    sink: Sink,
-    *,
-    kept: Part | None = None,
-    proof: Proof | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Conversion:
-    """Convert a model that was read from a file, and write the result whole or not at all.
+@dataclass(frozen=True, slots=True)
+class StagedConversion:
+    """A conversion that is written beside its place.
+
+    Attributes:
+        job: the conversion.
+        target: where the result will be.
+        converted: the result.
+        summary: its nodes and Casts.
+        saved: the written file.
+    """
+
+    job: Job
+    target: Path
+    converted: Converted
+    summary: Summary
+    saved: Saved
+
+    @no_collections()
+    def outcome(
+        self, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> Conversion:
+        """Return the outcome, once the result is in its place.
+
+        Args:
+            shapes: shapes of the inputs by name, for which the speed-up is estimated.
+        """
+        model, plan, converted = self.job.model, self.job.plan, self.converted
+        assert model.path is not None
+        gains = not converted.analysis.options.weights_only  # others store less
+        explained = gains and plan is None
+        return Conversion(
+            source=model.path,
+            target=self.target,
+            plan=make_plan(converted.analysis),
+            summary=self.summary,
+            notes=(*_notes(converted, plan), *self.saved.notes),
+            weights=converted.weights.counts(),
+            bytes_before=model.stock.size,
+            bytes_after=self.saved.size,
+            causes=find_causes(converted.analysis) if explained else (),
+            speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
+        )
+
+
+@contextmanager
+def staged_conversion(
+    job: Job, sink: Sink, *, kept: Part | None = None, proof: Proof | None = None
+) -> Iterator[StagedConversion]:
+    """Convert a model that was read from a file, write the result beside its place, and put it there at the end of
+    the block, unless that raises: then nothing changes.
 
     An unchanged model is copied byte by byte if its weights may stay in their files.
 
@@ -230,12 +270,32 @@ def write_conversion(
         sink: where the result goes.
         kept: the work of an interrupted run, from :func:`unfinished`.
         proof: judges an upgrade to a newer opset that was not requested.
-        shapes: shapes of the inputs by name, for which the speed-up is estimated.
 
     Raises:
         ArgumentError: the target holds weights of the model.
         OutputError: the target cannot be written. Others as :func:`onnxamp._convert.convert.convert`.
     """
+    with no_collections():
+        converted, summary, writing = _begun(job, sink, kept, proof)
+        with writing as saved:
+            yield StagedConversion(
+                job=job,
+                target=sink.target if sink.stage else saved.stage.path,
+                converted=converted,
+                summary=summary,
+                saved=saved,
+            )
+    _LOG.info("wrote %s: %d bytes of weights", saved.stage.path, saved.size)
+
+
+write_conversion = completely(staged_conversion)
+"""Write a converted model whole or not at all; arguments and errors as :func:`staged_conversion`."""
+
+
+def _begun(
+    job: Job, sink: Sink, kept: Part | None, proof: Proof | None
+) -> tuple[Converted, Summary, AbstractContextManager[Saved]]:
+    """Return the converted model, its nodes and Casts, and what writes it."""
     model, run = job.model, job.run
     source, stored = model.path, model.stock
     assert source is not None
@@ -257,11 +317,13 @@ def write_conversion(
         frozenset() if target.exists() and target.samefile(source) else stored.files
     )
     if (
-        converted.changed
-        or not _weights_stay(sink, source, target, stored, external=external)
-        or is_text(source)
+        not converted.changed
+        and _weights_stay(sink, source, target, stored, external=external)
+        and not is_text(source)
     ):
-        saved = save_model(
+        writing = copying(source, target, protected | stored.files, stored.size)
+    else:
+        writing = saving(
             converted.proto,
             target,
             converted.weights,
@@ -270,30 +332,10 @@ def write_conversion(
             data_names=sink.data_names,
             keep=protected,
             progress=run.progress("writing"),
-            approve=sink.approve,
             workers=run.workers,
             kept=kept,
         )
-        counts = converted.weights.counts()
-    else:
-        copies = copy_file(source, target, protected | stored.files, sink.approve)
-        saved = Saved(stored.size, tuple(copies))
-        counts = {}
-    _LOG.info("wrote %s: %d bytes of weights", target, saved.size)
-    gains = not converted.analysis.options.weights_only  # others store less
-    explained = gains and job.plan is None
-    return Conversion(
-        source=source,
-        target=target if sink.stage is None else sink.target,
-        plan=make_plan(converted.analysis),
-        summary=summary,
-        notes=(*_notes(converted, job.plan), *saved.notes),
-        weights=counts,
-        bytes_before=stored.size,
-        bytes_after=saved.size,
-        causes=find_causes(converted.analysis) if explained else (),
-        speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
-    )
+    return converted, summary, writing
 
 
 def _weights_stay(

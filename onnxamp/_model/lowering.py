@@ -239,7 +239,7 @@ def _caster(source: int, target: int) -> Callable[[NDArray[Any], NDArray[Any]], 
 
 
 _QUIET: Final = 1 << 22
-"""The bit that tells a quiet NaN of float32 from a signalling one."""
+"""The bit that tells a quiet NaN of float32 from a signaling one."""
 
 
 def _cast_by_numpy(

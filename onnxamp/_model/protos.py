@@ -24,6 +24,8 @@ from onnx import (
 )
 from onnx.defs import onnx_opset_version
 
+from onnxamp._dtypes import FORMATS
+
 PLAIN: Final = frozenset(
     {
         AttributeProto.INT,
@@ -56,10 +58,11 @@ def small_model(
     inputs: Sequence[ValueInfoProto],
     outputs: Sequence[ValueInfoProto],
 ) -> ModelProto:
-    """Return a model that is made to have an engine compute something, at opset 18."""
+    """Return a model that is made to have an engine compute something, at an opset that knows all formats."""
     graph = helper.make_graph(nodes, "small", inputs, outputs)
+    opset = max(18, *(low.min_opset for low in FORMATS.values()))
     return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8
     )
 
 

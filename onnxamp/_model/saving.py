@@ -7,9 +7,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, ParamSpec, TypeVar
 
 from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 
@@ -66,14 +68,38 @@ _TOKEN: Final = 16
 """Length of the random bytes that, with a number, replace the data of a weight until they are written."""
 
 
-class Saved(NamedTuple):
-    """The written bytes of all weights, and sentences about data files that are in use."""
+@dataclass(slots=True)
+class Saved:
+    """A written model, which is put in its place at the end of a block.
 
-    size: int
-    notes: tuple[str, ...] = ()
+    Attributes:
+        stage: where it is until then.
+        size: the bytes of all its weights.
+        notes: sentences about data files that are in use, complete after the block.
+    """
+
+    stage: Stage
+    size: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
-def save_model(
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def completely(begin: Callable[P, AbstractContextManager[T]]) -> Callable[P, T]:
+    """Return the function that puts what another one stages in its place at once."""
+
+    @wraps(begin)
+    def complete(*args: P.args, **keywords: P.kwargs) -> T:
+        with begin(*args, **keywords) as staged:
+            return staged
+
+    return complete
+
+
+@contextmanager
+def saving(
     model: ModelProto,
     path: Path,
     converter: WeightConverter,
@@ -84,11 +110,11 @@ def save_model(
     keep: AbstractSet[Path] = frozenset(),
     stay: AbstractSet[Path] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
-    approve: Callable[[Path], None] | None = None,
     workers: Workers | None = None,
     kept: Part | None = None,
-) -> Saved:
-    """Write a model whole or not at all. ``model`` is changed: it refers to what was written afterwards.
+) -> Iterator[Saved]:
+    """Write a model beside its place, and put it there at the end of the block, unless that raises: then nothing
+    changes. ``model`` is changed: it refers to what was written afterwards.
 
     Args:
         model: the model; its weights may be placeholders of ``converter``.
@@ -101,7 +127,6 @@ def save_model(
             model beside it refers to them.
         stay: data files beside ``path``, in which weights stay that are there.
         progress: called with (bytes written, bytes in all) while large weights are written.
-        approve: called with the new model under another name; if it raises, nothing changes.
         workers: who writes data files if there are several; None for this process.
         kept: keeps what is written until all is, for a run that is interrupted to go on.
 
@@ -109,10 +134,11 @@ def save_model(
         OutputError: the folder is missing or read-only, or the disk is full. Nothing was changed then.
         ExternalDataError: a weight cannot be read.
     """
-    left, needed = list[str](), set(keep)
-    with _replacing(path, needed, left, approve, kept) as stage:
-        blobs, total = _blobs(model, converter, held=external, stay=stay)
-        report = _adding_up(progress, total) if progress else None
+    needed = set(keep)
+    with _replacing(path, needed, kept) as saved:
+        stage = saved.stage
+        blobs, saved.size = _blobs(model, converter, held=external, stay=stay)
+        report = _adding_up(progress, saved.size) if progress else None
         if external:
             # If its data are gone, the model to replace may refer to a file that is new.
             written = _write_data(
@@ -129,11 +155,15 @@ def save_model(
         else:
             _write_inline(model, blobs, stage.main, report)
         identity = stage.identity()
+        yield saved
     if external and blobs:
-        left += _named_as_usual(
+        saved.notes += _named_as_usual(
             model, path, identity, [tensor for tensor, _ in blobs], data_names
         )
-    return Saved(total, tuple(left))
+
+
+save_model = completely(saving)
+"""Write a model whole or not at all; arguments and errors as :func:`saving`."""
 
 
 def _named_as_usual(
@@ -350,55 +380,36 @@ def _write_inline(
 
 @contextmanager
 def _replacing(
-    path: Path,
-    keep: AbstractSet[Path],
-    left: list[str],
-    approve: Callable[[Path], None] | None,
-    kept: Part | None = None,
-) -> Iterator[Stage]:
-    """A stage for a result, here or at a URL, which is put in its place at the end of the block if it is approved.
-
-    ``left`` receives sentences about data files that are in use; other arguments are as for :func:`save_model`.
+    path: Path, keep: AbstractSet[Path], kept: Part | None = None
+) -> Iterator[Saved]:
+    """A result, here or at a URL, which is put in its place at the end of the block; arguments as for
+    :func:`saving`.
     """
     try:
         with (remote_staging if is_remote(path) else staging)(path, kept) as stage:
-            yield stage
-            if approve is not None:
-                try:
-                    with stage.shown() as shown:
-                        approve(shown)
-                except Exception:
-                    stage.discard()
-                    raise
-            stage.commit(lambda: _outdated(path, keep, left))
+            saved = Saved(stage)
+            yield saved
+            stage.commit(lambda: _outdated(path, keep, saved.notes))
     except (OSError, ValueError) as error:
         if isinstance(error, (ArgumentError, ModelError)):
             raise
         raise unwritable(path, error) from None
 
 
-def copy_file(
-    source: Path,
-    target: Path,
-    keep: AbstractSet[Path],
-    approve: Callable[[Path], None] | None = None,
-) -> list[str]:
-    """Copy a model file whole or not at all; ``keep`` and ``approve`` as for :func:`save_model`.
-
-    Returns:
-        Return sentences about data files that are in use.
+@contextmanager
+def copying(
+    source: Path, target: Path, keep: AbstractSet[Path], size: int
+) -> Iterator[Saved]:
+    """:func:`saving` of a model file as it is, with weights of ``size`` bytes.
 
     Raises:
         OutputError: the target cannot be written.
     """
-    left: list[str] = []
-    with (
-        _replacing(target, keep, left, approve) as stage,
-        source.open("rb") as read,
-        writing(stage.main) as written,
-    ):
-        shutil.copyfileobj(read, written, PIECE)
-    return left
+    with _replacing(target, keep) as saved:
+        saved.size = size
+        with source.open("rb") as read, writing(saved.stage.main) as written:
+            shutil.copyfileobj(read, written, PIECE)
+        yield saved
 
 
 def _outdated(path: Path, keep: AbstractSet[Path], left: list[str]) -> list[Path]:

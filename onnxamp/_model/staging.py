@@ -111,7 +111,7 @@ class Stage:
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
-        """The new file under another name beside the result, next to its data files."""
+        """The new file under another name beside the result, next to its data files; discarded if the block raises."""
         shown = self._shown
         try:
             shown.hardlink_to(self.main)
@@ -119,6 +119,9 @@ class Stage:
             shutil.copyfile(self.main, shown)
         try:
             yield shown
+        except Exception:
+            self.discard()
+            raise
         finally:
             shown.unlink(missing_ok=True)
 
@@ -382,8 +385,12 @@ class RemoteStage(Stage):
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
-        """The new model, where its data files are."""
-        yield self.main
+        """The new model, where its data files are; discarded if the block raises."""
+        try:
+            yield self.main
+        except Exception:
+            self.discard()
+            raise
 
     def commit(self, outdated: Callable[[], Iterable[Path]] = tuple) -> None:
         """Publish the new model, and remove files that only the present one refers to.

@@ -33,7 +33,7 @@ from onnxamp._model.sources import FileStamp, check_opened
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
-from onnxamp._paths.paths import is_remote, read_range, reason_of
+from onnxamp._paths.paths import is_remote, near_file, read_range, reason_of
 
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""
@@ -83,9 +83,12 @@ def read_model(path: Path) -> ModelFile:
     """
     try:
         data, stamp = read_graph(path)
+    except FileNotFoundError as error:
+        raise MissingModelError(
+            f"Cannot read {str(path)!r}: {reason_of(error)}.{near_file(path)}"
+        ) from None
     except (OSError, ValueError) as error:
-        kind = MissingModelError if isinstance(error, FileNotFoundError) else ModelError
-        raise kind(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
+        raise ModelError(f"Cannot read {str(path)!r}: {reason_of(error)}.") from None
     return ModelFile(*parse_model(data, repr(str(path))), stamp)
 
 

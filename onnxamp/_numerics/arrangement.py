@@ -17,7 +17,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import Product, attribute, op_facts
 
 Floats = NDArray[np.float32]
@@ -448,7 +448,6 @@ def _read(
         )
         if (
             way is not None
-            and rows != ABSENT
             and graph.types[rows] == FLOAT
             and not graph.constants.is_constant(rows)
         ):

@@ -11,20 +11,20 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.operators import OPERATORS, as_floats
 from onnxamp._gradients.quantized import QUANTIZE, step_of
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.operators import OPERATORS, as_floats
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._ops.facts import op_key
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.accumulate import Accumulator
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 
 SUMMED: Final = "\n"
 """Stands for what an accumulator makes of a value."""
@@ -62,7 +62,7 @@ class WrittenPiece:
         *,
         graph: Graph,
         low: Format,
-        flow: Flow,
+        flow: DataflowGraph,
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],
@@ -72,9 +72,8 @@ class WrittenPiece:
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
         self.partial, self.last = partial, last
-        nodes = [graph.nodes[index] for index in graph.order]
         flat = FLAT - ROUNDS
-        path = [node for node in nodes if node.scope == 0 and node.key not in flat]
+        path = [node for node in graph.order if not node.scope and node.key not in flat]
         names = graph.scopes[0].names
         self.floats = {
             name: value for name, value in names.items() if graph.types[value] == FLOAT
@@ -151,7 +150,7 @@ class WrittenPiece:
     def _share(self, name: str, value: int, error: Tensor) -> None:
         """Write the cost of rounding a value for each of its readers."""
         for node, _ in dict.fromkeys(self.graph.uses[value]):
-            reader = next(filter(None, self.graph.nodes[node].proto.output), "")
+            reader = self.graph.nodes[node].first_output
             addends = self.backward.shares.get((value, node), ())
             if addends and reader in self.flow.maker:
                 gradient = addends[0]

@@ -15,7 +15,7 @@ from onnxamp._numerics.watch import (
     CheckedSample,
     CheckProbe,
     EngineProbe,
-    WatchedRun,
+    ValueMeasurements,
     classify,
     join,
     keep_float32,
@@ -182,7 +182,7 @@ class Check:
             keep=self.keep,
             in_parts=self.stop,
         )
-        parts: list[WatchedRun] = []
+        parts: list[ValueMeasurements] = []
         with closing(self._found(probe, kept, memory)) as results:
             for number, checked, trouble in results:
                 if checked is None:
@@ -192,7 +192,7 @@ class Check:
                 ):  # other branches are apart
                     feeds = check_inputs(self.model.proto, run.samples[number])
                     flow = probe.session(memory).prepare(feeds).flow
-                    parts.append(WatchedRun(*keep_float32(flow, self.keep)))
+                    parts.append(ValueMeasurements(*keep_float32(flow, self.keep)))
                 parts[-1].add(checked)
                 if self.stop and any(
                     row.fault for row in self._taken(parts[-1].checks())

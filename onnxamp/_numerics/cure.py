@@ -478,7 +478,7 @@ NO_ISLANDS: Final = Cure(
 
 
 def as_float16(model: Model) -> Model:
-    """A model as devices run it that do not honour types: every op is float16 that can be, without float32 islands.
+    """A model as devices run it that do not honor types: every op is float16 that can be, without float32 islands.
 
     Raises:
         ModelError: the model cannot be converted.

@@ -465,7 +465,7 @@ def _matches(
 
 
 def _overlaps(one: Array, other: Array) -> Array:
-    """Intersection over union of every pair of boxes: corners, or centres and sizes if the reference's are not."""
+    """Intersection over union of every pair of boxes: corners, or centers and sizes if the reference's are not."""
     if not (one[:, 2:] >= one[:, :2]).all():
         one, other = _corners(one), _corners(other)
     low = np.maximum(one[:, None, :2], other[None, :, :2])

@@ -489,7 +489,7 @@ def expected_errors(
         raise RuntimeFailure(
             "The model draws random numbers, so that two runs of it differ."
         )
-    found = [low_node(analysis, graph.nodes[index]) for index in graph.order]
+    found = [low_node(analysis, node) for node in graph.order]
     nodes = [node for node in found if node is not None]
     engine = judging_engine(run.provider, plan.target)
     known = {} if known is None else known

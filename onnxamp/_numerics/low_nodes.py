@@ -50,7 +50,7 @@ def low_node(analysis: Analysis, node: Node) -> LowNode | None:
 def _results(view: View, node: Node) -> list[str]:
     """Return names of Ifs' outputs that the node's first output becomes."""
     names: list[str] = []
-    value = next((value for value in node.outputs if value != ABSENT), ABSENT)
+    value = next(iter(node.writes), ABSENT)
     while value != ABSENT:
         owners = (
             (view.nodes[view.scopes[scope].owner], port)

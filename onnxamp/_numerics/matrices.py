@@ -16,7 +16,7 @@ from onnx import parser
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._model.lowering import rounded
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.session import Provider, make_session, run
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -34,7 +34,7 @@ product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[
 }}"""
 
 
-def matrix_readers(flow: Flow) -> set[int]:
+def matrix_readers(flow: DataflowGraph) -> set[int]:
     """Return the nodes that multiply by a large matrix of many columns, or gather its rows."""
     matrices = {
         name

@@ -14,8 +14,8 @@ from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.backward import SUMMED
 from onnxamp._numerics.matrices import Floats
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.flow import Flow
-from onnxamp._runtime.pieces import Runner, Side, start
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.pieces import Execution, Executor, start
 from onnxamp._runtime.values import Feeds
 
 _GROUPS: Final = 8
@@ -124,7 +124,7 @@ class Passes:
         shapes: the shapes of these values.
     """
 
-    side: Side
+    side: Execution
     groups: list[list[str]]
     largest: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Passes:
     waiting: list[dict[str, Floats]] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, runner: Runner, feeds: Feeds, again: Counter[str]) -> "Passes":
+    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "Passes":
         """A sample before the first node; ``again`` counts what the backward pass reads."""
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)
@@ -174,7 +174,7 @@ class Passes:
 
 
 def _seeds(
-    side: Side, groups: Sequence[Sequence[str]], random: np.random.Generator
+    side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
 ) -> Iterator[Seed]:
     """Signs over values, divided by their norms."""
     for number, group in enumerate(groups):
@@ -201,14 +201,14 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
     return np.asarray(signs * finite / (norm or inf), np.float32)
 
 
-def _ends(flow: Flow) -> list[str]:
+def _ends(flow: DataflowGraph) -> list[str]:
     """Return the float outputs or, if there are none, the floats that they depend on; and those that sequences hold."""
     made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
     floats = [name for name in made if flow.types.get(name) == FLOAT]
     return list(dict.fromkeys((*(floats or _floats_before(flow, made)), *_kept(flow))))
 
 
-def _kept(flow: Flow) -> Iterator[str]:
+def _kept(flow: DataflowGraph) -> Iterator[str]:
     """Yield the floats that enter sequences and optional values, through which no gradient flows."""
     for node in flow.nodes:
         if any(
@@ -218,7 +218,7 @@ def _kept(flow: Flow) -> Iterator[str]:
             yield from (name for name in names if flow.types.get(name) == FLOAT)
 
 
-def _decisive(flow: Flow) -> list[str]:
+def _decisive(flow: DataflowGraph) -> list[str]:
     """Return the floats that decide selections and branches."""
     found = dict.fromkeys(
         name
@@ -231,7 +231,7 @@ def _decisive(flow: Flow) -> list[str]:
     return list(found | dict.fromkeys(_floats_before(flow, conditions)))
 
 
-def _floats_before(flow: Flow, names: Iterable[str]) -> list[str]:
+def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
     """Return the nearest floats that other values are computed from, and not only from their shapes."""
     found, waiting, seen = dict[str, None](), list(names), set(names)
     while waiting:

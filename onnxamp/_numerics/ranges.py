@@ -1,6 +1,5 @@
 """Ranges of a model's values on samples, and the exponents and float32 nodes that follow from them."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -9,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxamp._convert.misspelt import raised
+from onnxamp._convert.misspelled import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16
@@ -36,7 +35,7 @@ from onnxamp._runtime.loop import (
     observe_all,
     one_by_one,
 )
-from onnxamp._runtime.pieces import Runner, start
+from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._state import fingerprint
@@ -49,7 +48,7 @@ _ROOTS: Final = frozenset({"ReduceL2", "ReduceLogSumExp"})
 """Sums that follow from their result."""
 
 
-_CENTRED: Final = 4.0
+_CENTERED: Final = 4.0
 """Squared mean over variance up to which a normalization may subtract the mean in float16: it loses one or two digits.
 """
 
@@ -128,15 +127,15 @@ def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
 
     flat = op("Flatten", source, axis=-1 if axis is None else axis)
     middle = mean(flat)
-    centred = op("Sub", flat, middle)
+    centered = op("Sub", flat, middle)
     square = op("Mul", middle, middle)
     least = op(
         "Mul", square, editor.constant(np.float32(_LEAST_SPREAD), "least_spread")
     )
-    return op("Div", square, op("Max", mean(op("Mul", centred, centred)), least))
+    return op("Div", square, op("Max", mean(op("Mul", centered, centered)), least))
 
 
-def centred_norms(
+def centered_norms(
     graph: Graph,
     profile: Profile,
     watched: Sequence[Watch],
@@ -149,7 +148,7 @@ def centred_norms(
         item for item in watched if graph.nodes[item.node].key in profile.cancelling
     )
     return tuple(
-        item.value for item in norms if largest.get(item.name, inf) <= _CENTRED
+        item.value for item in norms if largest.get(item.name, inf) <= _CENTERED
     )
 
 
@@ -163,7 +162,7 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     } - _ROOTS
     for node in graph.nodes_of(frozenset(products | sums)):
         value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
-        if is_open and value != ABSENT and graph.types[value] == FLOAT:
+        if is_open and graph.types[value] == FLOAT:
             yield node
 
 
@@ -445,7 +444,7 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     feeds = check_inputs(graph.model, run.samples[0])
     shapes = graph.shapes_of(shapes_of(feeds))
     sums = partial_sums(graph, profile, watched, largest, shapes)
-    return graph, Ranges(found, sums, centred_norms(graph, profile, watched, largest))
+    return graph, Ranges(found, sums, centered_norms(graph, profile, watched, largest))
 
 
 def _beyond(
@@ -528,32 +527,17 @@ class RangeProbe(Probe[Magnitudes]):
         return Opened(session.prepare_sample, one_by_one(measure))
 
 
-def _magnitudes(runner: Runner, feeds: dict[str, Feed]) -> dict[str, float]:
-    flow, found = runner.flow, dict[str, float]()
+def _magnitudes(executor: Executor, feeds: dict[str, Feed]) -> dict[str, float]:
+    """Return the largest magnitude of each float32 tensor below that of sentinels."""
+    flow = executor.flow
     names = [
         name
         for node in flow.nodes
         for name in node.output
         if flow.types.get(name) in (FLOAT, None) and name
     ]
-    side = start(runner, feeds, Counter([*names, *flow.inputs]))
-
-    def note(made: list[str]) -> None:
-        for name in made:
-            value = side.values.get(name)
-            if value is not None and value.is_tensor() and value.data_type() == FLOAT:
-                found[name] = measure(value, value).reference_max
-        side.used(made)
-
-    note(list(flow.inputs))
-    watched = set(names)
-    for part in side.parts(range(len(flow.nodes))):
-        note(
-            [
-                name
-                for node in part
-                for name in flow.nodes[node].output
-                if name in watched
-            ]
-        )
-    return found
+    return {
+        name: measure(value, value).reference_max
+        for name, value in observed_values(executor, feeds, [*flow.inputs, *names])
+        if value.is_tensor() and value.data_type() == FLOAT
+    }

@@ -13,7 +13,7 @@ Held-out rows choose the multiple, and decide whether ``Q`` is better at all.
 """
 
 import logging
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
@@ -46,7 +46,7 @@ from onnxamp._runtime.loop import (
     one_by_one,
     remembered,
 )
-from onnxamp._runtime.pieces import Runner, ancestors, start
+from onnxamp._runtime.pieces import Executor, ancestors, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
 from onnxamp._workers.executor import Memory
@@ -218,45 +218,26 @@ class _RowsProbe(Probe[_SampleRows]):
         return Opened(session.prepare_sample, one_by_one(measure))
 
     def _rows_of(
-        self, runner: Runner, feeds: Feeds, number: int, taken: set[int] | None
+        self, executor: Executor, feeds: Feeds, number: int, taken: set[int] | None
     ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
-        flow, readers = runner.flow, dict[str, list[tuple[ProductWeight, int]]]()
+        flow, readers = executor.flow, dict[str, list[tuple[ProductWeight, int]]]()
         for weight in self.waiting:
             if taken is None or weight.value in taken:
                 for at, reader in enumerate(weight.readers):
                     readers.setdefault(reader.rows, []).append((weight, at))
         known = {*flow.inputs, *flow.defaults, *flow.maker}
         wanted = [name for name in readers if name in known]
-        nodes = ancestors(flow, wanted, set())
-        side = start(runner, feeds, Counter(wanted), nodes)
         size, parts = 0, dict[int, list[Floats]]()
-        begun = set[int]()
-
-        def take(computed: list[str]) -> None:
-            nonlocal size
-            for name in computed:
-                if name not in side.values:
-                    continue
-                for weight, at in readers[name]:
-                    if weight.value in begun or size <= self.room or taken is not None:
-                        begun.add(weight.value)
-                        rows = self._rows(weight, at, side.values[name], number)
-                        if rows is not None:
-                            parts.setdefault(weight.value, []).append(rows)
-                            size += rows.nbytes
-            side.used(computed)
-
-        take([name for name in wanted if name not in flow.maker])
-        for part in side.parts(nodes):
-            take(
-                [
-                    name
-                    for node in part
-                    for name in flow.nodes[node].output
-                    if name in readers
-                ]
-            )
+        begun, nodes = set[int](), ancestors(flow, wanted, set())
+        for name, value in observed_values(executor, feeds, wanted, nodes):
+            for weight, at in readers[name]:
+                if weight.value in begun or size <= self.room or taken is not None:
+                    begun.add(weight.value)
+                    rows = self._rows(weight, at, value, number)
+                    if rows is not None:
+                        parts.setdefault(weight.value, []).append(rows)
+                        size += rows.nbytes
         if taken is None:
             taken = (
                 begun if size > self.room else {weight.value for weight in self.waiting}

@@ -15,9 +15,14 @@ from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
+from onnxamp._numerics.paired import (
+    Compared,
+    PairedOutputs,
+    PairedSessions,
+    exponents_between,
+)
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.texts import defined, generated, perplexity
-from onnxamp._numerics.walk import Compared, SideBySide, Walked, exponents_between
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
@@ -29,7 +34,7 @@ from onnxamp._runtime.engines import (
     part_of,
 )
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Flow, dtype_of, origin
+from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import run_alone
 from onnxamp._runtime.values import Feeds, check_inputs
@@ -78,7 +83,7 @@ class SampleDiff:
 
 
 @dataclass(slots=True)
-class TwoModels(SideBySide):
+class TwoModels(PairedSessions):
     """Two models that are compared on samples.
 
     Attributes:
@@ -111,13 +116,13 @@ class TwoModels(SideBySide):
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
             found = SampleDiff(facts)
-            walked = self._run(number, feeds, progress)
+            paired = self._run(number, feeds, progress)
         except RuntimeFailure as error:
             return replace(found, error=error)
-        if walked.failure is not None:
-            return replace(found, failure=walked.failure)
+        if paired.failure is not None:
+            return replace(found, failure=paired.failure)
         missing = next(
-            (name for name in walked.reference if name not in walked.result), None
+            (name for name in paired.reference if name not in paired.result), None
         )
         if missing is not None:
             raise ArgumentError(
@@ -126,25 +131,25 @@ class TwoModels(SideBySide):
         if self.decoder is not None and self.result.runs_whole(feeds):
             one, other = (
                 defined(self.decoder, feeds, outputs)
-                for outputs in (walked.reference, walked.result)
+                for outputs in (paired.reference, paired.result)
             )
-            walked = walked._replace(reference=one, result=other)
+            paired = paired._replace(reference=one, result=other)
         detections, diffs = compare_matched(
-            walked.reference, walked.result, self.selected
+            paired.reference, paired.result, self.selected
         )
         rejected = None
         if self.accept is not None and not self.accept.takes(
-            walked.reference, walked.result
+            paired.reference, paired.result
         ):
             rejected = self.accept.name
-        tokens = [*self._tokens(number, feeds, flows[0], walked)]
+        tokens = [*self._tokens(number, feeds, flows[0], paired)]
         if self.decoder is not None and self.decoder.is_prompt(feeds):
             try:
                 tokens += generated(
                     self.decoder,
                     (self.reference, self.result),
                     feeds,
-                    (walked.reference, walked.result),
+                    (paired.reference, paired.result),
                     most=self.generates,
                     sample=number,
                 )
@@ -152,20 +157,20 @@ class TwoModels(SideBySide):
                 return replace(found, failure=str(error))
         return replace(
             found,
-            noise=self._noise(feeds, walked.reference)
+            noise=self._noise(feeds, paired.reference)
             if self._needs_noise(number, facts, diffs)
             else None,
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
-            layers=tuple(_layers(*flows, walked.compared)),
+            layers=tuple(_layers(*flows, paired.compared)),
             tokens=tuple(tokens),
             perplexity=None
             if self.decoder is None
-            else perplexity(self.decoder, feeds, walked.reference, walked.result),
+            else perplexity(self.decoder, feeds, paired.reference, paired.result),
             mismatches=tuple(
                 f"Output {name!r}: {text}"
-                for name, value in walked.reference.items()
-                for text in _differences(value, walked.result[name])
+                for name, value in paired.reference.items()
+                for text in _differences(value, paired.result[name])
             ),
             rejected=rejected,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
@@ -190,7 +195,7 @@ class TwoModels(SideBySide):
             or not worst <= TOLERANCES[facts.lowest]
         )
 
-    def _facts(self, reference: Flow, result: Flow) -> RunFacts:
+    def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
         """Return the facts that are known before anything runs."""
         lowest = min(reference.lowest, result.lowest, key=lambda name: LOWNESS[name])
         if self.result.whole and lowest != "float32" and self.result.engine.emulates:
@@ -200,25 +205,25 @@ class TwoModels(SideBySide):
         ran_on = self.result.engine.name(lowest)
         return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
 
-    def _run(self, number: int, feeds: Feeds, progress: Progress) -> Walked:
+    def _run(self, number: int, feeds: Feeds, progress: Progress) -> PairedOutputs:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
 
         Raises:
             RuntimeFailure: the reference does not run.
         """
-        walked = self.run(feeds, progress) if self.layers else Walked({}, {}, {})
+        paired = self.run(feeds, progress) if self.layers else PairedOutputs({}, {}, {})
         if self.layers and not self.result.runs_whole(feeds):
-            self.reference.outputs.keep(number, walked.reference)
-            return walked
+            self.reference.outputs.keep(number, paired.reference)
+            return paired
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
-            return Walked(
+            return PairedOutputs(
                 reference,
                 self.result.run(feeds, part_of(progress, 1, 2)),
-                walked.compared,
+                paired.compared,
             )
         except RuntimeFailure as error:
-            return Walked({}, {}, walked.compared, str(error))
+            return PairedOutputs({}, {}, paired.compared, str(error))
 
     def _noise(self, feeds: Feeds, outputs: Outputs) -> float | None:
         """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
@@ -229,12 +234,12 @@ class TwoModels(SideBySide):
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
 
     def _tokens(
-        self, number: int, feeds: Feeds, flow: Flow, walked: Walked
+        self, number: int, feeds: Feeds, flow: DataflowGraph, paired: PairedOutputs
     ) -> Iterator[Parting]:
         for name, logits in _token_outputs(flow):
             found = partial(self._value, feeds, logits)
             parting = _find_parting(
-                name, number, walked.reference[name], walked.result[name], found
+                name, number, paired.reference[name], paired.result[name], found
             )
             if parting is not None:
                 yield parting
@@ -353,7 +358,7 @@ def noise_floor(
     return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
 
 
-def _unmatched(reference: Flow, result: Flow) -> tuple[str, ...]:
+def _unmatched(reference: DataflowGraph, result: DataflowGraph) -> tuple[str, ...]:
     """Inputs and outputs that only one of the models has, and that are not compared."""
     inputs = [
         name
@@ -392,7 +397,7 @@ def _left_to_cpu(result: Session) -> Iterator[str]:
 
 
 def _layers(
-    reference: Flow, result: Flow, rows: Mapping[str, Compared]
+    reference: DataflowGraph, result: DataflowGraph, rows: Mapping[str, Compared]
 ) -> Iterator[LayerDiff]:
     exponents = exponents_between(reference, result)
     for name, row in rows.items():
@@ -414,7 +419,9 @@ def _layers(
         )
 
 
-def _as_declared(diff: TensorDiff, reference: Flow, result: Flow) -> TensorDiff:
+def _as_declared(
+    diff: TensorDiff, reference: DataflowGraph, result: DataflowGraph
+) -> TensorDiff:
     """Restore the declared types of values that emulation computed in float32."""
     one, other = (
         dtype_of(flow, diff.name) if diff.name in flow.low else ""
@@ -462,7 +469,7 @@ def _keys(keys: Sequence[Any]) -> str:
     )
 
 
-def _token_outputs(flow: Flow) -> Iterator[tuple[str, str]]:
+def _token_outputs(flow: DataflowGraph) -> Iterator[tuple[str, str]]:
     """Outputs of a model that ArgMax gives, with the value whose rows it searches."""
     carriers = op_facts().carriers
     for output in flow.outputs:

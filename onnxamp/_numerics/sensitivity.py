@@ -36,11 +36,11 @@ from onnxamp._numerics.turns import TurnCounter, without_loops
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
+    Executor,
     Piece,
-    Runner,
     batched,
     declare_dims,
     parts_of,
@@ -119,7 +119,7 @@ class GradientWalk:
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _counters: dict[tuple[Any, ...], TurnCounter] = field(default_factory=dict)
-    _flow: Flow | None = None
+    _flow: DataflowGraph | None = None
     """The model that the sessions belong to, with the branches that it takes."""
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
@@ -142,7 +142,7 @@ class GradientWalk:
             yield from self._together(runner, dict(group))
 
     def _together(
-        self, runner: Runner, samples: Mapping[int, Feeds]
+        self, runner: Executor, samples: Mapping[int, Feeds]
     ) -> Iterator[Sensitivities]:
         """Measure samples that take the same branches."""
         flow = runner.flow
@@ -193,7 +193,7 @@ class GradientWalk:
     def _step(self, one: Passes, part: Sequence[int]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
         side, waiting, found = one.side, one.waiting, one.found
-        runner, flow = side.runner, side.flow
+        runner, flow = side.executor, side.flow
         reads = piece_inputs(flow, Piece(tuple(part), ()))
         values = {
             name: side.values[name] if name in side.values else runner.weight(name)
@@ -208,7 +208,7 @@ class GradientWalk:
         seeded = tuple(name for name in made if any(name in rest for rest in waiting))
         shapes = {name: _shape(value) for name, value in values.items()}
         dims = {name: _first(waiting, name).shape for name in seeded}
-        turns = self._turns(runner, part, values)
+        turns = self._turns(runner, Piece(tuple(part), ()), values)
         partial = frozenset(
             name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
         )
@@ -247,7 +247,7 @@ class GradientWalk:
     @np.errstate(over="ignore", invalid="ignore")
     def _step_together(self, passes: Sequence[Passes], number: int) -> None:
         """Run the backward pass of a product with a large matrix."""
-        runner = passes[0].side.runner
+        runner = passes[0].side.executor
         flow, low = runner.flow, self.low
         (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
         starts = [
@@ -286,27 +286,26 @@ class GradientWalk:
             rest[x] = rest[x] + dx if x in rest else dx
 
     def _turns(
-        self, runner: Runner, part: Sequence[int], values: "Mapping[str, ort.OrtValue]"
+        self, runner: Executor, part: Piece, values: "Mapping[str, ort.OrtValue]"
     ) -> Mapping[str, int]:
         """Return how often each Loop of a piece turns, by its first output."""
-        flow = runner.flow
-        if not any(flow.nodes[node].op_type == "Loop" for node in part):
+        if not any(runner.flow.nodes[node].op_type == "Loop" for node in part.nodes):
             return {}
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        key = (*part, *kinds.items())
+        key = (*part.nodes, *kinds.items())
         if key not in self._counters:
-            model = piece_model(flow, Piece(tuple(part), ()), kinds)
+            model = piece_model(runner.flow, part, kinds)
             self._counters[key] = TurnCounter.of(model, runner.provider)
         return self._counters[key].turns(values)
 
     @no_collections()
     def _load(
         self,
-        flow: Flow,
+        flow: DataflowGraph,
         part: Sequence[int],
         values: "Mapping[str, ort.OrtValue]",
         seeded: Mapping[str, Sequence[int]],
-        runner: Runner,
+        runner: Executor,
         partial: Container[str],
         seen: Mapping[str, Sequence[int]],
         counts: Mapping[str, int],

@@ -79,7 +79,7 @@ def without_loops(
         body = graph.scopes[node.bodies[0][1]]
         if node.scope or any(graph.nodes[index].bodies for index in body.nodes):
             continue
-        made = next(filter(None, node.proto.output), "")
+        made = node.first_output
         count = _scanned(graph, node) if node.key == "Scan" else turns.get(made)
         if count and count * len(body.nodes) <= _MOST:
             editor.replace(node.index, _Written(graph, node, editor, names).all(count))

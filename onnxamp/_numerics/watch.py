@@ -29,21 +29,25 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FLOAT_ELEMS, FORMATS, LOW_TENSORS
+from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
+    FLOAT_ELEMS,
+    LOW_ELEMS,
+)
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._numerics.walk import SideBySide, pair
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import Flow, dtype_of, origin
+from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
-from onnxamp._runtime.pieces import Runner, start
+from onnxamp._runtime.pieces import Executor, start
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
 from onnxamp._workers.executor import Memory
 
@@ -53,11 +57,10 @@ if TYPE_CHECKING:
 FLUSHED_ABOVE: Final = 0.1
 """Relative L2 error from which on underflow is a fault; single flushed elements do no harm."""
 
-_LARGEST: Final = {low.elem: low.max_finite for low in FORMATS.values()}
-_FLOATS: Final = LOW_TENSORS | {FLOAT, "tensor(double)"}
+_LARGEST: Final = {elem: low.max_finite for elem, low in LOW_ELEMS.items()}
 
 
-class Watched(NamedTuple):
+class WatchedValue(NamedTuple):
     """A float value, the exact result that it is rounded from (itself if nothing is rounded), and its node."""
 
     value: str
@@ -65,21 +68,22 @@ class Watched(NamedTuple):
     node: int
 
 
-def watched_values(flow: Flow) -> list[Watched]:
+def watched_values(flow: DataflowGraph) -> list[WatchedValue]:
     """Return the floats that the model's nodes compute, in execution order, without values that emulation adds."""
     names = [
         name
         for name in flow.maker
-        if name in flow.own and flow.types.get(name) in _FLOATS
+        if name in flow.own and flow.types.get(name) in ANY_FLOAT_TENSORS
     ]
     return sorted(
-        (Watched(name, *origin(flow, name)) for name in names), key=lambda row: row.node
+        (WatchedValue(name, *origin(flow, name)) for name in names),
+        key=lambda row: row.node,
     )
 
 
 def classify(
-    flow: Flow,
-    rows: Sequence[Watched],
+    flow: DataflowGraph,
+    rows: Sequence[WatchedValue],
     measured: Mapping[str, Measurement],
     inputs: Mapping[str, Measurement],
 ) -> tuple[ValueCheck, ...]:
@@ -95,7 +99,7 @@ def classify(
     ends = [measured[name] for name in flow.outputs if name in measured]
     # NaN and infinities that ops compute from finite numbers are faults where they reach outputs
     born = any(m.found_nan or m.found_inf for m in ends)
-    by_node: dict[int, list[Watched]] = {}
+    by_node: dict[int, list[WatchedValue]] = {}
     readers = _readers(flow, rows)
     for row in rows:
         if row.value in measured:
@@ -120,9 +124,11 @@ def classify(
     return tuple(checks)
 
 
-def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
+def _readers(
+    flow: DataflowGraph, rows: Sequence[WatchedValue]
+) -> dict[str, tuple[str, ...]]:
     """By value: the nodes that read it, directly or through Casts. Linear in reads if few Casts follow each other."""
-    direct: dict[str, list[Watched]] = {}
+    direct: dict[str, list[WatchedValue]] = {}
     for row in rows:
         for name in flow.reads[row.node]:
             direct.setdefault(name, []).append(row)
@@ -144,8 +150,8 @@ def _readers(flow: Flow, rows: Sequence[Watched]) -> dict[str, tuple[str, ...]]:
 
 
 def _checked(
-    flow: Flow,
-    row: Watched,
+    flow: DataflowGraph,
+    row: WatchedValue,
     seen: Mapping[str, Measurement],
     *,
     spoiled: bool,
@@ -179,8 +185,8 @@ def _checked(
 
 
 def _fault(
-    flow: Flow,
-    row: Watched,
+    flow: DataflowGraph,
+    row: WatchedValue,
     m: Measurement,
     sources: Sequence[Measurement],
     *,
@@ -198,7 +204,7 @@ def _fault(
     )
     if m.found_nan and born:
         return "NaN"
-    if endless and (contracts or not reads_constant(flow, row.node, np.inf)):
+    if endless and (contracts or not flow.ask(reads_constant, row.node, np.inf)):
         return "Inf"
     faults = {
         "all zero": m.elements > 1
@@ -212,12 +218,12 @@ def _fault(
     fault = next((name for name, applies in faults.items() if applies), None)
     return (
         None
-        if fault == "saturated" and reads_constant(flow, row.node, top / 2)
+        if fault == "saturated" and flow.ask(reads_constant, row.node, top / 2)
         else fault
     )
 
 
-def mask_values(flow: Flow) -> frozenset[str]:
+def mask_values(flow: DataflowGraph) -> frozenset[str]:
     """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
     nodes.
     """
@@ -243,7 +249,7 @@ def mask_values(flow: Flow) -> frozenset[str]:
     return frozenset(found)
 
 
-def reads_constant(flow: Flow, node: int, limit: float) -> bool:
+def reads_constant(flow: DataflowGraph, node: int, limit: float) -> bool:
     """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
     for name in flow.held[node]:
         constant = flow.constants[name]
@@ -272,11 +278,11 @@ class CheckedSample:
 
 
 @dataclass(slots=True)
-class WatchedRun:
+class ValueMeasurements:
     """Measurements of the floats of a model on samples that take the same branches."""
 
-    flow: Flow
-    rows: Sequence[Watched]
+    flow: DataflowGraph
+    rows: Sequence[WatchedValue]
     values: dict[str, Measurement] = field(default_factory=dict)
     inputs: dict[str, Measurement] = field(default_factory=dict)
 
@@ -291,8 +297,8 @@ class WatchedRun:
 
 
 def watched_parts(
-    runner: Runner,
-    rows: Sequence[Watched],
+    executor: Executor,
+    rows: Sequence[WatchedValue],
     feeds: Feeds,
     budget: int,
     *,
@@ -310,25 +316,27 @@ def watched_parts(
     Raises:
         RuntimeFailure: ONNX Runtime cannot run a part.
     """
-    flow, done = runner.flow, 0
-    side = start(
-        runner, feeds, Counter(name for row in rows for name in {row.value, row.exact})
+    flow, done = executor.flow, 0
+    execution = start(
+        executor,
+        feeds,
+        Counter(name for row in rows for name in {row.value, row.exact}),
     )
     inputs, values = dict[str, Measurement](), dict[str, Measurement]()
-    for name, value in side.values.items():
+    for name, value in execution.values.items():
         if value.is_tensor() and "float" in value.data_type():
             inputs[name] = measure(value, value)
             if seen is not None:
                 seen(name, value)
     by_name = {row.value: row for row in rows}
-    for part in side.parts(range(len(flow.nodes)), budget):
+    for part in execution.parts(range(len(flow.nodes)), budget):
         made = (name for node in part for name in flow.nodes[node].output)
         for row in (by_name[name] for name in made if name in by_name):
-            value = side.values[row.value]
-            values[row.value] = measure(side.values[row.exact], value)
+            value = execution.values[row.value]
+            values[row.value] = measure(execution.values[row.exact], value)
             if seen is not None:
                 seen(row.value, value)
-            side.used({row.value, row.exact})
+            execution.used({row.value, row.exact})
         done += len(part)
         if progress is not None:
             progress(done, len(flow.nodes))
@@ -380,17 +388,17 @@ class CheckProbe(Probe[CheckedSample | Parts]):
     def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
         """As :meth:`Probe.open`."""
         session = self.session(memory)
-        last: tuple[Runner, Runner, Sequence[Watched]] | None = None
+        last: tuple[Executor, Executor, Sequence[WatchedValue]] | None = None
 
         def parts(item: Item) -> Iterator[CheckedSample]:
             nonlocal last
             feeds = check_inputs(session.model.proto, item.sample)
-            runner = session.prepare(feeds)
+            executor = session.prepare(feeds)
             if (
-                last is None or last[0] is not runner
+                last is None or last[0] is not executor
             ):  # the next sample with the same branches uses it
-                flow, rows = keep_float32(runner.flow, self.keep)
-                last = runner, Runner(flow, runner.provider), rows
+                flow, rows = keep_float32(executor.flow, self.keep)
+                last = executor, Executor(flow, executor.provider), rows
             return watched_parts(*last[1:], feeds, self.budget, progress=item.progress)
 
         def lazily(item: Item) -> Parts:
@@ -425,18 +433,18 @@ class EngineProbe(Probe[CheckedSample]):
     budget: int
     key: str = field(default_factory=token_hex)
 
-    def side_by_side(self, memory: Memory) -> SideBySide:
+    def side_by_side(self, memory: Memory) -> PairedSessions:
         """Return the float32 model behind the model, and the model as it runs on the engine.
 
         Raises:
             ModelError, OpsetError: there is no float32 model behind it.
         """
 
-        def opened() -> SideBySide:
+        def opened() -> PairedSessions:
             model = self.model.opened()
             exact = Model(without_rounding(model.embedded()))
             reference = self.engine.reference.open(exact, budget=self.budget)
-            return SideBySide(
+            return PairedSessions(
                 reference,
                 self.engine.open(model, budget=self.budget),
                 lambda *flows: pair(*flows)._replace(accumulated=False),
@@ -446,24 +454,29 @@ class EngineProbe(Probe[CheckedSample]):
 
     def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
-        walk = self.side_by_side(memory)
-        return Opened(walk.prepare, one_by_one(lambda item: _on_engine(walk, item)))
+        sessions = self.side_by_side(memory)
+        return Opened(
+            sessions.prepare, one_by_one(lambda item: _on_engine(sessions, item))
+        )
 
 
-def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
+def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
     """Return what a sample shows on an engine.
 
     Raises:
         RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
     """
-    feeds = check_inputs(walk.result.model.proto, item.sample)
-    walked, flow = walk.run(feeds, item.progress), walk.result.prepare(feeds).flow
+    feeds = check_inputs(sessions.result.model.proto, item.sample)
+    paired, flow = (
+        sessions.run(feeds, item.progress),
+        sessions.result.prepare(feeds).flow,
+    )
     values = {
         name: row.local
-        for name, row in walked.compared.items()
+        for name, row in paired.compared.items()
         if row.local is not None
     }
-    notes = (walked.failure, *(row.note for row in walked.compared.values()))
+    notes = (paired.failure, *(row.note for row in paired.compared.values()))
     note = next(filter(None, notes), None)
     if not values and note is not None:
         raise RuntimeFailure(f"None of its ops runs on its own. {note}")
@@ -478,7 +491,9 @@ def _on_engine(walk: SideBySide, item: Item) -> CheckedSample:
     )
 
 
-def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched]]:
+def keep_float32(
+    flow: DataflowGraph, names: Collection[str]
+) -> tuple[DataflowGraph, list[WatchedValue]]:
     """Emulate what ``--keep-fp32`` does: the named nodes read each other's exact results; others read rounded ones.
 
     Args:
@@ -543,9 +558,9 @@ def keep_float32(flow: Flow, names: Collection[str]) -> tuple[Flow, list[Watched
         for row in rows
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
-    return flow._replace(nodes=tuple(nodes), reads=tuple(reads)), kept
+    return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
 
 
-def _is_rounded(flow: Flow, row: Watched) -> bool:
+def _is_rounded(flow: DataflowGraph, row: WatchedValue) -> bool:
     """Return whether the value is rounded from a float32 one, and not cast from integers."""
     return row.exact != row.value and flow.types.get(row.exact) == "tensor(float)"

@@ -107,6 +107,7 @@ class OpFacts:
     reads_bits: frozenset[str]
     reduces_axes: frozenset[str]
     reductions: frozenset[str]
+    repeats: frozenset[str]
     representable: frozenset[str]
     rounding: frozenset[str]
     selections: frozenset[str]

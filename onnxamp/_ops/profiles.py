@@ -140,7 +140,7 @@ def profile_of(target: str) -> Profile | None:
             dots[op] = fact
         else:  # "Conv 3x3": the worst form of an op counts
             products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
-    norms = data["normalisations"]
+    norms = data["normalizations"]
     steps = norms | data.get("steps", {}) | data.get("elementwise", {})
     return Profile(
         name=device_of(target),

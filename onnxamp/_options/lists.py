@@ -148,13 +148,13 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
 
     Among names that differ only in case, those in ``more`` have priority over ONNX's, and ONNX's over frameworks'.
     """
-    spelt = {
+    spelled = {
         known.lower(): known
         for names in (framework_names(), _known_ops(), more)
         for known in sorted(names)
     }
-    near = get_close_matches(name.lower(), sorted(spelt), 1)
-    return spelt[near[0]] if near else None
+    near = get_close_matches(name.lower(), sorted(spelled), 1)
+    return spelled[near[0]] if near else None
 
 
 def get_white_list(lists: str = "mindspore") -> list[str]:

@@ -1,21 +1,21 @@
 """The one definition of every option of a conversion.
 
-JSON, plan files and the reference derive from the fields of :class:`Options`. The types of keyword arguments are in
-:mod:`onnxamp._options.keywords`, and the command-line spellings of fields in :mod:`onnxamp._options.command_line`.
-Tests verify that they agree.
+JSON, plan files and the reference derive from the fields of :class:`Options`. :class:`OptionKeywords` has the types of
+keyword arguments, and :mod:`onnxamp._options.command_line` the command-line spellings of fields. Tests verify that they
+agree.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT16, Format, low_type
+from onnxamp._dtypes import FLOAT16, DtypeLike, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
-from onnxamp._ops.custom import CustomOp, as_json, custom_ops_of
+from onnxamp._ops.custom import CustomOp, CustomOpsLike, as_json, custom_ops_of
 from onnxamp._ops.profiles import computes_low
 from onnxamp._options.checks import (
     OpsetWord,
@@ -30,7 +30,7 @@ from onnxamp._options.checks import (
 )
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level, Rescaling, check_level
-from onnxamp._options.lists import PRESETS, Preset, ops_named, preset
+from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, preset
 from onnxamp._target.kernels import check_target, float32_accumulators
 
 Rounding = Literal["auto", "nearest", "compensated"]
@@ -323,3 +323,37 @@ class Options:
         """
         keywords = dict(data)
         return cls.of(keywords.pop("level"), keywords)
+
+
+class OptionKeywords(TypedDict, total=False):
+    """Keyword arguments of :func:`onnxamp.convert_model` and of all functions that convert."""
+
+    dtype: DtypeLike
+    lists: PresetName
+    white_list: Iterable[str] | None
+    black_list: Iterable[str] | None
+    keep_high: Iterable[str]
+    force_low: Iterable[str]
+    keep_nodes: Iterable[str]
+    low_weights: str | Iterable[str]
+    weights_only: bool
+    init_max: float | None
+    data_max: float | None
+    keep_io_types: bool | Iterable[str]
+    target: str
+    strict: bool
+    hazards: bool
+    freeze_defaults: bool | None
+    from_dtype: DtypeLike | Literal["auto"] | None
+    custom_ops: CustomOpsLike | None
+    keep_functions: bool
+    opset: int | OpsetWord
+    fold: bool | None
+    folded: Iterable[str]
+    rescale: bool | None
+    rescaling: Rescaling | None
+    split_k: bool
+    rounding: Rounding
+    unsound: Iterable[str]
+    rule: Rule | None
+    strict_options: bool

@@ -14,7 +14,12 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Final
 
-from onnxamp._errors import ArgumentError, MissingFileError, OutputError
+from onnxamp._errors import (
+    ArgumentError,
+    MissingFileError,
+    OutputError,
+    suggestion,
+)
 from onnxamp._optional import optional
 
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
@@ -126,6 +131,8 @@ def reason_of(error: BaseException) -> str:
     """Return the message of a library or the system on one line, without its period, to follow a colon."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
     text = str(getattr(error, "strerror", None) or error).strip()
     return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
 
@@ -138,8 +145,24 @@ def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
         error: the error that was raised.
         remedy: a sentence to append, unless the file just does not exist.
     """
-    is_missing = isinstance(error, FileNotFoundError)
-    kind = MissingFileError if is_missing else ArgumentError
-    return kind(
-        f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy and not is_missing else ''}"
+    if isinstance(error, FileNotFoundError):
+        return MissingFileError(
+            f"Cannot read {what}: {reason_of(error)}.{near_file(error.filename)}"
+        )
+    return ArgumentError(
+        f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy else ''}"
     )
+
+
+def near_file(missing: str | PathLike[str] | None) -> str:
+    """Return a sentence, to follow another, about the file that is probably meant by a path that does not exist."""
+    if missing is None or isinstance(missing, Remote):
+        return ""
+    path = Path(missing)
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except FileNotFoundError:
+        return f" There is no folder {str(path.parent)!r}."
+    except OSError:
+        return ""
+    return suggestion(names, path.name) or " Check the path."

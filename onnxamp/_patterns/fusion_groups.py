@@ -29,8 +29,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     keeps_scales = target_of(options.target).fuses_quantized
 
     def is_stored(value: int) -> bool:
-        maker = graph.producer(value)
-        is_dequantized = maker is not None and maker.key in dequantize
+        is_dequantized = graph.producer(value, *dequantize) is not None
         return constants(value) or (is_dequantized and not keeps_scales)
 
     pairs = constant_batch_norms(graph, is_stored)
@@ -47,8 +46,8 @@ def constant_batch_norms(
     """Return (producer, BatchNormalization) pairs in inference mode, with constant parameters and no other consumer."""
     pairs = []
     for node in graph.nodes_of(op_facts().folded):
-        producer = graph.producer(node.input(0))
-        if producer is None or producer.key not in op_facts().folds_into:
+        producer = graph.producer(node.input(0), *op_facts().folds_into)
+        if producer is None:
             continue
         alone = graph.only_reader(producer.outputs[0]) is node
         parameters = (
@@ -87,8 +86,8 @@ def skip_sums(graph: Graph) -> dict[int, int]:
         }
     sums: dict[int, int] = {}
     for index, norm in heads.items():
-        total = graph.producer(graph.nodes[index].input(0))
-        if total is None or total.key != "Add":
+        total = graph.producer(graph.nodes[index].input(0), "Add")
+        if total is None:
             continue
         if any(map(graph.constants.is_constant, total.inputs)):
             continue
@@ -117,8 +116,8 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
     if graph.book.opsets[""] < 17 and mixed:
         return absorbed
     for norm in patterns_of(graph, "normalization"):
-        for first in (graph.nodes[index] for index in sorted(norm.nodes)):
-            value = _centred_alone(graph, first)
+        for first in graph.at(norm.nodes):
+            value = _centered_alone(graph, first)
             if value == ABSENT and not mixed:
                 value = _divided_square(graph, first)
             if value == ABSENT or graph.types[value] != FLOAT:
@@ -148,15 +147,15 @@ def _mixes(target: str, low: Format) -> bool:
     )
 
 
-def _centred_alone(graph: Graph, mean: Node) -> int:
+def _centered_alone(graph: Graph, mean: Node) -> int:
     """Return the x of a mean whose only consumer is x - mean(x); ABSENT for any other node."""
     if mean.key != "ReduceMean" or not _reduces_last(graph, mean):
         return ABSENT
     readers = [node for node, _ in graph.consumers(mean.outputs[0])]
-    centred = readers and all(
+    centered = readers and all(
         node.key == "Sub" and node.input(0) == mean.inputs[0] for node in readers
     )
-    return mean.inputs[0] if centred else ABSENT
+    return mean.inputs[0] if centered else ABSENT
 
 
 def _divided_square(graph: Graph, square: Node) -> int:

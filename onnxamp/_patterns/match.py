@@ -266,9 +266,9 @@ def _maker_key(graph: Graph, value: int) -> str:
     return "" if maker is None else maker.key
 
 
-def maker_of(graph: Graph, value: int) -> Node | None:
-    """Return the node that produces the value, looking through ops that pass it on."""
-    return graph.producer(graph.passed_on(value))
+def maker_of(graph: Graph, value: int, *keys: str) -> Node | None:
+    """As ``graph.producer``, looking through ops that pass the value on."""
+    return graph.producer(graph.passed_on(value), *keys)
 
 
 def readers_of(graph: Graph, value: int) -> Iterator[Node]:

@@ -1,12 +1,16 @@
-"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them; ``graph.ask(find_forms)`` matches exactly."""
+"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them; ``graph.ask(find_forms)`` matches exactly.
 
-from collections.abc import Callable, Iterator, Mapping
+A listed name means the nodes of its op types, and the patterns that exporters write for it (:func:`named_nodes`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._options.lists import forms_named, ops_named
 from onnxamp._patterns.match import (
     Match,
     declared_axes,
@@ -21,7 +25,7 @@ _REACH = 32
 """Most nodes that one walk may visit; decomposed normalizations have about 20 at most."""
 
 
-def _normalisation(graph: Graph, root: Node) -> set[int]:
+def _normalization(graph: Graph, root: Node) -> set[int]:
     """Return x^2 -> mean or sum -> + eps -> root -> divide: every node between the squared value and the result.
 
     Gain and bias are included if they are constants or vectors: ONNX Runtime fuses these, wherever they come from.
@@ -35,12 +39,8 @@ def _normalisation(graph: Graph, root: Node) -> set[int]:
 
 def _magnitude(graph: Graph, root: Node) -> set[int]:
     """Return the nodes of sqrt(a^2 + b^2)."""
-    total = maker_of(graph, root.input(0))
-    if (
-        total is None
-        or total.key not in ("Add", "Sum")
-        or graph.types[total.outputs[0]] != FLOAT
-    ):
+    total = maker_of(graph, root.input(0), "Add", "Sum")
+    if total is None or graph.types[total.outputs[0]] != FLOAT:
         return set()
     terms = [maker_of(graph, value) for value in total.inputs]
     squares = {
@@ -59,8 +59,8 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
     ends = set().union(*(_softmax_end(graph, exp, total) for total in sums))
     if not ends:
         return set()
-    shift = maker_of(graph, exp.inputs[0])
-    if shift is not None and shift.key == "Sub":
+    shift = maker_of(graph, exp.inputs[0], "Sub")
+    if shift is not None:
         ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
     return {exp.index, *ends}
 
@@ -88,12 +88,8 @@ def _squared_by(graph: Graph, node: Node) -> set[int]:
 
 def _minuend(graph: Graph, value: int) -> int:
     """Return the minuend of a difference; the value itself if it is not a difference."""
-    maker = graph.producer(value)
-    return (
-        graph.passed_on(maker.input(0))
-        if maker is not None and maker.key == "Sub"
-        else value
-    )
+    maker = graph.producer(value, "Sub")
+    return value if maker is None else graph.passed_on(maker.input(0))
 
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
@@ -128,14 +124,14 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
 
 def _centring(graph: Graph, base: int, bases: set[int]) -> set[int]:
     """Return the subtraction and the mean if the squared value is x - mean(x); add x to the bases."""
-    centred = graph.producer(base)
-    if centred is None or centred.key != "Sub":
+    centered = graph.producer(base, "Sub")
+    if centered is None:
         return set()
-    mean = _back_to_reduction(graph, centred.input(1), op_facts().reductions)
+    mean = _back_to_reduction(graph, centered.input(1), op_facts().reductions)
     if not mean:
         return set()
-    bases.add(graph.passed_on(centred.inputs[0]))
-    return {centred.index} | mean
+    bases.add(graph.passed_on(centered.inputs[0]))
+    return {centered.index} | mean
 
 
 def _back_to_reduction(
@@ -159,13 +155,13 @@ def _back_to_reduction(
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
     """Return nodes from the root to the normalized result, and the gain and bias after it."""
     nodes: set[int] = set()
-    stack, normalised = [root.outputs[0]], set[int]()
+    stack, normalized = [root.outputs[0]], set[int]()
     while stack and len(nodes) < _REACH:
         value = stack.pop()
         for node, port in graph.consumers(value):
             if node.index in nodes or not graph.is_float_output(node):
                 continue
-            done = value in normalised
+            done = value in normalized
             if node.key in ("Mul", "Div", "Add", "Sub"):
                 other = node.input(1 - port)
                 is_constant = graph.constants.is_constant(other)
@@ -177,7 +173,7 @@ def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
             elif node.index not in graph.passing and (done or not _carries(node)):
                 continue
             if done:
-                normalised.add(node.outputs[0])
+                normalized.add(node.outputs[0])
             nodes.add(node.index)
             stack.append(node.outputs[0])
     return nodes
@@ -189,14 +185,14 @@ def _carries(node: Node) -> bool:
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
-    shape = graph.shapes[value] if value != ABSENT else None
+    shape = graph.shapes[value]
     return shape is not None and len(shape) == 1
 
 
 def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
     """Return the nodes of the x - mean(x) that is divided, if it is not the one that was squared."""
-    node = maker_of(graph, value)
-    if node is None or node.key != "Sub" or graph.passed_on(node.input(0)) not in bases:
+    node = maker_of(graph, value, "Sub")
+    if node is None or graph.passed_on(node.input(0)) not in bases:
         return set()
     return {node.index} | _back_to_reduction(
         graph, node.input(1), op_facts().reductions
@@ -244,8 +240,8 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         group.add(times.index)
         other, value = _other(graph, times, value), times.outputs[0]
         if not graph.constants.is_constant(other):
-            half = graph.producer(other)
-            factors = half.inputs if half is not None and half.key == "Mul" else ()
+            half = graph.producer(other, "Mul")
+            factors = () if half is None else half.inputs
             rest = [value for value in factors if graph.constants.uniform(value) != 0.5]
             if half is not None and len(rest) < len(factors):
                 group.add(half.index)
@@ -264,7 +260,7 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
             return set()
         group.add(node.index)
-        stack += [v for v in node.inputs if v != ABSENT]
+        stack += node.reads
     return group
 
 
@@ -300,7 +296,7 @@ def _other(graph: Graph, node: Node, value: int) -> int:
 
 
 WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
-    "normalization": _normalisation,
+    "normalization": _normalization,
     "softmax": _softmax,
     "magnitude": _magnitude,
     "gelu": _gelu,
@@ -350,8 +346,8 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
     cores_at, forms = _last_nodes(graph), form_table().ending_in
     return tuple(
         match
-        for node in (graph.nodes[index] for index in graph.order if index in cores_at)
-        if not graph.scopes[node.scope].opaque
+        for node in graph.order
+        if node.index in cores_at and not graph.scopes[node.scope].opaque
         for form in forms.get(node.key, ())
         if not form.cores.isdisjoint(cores_at[node.index])
         for match in matches(graph, form, node)
@@ -375,7 +371,7 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 def is_closed(graph: Graph, match: Match) -> bool:
     """Return whether only the output of the core is read outside the match."""
     inner = (graph.nodes[index] for index in match.nodes - {match.core})
-    made = [value for node in inner for value in node.outputs if value != ABSENT]
+    made = [value for node in inner for value in node.writes]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
     return readers <= match.nodes and not any(graph.results[value] for value in made)
 
@@ -387,12 +383,9 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
     """
     found = []
     for node in graph.nodes_of({"ReduceSum"}):
-        product, source = graph.producer(node.input(0)), node.input(0)
-        if (
-            product is None
-            or product.key != "MatMul"
-            or graph.only_reader(source) is not node
-        ):
+        source = node.input(0)
+        product = graph.producer(source, "MatMul")
+        if product is None or graph.only_reader(source) is not node:
             continue
         shape, axes = graph.shapes[source], declared_axes(graph, node)
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
@@ -403,14 +396,77 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
 
 def _has_parts(graph: Graph, product: Node) -> bool:
     """Return whether the rows of a product are parts of longer rows."""
-    maker = graph.producer(product.input(0))
-    if maker is not None and maker.key == "Transpose":
-        maker = graph.producer(maker.input(0))
-    if (
-        maker is None
-        or maker.key != "Reshape"
-        or ABSENT in (maker.input(0), maker.outputs[0])
-    ):
+    turned = graph.producer(product.input(0), "Transpose")
+    rows = product.input(0) if turned is None else turned.input(0)
+    maker = graph.producer(rows, "Reshape")
+    if maker is None:
         return False
-    before, after = graph.shapes[maker.inputs[0]], graph.shapes[maker.outputs[0]]
+    before, after = graph.shapes[maker.input(0)], graph.shapes[maker.outputs[0]]
     return before is not None and after is not None and len(after) > len(before)
+
+
+def named_forms(graph: Graph, name: str) -> frozenset[int]:
+    """Return the nodes that a name means in addition to those of its op types.
+
+    Complexity: linear in the nodes of the graph.
+    """
+    found = set[int]()
+    for kind in forms_named(name):
+        finder = FINDERS.get(kind)
+        if finder is not None:
+            found.update(finder(graph, ops_named(name)))
+        else:
+            found.update(*(match.nodes for match in patterns_of(graph, kind)))
+    return frozenset(found)
+
+
+def named_nodes(graph: Graph, name: str) -> frozenset[int]:
+    """Return all nodes that a name means."""
+    own = {node.index for node in graph.nodes_of(ops_named(name))}
+    return graph.ask(named_forms, name) | own
+
+
+def unrecognized(graph: Graph, name: str) -> tuple[str, ...]:
+    """Return op types of the graph that may belong to what the name means, in a form that no pattern recognizes."""
+    kinds = set(forms_named(name))
+    cores = op_facts().core_of
+    return tuple(
+        sorted(key for key in graph.by_key.keys() & cores if kinds & {*cores[key]})
+    )
+
+
+def _squares(graph: Graph, _: Iterable[str]) -> Iterator[int]:
+    """Yield products of a value with itself, and powers of 2."""
+    for node in graph.nodes_of(("Mul", "Pow")):
+        if squared_value(graph, node) != ABSENT:
+            yield node.index
+
+
+def _biases(graph: Graph, ops: Iterable[str]) -> Iterator[int]:
+    """Yield sums of a vector and a product with weights that one of the ops computes."""
+    for product in graph.nodes_of(ops):
+        if not product.outputs or not _is_stored(graph, product.input(1)):
+            continue
+        for node, port in graph.consumers(product.outputs[0]):
+            if node.key == "Add" and _is_weight_vector(graph, node.input(1 - port)):
+                yield node.index
+
+
+def _is_stored(graph: Graph, value: int) -> bool:
+    """Return whether the value is a weight: a constant, or an input, as in a training step."""
+    return value != ABSENT and (
+        graph.producer(value) is None or graph.constants.is_constant(value)
+    )
+
+
+def _is_weight_vector(graph: Graph, value: int) -> bool:
+    """Return whether the value is a weight with a single axis, not counting axes of length 1."""
+    shape = graph.shapes[value] if _is_stored(graph, value) else None
+    return shape is not None and bool(shape) and sum(size != 1 for size in shape) <= 1
+
+
+FINDERS: Final[Mapping[str, Callable[[Graph, Iterable[str]], Iterator[int]]]] = {
+    "bias": _biases,
+    "square": _squares,
+}
+"""Kinds of forms other than decomposed ops -> the function that finds them, given the op types of the name."""

@@ -25,7 +25,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feed
 from onnxamp._state import Facts, Part, as_data, fingerprint, from_data
 from onnxamp._tuning.job import converted_model
-from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.runs import converted_error, session_on
 
 
@@ -279,6 +279,7 @@ class PipelineRuns:
     metric: Metric
     folder: Path
     budget: int = BUDGET
+    state: PipelineState = field(default_factory=PipelineState)
     reference: Any = None
     """The result of the function in float32: outputs, or a number."""
     calls: dict[str, Calls] = field(default_factory=dict)
@@ -326,12 +327,15 @@ class PipelineRuns:
         return recorded(self.calls[name], name)
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """Run the pipeline with these models converted, and the others in float32."""
-        return self.judged(
-            self._models(
-                {name: self._runs(name, choice) for name, choice in chosen.items()}
-            )
-        )
+        """Return the measurement of the pipeline with these models converted, and the others in float32: the stored
+        one, or that of a new run.
+        """
+
+        def measured() -> Measured:
+            runs = {name: self._runs(name, choice) for name, choice in chosen.items()}
+            return self.judged(self._models(runs))
+
+        return self.state.run(chosen, measured)
 
     def judged(self, models: Mapping[str, PipelineModel]) -> Measured:
         """Run the function on models, and compare its result with that in float32."""
@@ -360,12 +364,13 @@ class PipelineRuns:
             value, max(worse if self.pipeline.better == "lower" else -worse, 0.0)
         )
 
-    def own_error(self, name: str, choice: Choice, metric: Metric) -> float:
+    def own_error(self, name: str, choice: Choice) -> float:
         """Return the error of a converted model's own outputs on its recorded inputs."""
         self._runs(name, choice)
         member = self.pipeline[name]
         made = self._converted[name][1]
         run = Run(inputs=self.samples(name), budget=self.budget)
+        metric = make_metric("auto", 1.0)
         return converted_error(member.model, made, run, metric, self.engines[name])
 
     def written(self, paths: Mapping[str, Path]) -> Measured:

@@ -15,12 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
-from onnxamp._pipeline.choices import Choice, rank
-from onnxamp._pipeline.runs import Measured, Trial
-from onnxamp._runtime.run import Report
+from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.plan import Plan
+from onnxamp._options.levels import Level
+from onnxamp._pipeline.choices import Choice, Clock, rank, written
+from onnxamp._pipeline.runs import PipelineRuns, Trial
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.arguments import Search, is_slower
+from onnxamp._tuning.tune import tune
 
 PIPELINE_SECONDS: Final = 600.0
 """The default time limit of a search, because a run of a pipeline may take many seconds."""
@@ -44,23 +48,6 @@ _FIRST: Final = 1e-3
 """The first tolerance of level auto if no choice gave a finite error."""
 
 
-class Job(Protocol):
-    """The runner of a pipeline for a search."""
-
-    def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """Run the pipeline with these models converted."""
-
-    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
-        """Return the choice of level auto for a model, with the type and exponents of ``like``, at a tolerance for its
-        own outputs.
-
-        Return None if it lowers nothing.
-        """
-
-    def own_error(self, name: str, choice: Choice) -> float:
-        """Return the error of a choice on a model's own outputs."""
-
-
 @dataclass(slots=True)
 class PipelineSearch:
     """Decides the choice of each model; ``float32`` and ``choices`` are by model, and ``choices`` are fastest first."""
@@ -71,8 +58,10 @@ class PipelineSearch:
     """Models for which level auto may be tried."""
     asked: Search
     """The tolerance of all models together, the limits of the search, and whether slower choices are allowed."""
-    job: Job
-    report: Report
+    runs: PipelineRuns
+    clocks: Mapping[str, Clock]
+    """Estimate the times of each model."""
+    options: RunOptions
     decided: dict[str, Choice] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     """The error of the pipeline when each model was decided, with all earlier decisions, in the order of decisions."""
@@ -151,10 +140,10 @@ class PipelineSearch:
             self.stopped = True
             return None
         done = len(self.trials)
-        self.report(
+        self.options.report(
             f"trying {name}: {choice.label}", done, max(self.asked.runs, done + 1)
         )
-        found = self.job.measure({**decided, name: choice})
+        found = self.runs.measure({**decided, name: choice})
         trial = Trial(
             model=name,
             choice=choice.label,
@@ -177,7 +166,7 @@ class PipelineSearch:
         """Return the better of the choice that passed and one of level auto between it and the one that missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
         own, last = (
-            (self.job.own_error(name, nearest) if isfinite(error) else None),
+            (self.runs.own_error(name, nearest) if isfinite(error) else None),
             inf,
         )
         for _ in range(_REFINEMENTS):
@@ -188,7 +177,7 @@ class PipelineSearch:
                 else _FIRST
             )
             last = min(scaled, _STEP * last)
-            choice = self.job.refine(name, nearest, last) if last > 0 else None
+            choice = self.refine(name, nearest, last) if last > 0 else None
             if choice is None or not (
                 self.asked.allow_slower or not is_slower(choice, self.float32[name])
             ):
@@ -203,6 +192,48 @@ class PipelineSearch:
                 return choice, found
             own, error = choice.own_error, found
         return held
+
+    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
+        """Return the choice of level auto for a model, with the type and exponents of ``like``, at a tolerance for its
+        own outputs, stored or new; None if it lowers nothing.
+        """
+        member, options = self.runs.pipeline[name], like.plan.options
+        asked = member.asked(
+            Level.AUTO,
+            options.dtype,
+            **(
+                {"rescale": True, "rescaling": options.rescaling}
+                if options.rescale
+                else {}
+            ),
+        )
+        self.options.report(
+            f"tuning {name} at {tolerance:.2g}",
+            len(self.runs.state.runs),
+            self.asked.runs,
+        )
+
+        def find() -> tuple[Plan, float]:
+            search = Search(
+                tolerance=tolerance,
+                device=self.asked.device,
+                allow_slower=self.asked.allow_slower,
+            )
+            run = Run(
+                inputs=self.runs.samples(name),
+                provider=self.options.provider,
+                budget=self.options.budget,
+            )
+            tuned = tune(member.model, asked, search, run)
+            return tuned.plan, tuned.error
+
+        words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
+        plan, error = self.runs.state.plan(words, find)
+        _, analysis = analyse_safely(member.model, plan.options, plan)
+        choice = self.clocks[name].choice(
+            analysis, tolerance=tolerance, error=error, plan=plan
+        )
+        return choice if choice.nodes else None
 
     def _spent(self) -> float:
         """Return the share of time or runs that is used up."""

@@ -8,9 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.misspelt import among, misspelt, refuse
-from onnxamp._convert.plan import Plan
+from onnxamp._convert.misspelled import among, misspelled, refuse
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.writing import Conversion, Sink
@@ -19,14 +17,13 @@ from onnxamp._model.sources import confirm_sources, watched_sources
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops.custom import declared_ops
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level
+from onnxamp._options.options import OptionKeywords
 from onnxamp._paths.paths import as_path
-from onnxamp._pipeline.choices import Choice, Clock, choices_of, written
+from onnxamp._pipeline.choices import Choice, Clock, choices_of
 from onnxamp._pipeline.manifest import Function, Pipeline, make_pipeline
 from onnxamp._pipeline.runs import (
     PART,
-    Measured,
     PipelineRuns,
     PipelineState,
     TunedMember,
@@ -34,7 +31,7 @@ from onnxamp._pipeline.runs import (
     facts_of,
 )
 from onnxamp._pipeline.search import PIPELINE_SECONDS, RUNS, PipelineSearch
-from onnxamp._pipeline.write import check_targets, write_pipeline
+from onnxamp._pipeline.write import check_targets, staged_pipeline
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.run import Report, Run, RunOptions, silent
@@ -44,7 +41,6 @@ from onnxamp._target.roofline import device_called
 from onnxamp._target.targets import AUTO
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
-from onnxamp._tuning.tune import tune
 from onnxamp._warnings import warn
 from onnxamp._workers.executor import temporary_folder
 
@@ -71,7 +67,7 @@ def find_unmatched(pipeline: Pipeline) -> UnmatchedNames:
         member.name: member.asked(Level.O2, "float16") for member in pipeline.members
     }
     found = {
-        member.name: misspelt(member.model, asked[member.name])
+        member.name: misspelled(member.model, asked[member.name])
         for member in pipeline.members
     }
     anywhere = among((asked[name], rows) for name, rows in found.items())
@@ -211,19 +207,20 @@ def run_tuning(
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
-        ran: list[tuple[float | None, str]] = []
         chosen = search.decided
         options.report("writing", 0, 0)
-        made = write_pipeline(
+        with staged_pipeline(
             members=pipeline.members,
             chosen=chosen,
             folder=output,
             sink=sink,
             provider=job.runs.engine.provider,
-            approve=lambda paths: ran.append(job.approved(paths, chosen)),
             scratch=folder / "source",
-        )
-        return job.outcome(search, made, output, *ran[0])
+        ) as staged:
+            files = {name: one.file for name, one in staged.items()}
+            error, note = job.judged(files, chosen)
+        made = {name: one.conversion.outcome() for name, one in staged.items()}
+        return job.outcome(search, made, output, error, note)
 
 
 @dataclass(slots=True)
@@ -233,8 +230,6 @@ class _Job:
     runs: PipelineRuns
     asked: Search
     options: RunOptions
-    state: PipelineState
-    clocks: Mapping[str, Clock] = field(default_factory=dict)
     noise: float = 0.0
     unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
 
@@ -258,32 +253,37 @@ class _Job:
             for name, target in targets.items()
         }
         common = set(targets.values())
-        runs = PipelineRuns(pipeline, engines, metric, folder, options.budget)
         low = _names(engines, "float16")
         part = (
             None
             if kept is None
             else kept.part(PART, facts_of(pipeline, metric.name, low))
         )
+        runs = PipelineRuns(
+            pipeline=pipeline,
+            engines=engines,
+            metric=metric,
+            folder=folder,
+            budget=options.budget,
+            state=PipelineState.of(part),
+        )
         device = meant_device(asked.device, common.pop() if len(common) == 1 else "")
         asked = replace(asked, tolerance=metric.tolerance, device=device)
-        job = cls(runs, asked, options, PipelineState.of(part))
         options.report("running in float32", 0, asked.runs)
         runs.start()
-        noise = job.measure({}).error
+        noise = runs.measure({}).error
         if noise > asked.tolerance:
             raise RuntimeFailure(
                 f"The function {pipeline.called!r} returns different results each time: two runs in float32 differ by"
                 f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed everything random in it."
             )
-        job.noise = noise
-        return job
+        return cls(runs, asked, options, noise)
 
     def searched(self) -> PipelineSearch:
         """Search, and return the finished search."""
         runs, asked = self.runs, self.asked
         device, provider = device_called(asked.device), runs.engine.reference.provider
-        self.clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
+        clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
         float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
         for member in runs.pipeline.members:
             name = member.name
@@ -294,7 +294,7 @@ class _Job:
             float32[name], choices[name] = choices_of(
                 member,
                 samples,
-                self.clocks[name],
+                clocks[name],
                 provider,
                 proof,
                 allow_slower=asked.allow_slower,
@@ -307,8 +307,9 @@ class _Job:
                 m.name for m in runs.pipeline.members if Level.AUTO in m.levels
             ),
             asked=asked,
-            job=self,
-            report=self.options.report,
+            runs=runs,
+            clocks=clocks,
+            options=self.options,
         )
         search.search()
         _LOG.info(
@@ -316,53 +317,7 @@ class _Job:
         )
         return search
 
-    def measure(self, chosen: Mapping[str, Choice]) -> Measured:
-        """Return the measurement of the pipeline with these models converted: the stored one, or that of a new run."""
-        return self.state.run(chosen, lambda: self.runs.measure(chosen))
-
-    def own_error(self, name: str, choice: Choice) -> float:
-        """Return the error of a choice on a model's own outputs."""
-        return self.runs.own_error(name, choice, make_metric("auto", 1.0))
-
-    def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
-        """Return the choice of level auto for a model, stored or new."""
-        member, options = self.runs.pipeline[name], like.plan.options
-        asked = member.asked(
-            Level.AUTO,
-            options.dtype,
-            **(
-                {"rescale": True, "rescaling": options.rescaling}
-                if options.rescale
-                else {}
-            ),
-        )
-        self.options.report(
-            f"tuning {name} at {tolerance:.2g}", len(self.state.runs), self.asked.runs
-        )
-
-        def find() -> tuple[Plan, float]:
-            search = Search(
-                tolerance=tolerance,
-                device=self.asked.device,
-                allow_slower=self.asked.allow_slower,
-            )
-            run = Run(
-                inputs=self.runs.samples(name),
-                provider=self.options.provider,
-                budget=self.options.budget,
-            )
-            tuned = tune(member.model, asked, search, run)
-            return tuned.plan, tuned.error
-
-        words = f"{name} {tolerance!r} {written(asked)} {self.asked.device} {self.asked.allow_slower}"
-        plan, error = self.state.plan(words, find)
-        _, analysis = analyse_safely(member.model, plan.options, plan)
-        choice = self.clocks[name].choice(
-            analysis, tolerance=tolerance, error=error, plan=plan
-        )
-        return choice if choice.nodes else None
-
-    def approved(
+    def judged(
         self, paths: Mapping[str, Path], chosen: Mapping[str, Choice]
     ) -> tuple[float | None, str]:
         """Return the error of a run with the written files, or the reason why there was no such run.
@@ -393,13 +348,8 @@ class _Job:
         note: str,
     ) -> TunedPipeline:
         """Return the result of the tuning."""
-        runs, pipeline, state, chosen = (
-            self.runs,
-            self.runs.pipeline,
-            self.state,
-            search.decided,
-        )
-        last = self.measure(chosen)
+        runs, chosen = self.runs, search.decided
+        pipeline, state, last = runs.pipeline, runs.state, runs.measure(chosen)
         members = tuple(
             _member(
                 search=search,

@@ -3,20 +3,21 @@
 If a result is rejected, nothing changes. Files are renamed model by model, so each is complete at all times.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._job.pipeline import convert_to_file
-from onnxamp._job.request import Request
+from onnxamp._job.request import Job
 from onnxamp._job.validation import load_result
-from onnxamp._job.writing import Conversion, Sink
+from onnxamp._job.writing import Sink, StagedConversion, staged_conversion
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
+from onnxamp._model.sources import release_sources
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._ops.targets import device_of
 from onnxamp._paths.paths import made_folder
@@ -25,8 +26,12 @@ from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import Provider
 
-Approve = Callable[[Mapping[str, Path]], None]
-"""A function that judges the files of all models before they are put in place, and raises if they are rejected."""
+
+class StagedMember(NamedTuple):
+    """A model that is written: its file until that is in its place, and the conversion."""
+
+    file: Path
+    conversion: StagedConversion
 
 
 def check_targets(members: Sequence[Member], folder: Path) -> None:
@@ -42,16 +47,16 @@ def check_targets(members: Sequence[Member], folder: Path) -> None:
             raise ArgumentError(text)
 
 
-def write_pipeline(
+@contextmanager
+def staged_pipeline(
     members: Sequence[Member],
     chosen: Mapping[str, Choice],
     folder: Path,
     sink: Callable[[Path], Sink],
     provider: Provider,
-    approve: Approve,
     scratch: Path,
-) -> dict[str, Conversion]:
-    """Write all models of a pipeline into a folder.
+) -> Iterator[dict[str, StagedMember]]:
+    """Write all models of a pipeline, and put them into a folder at the end of the block, unless that raises.
 
     Args:
         members: the models.
@@ -59,42 +64,30 @@ def write_pipeline(
         folder: the folder to write to; each model keeps its own name.
         sink: how to write a file.
         provider: where models ran.
-        approve: the function that judges the files.
         scratch: a folder for models that do not come from a file.
 
     Raises:
         RuntimeFailure: ONNX Runtime does not load a result. OutputError: something cannot be written. Others as
-            :func:`onnxamp._convert.convert.convert_to_file`, and exceptions of ``approve``.
+            :func:`onnxamp._convert.convert.convert`.
     """
-    made: dict[str, Conversion] = {}
-
-    def written(left: Sequence[Member], shown: Mapping[str, Path]) -> None:
-        """Write the remaining models; ``shown`` has the files of the others."""
-        if not left:
-            approve(shown)
-            return
-        member, choice = left[0], chosen[left[0].name]
-        target = folder / member.file
-        made_folder(target.parent)
-
-        def go_on(path: Path) -> None:
-            _check_loads(member, choice, path, provider)
-            written(left[1:], {**shown, member.name: path})
-
-        how = replace(sink(target), approve=go_on)
-        plan = None if choice.is_float32 else choice.plan
-        model = (
-            member.model
-            if member.model.path is not None
-            else _in_file(member.model, scratch / member.file)
-        )
-        request = Request(
-            model=model, asked=choice.plan.options, plan=plan, warn=lambda _: None
-        )
-        made[member.name] = convert_to_file(request, how).conversion
-
-    written(members, {})
-    return made
+    staged: dict[str, StagedMember] = {}
+    with ExitStack() as stack:
+        for member in members:
+            choice, target = chosen[member.name], folder / member.file
+            made_folder(target.parent)
+            job = Job(
+                model=member.model
+                if member.model.path is not None
+                else _in_file(member.model, scratch / member.file),
+                options=choice.plan.options,
+                plan=None if choice.is_float32 else choice.plan,
+            )
+            made = stack.enter_context(staged_conversion(job, sink(target)))
+            file = stack.enter_context(made.saved.stage.shown())
+            _check_loads(member, choice, file, provider)
+            staged[member.name] = StagedMember(file, made)
+        yield staged
+    release_sources()  # the results are in their places
 
 
 def _in_file(model: Model, path: Path) -> Model:

@@ -168,7 +168,9 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
     ]
     if since := audit.loads_from:
         because = (
-            f"not on {since.because}" if since.because else "the oldest that is known"
+            f"not on {since.because}"
+            if since.because
+            else "the oldest version that onnxamp knows"
         )
         figures.append(Figure("loads from ONNX Runtime", since.version, because))
     if engine := audit.engine:

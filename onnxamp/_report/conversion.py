@@ -192,7 +192,7 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
     cure = validation.cure if validation is not None else None
     if validation is None or cure is None or not cure.applied:
         return
-    yield Item(f"Without it: {cure.failure}", Level.WARNING)
+    yield Item(f"The first result failed: {cure.failure}", Level.WARNING)
     if cure.first_bad is not None:
         yield Item(first_bad_sentence(cure.first_bad))
     told = cure.outcome
@@ -276,10 +276,15 @@ def _why_nothing(made: Conversion) -> str:
     if not reasons:
         return "Only constants are float32."
     ((reason, _),) = reasons.most_common(1)
-    if reason == "cut":
-        reason = "because the Casts around them would cost more than they gain"
-        return f"Most nodes stay float32 {reason}."
-    return f"Most nodes stay float32 for this reason: {title_of(reason)}."
+    general = f"Most nodes stay float32 for this reason: {title_of(reason)}."
+    return _NOTHING.get(reason, general)
+
+
+_NOTHING: Final = {
+    "cut": "Most nodes stay float32 because the Casts around them would cost more than they gain.",
+    "measured": "No conversion is both faster and within the tolerance: onnxamp tune shows what was tried.",
+}
+"""The most frequent reason why nodes do not change -> the sentence about it, where its title is not enough."""
 
 
 def _hazard_title(plan: Plan) -> str:
@@ -303,7 +308,8 @@ def _hazards(plan: Plan) -> Iterator[Part]:
         yield Item(as_sentence(title_of(reason)), level, nodes, detailed(mine))
     if hazards and plan.options.hazards:
         yield hint(
-            "--force-low REGEX converts some of these nodes anyway, with all that share their precision; --no-hazards all."
+            "--force-low REGEX lowers some of these nodes anyway, with all that share their precision; --no-hazards"
+            " lowers all."
         )
 
 

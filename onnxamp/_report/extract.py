@@ -13,7 +13,6 @@ from onnxamp._dtypes import readable_types
 from onnxamp._extract.region import Region
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
-from onnxamp._graph.view import ABSENT
 from onnxamp._model.storage import weight_bytes
 from onnxamp._ops.facts import op_key
 from onnxamp._report.machine import document
@@ -137,11 +136,7 @@ def _nodes(region: Region) -> Table:
     rows = []
     for name, node in zip(region.nodes, view.nodes, strict=False):
         if node.key != "Constant":
-            kinds = (
-                readable_types(types[value])
-                for value in node.outputs
-                if value != ABSENT
-            )
+            kinds = (readable_types(types[value]) for value in node.writes)
             is_asked = name in asked
             cells = (
                 "→" if is_asked else "",

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
 from onnxamp._decide.words import title_of
-from onnxamp._graph.stats import PRECISIONS
+from onnxamp._graph.types import PRECISIONS
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset

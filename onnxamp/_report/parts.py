@@ -87,7 +87,7 @@ class Item(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Part of a bar; ``kind`` chooses its colour."""
+    """Part of a bar; ``kind`` chooses its color."""
 
     kind: str
     amount: int
@@ -277,7 +277,9 @@ def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
         Figure(
             "Casts between floats",
             f"{casts.count:,}",
-            f"{redundant}about {size(casts.bytes)} moved per run{at}{left}",
+            f"{redundant}about {size(casts.bytes)} moved per run{at}{left}"
+            if casts.count
+            else "",
             count(casts.count, "Cast"),
         ),
     )

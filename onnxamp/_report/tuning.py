@@ -134,12 +134,16 @@ def tuning_status(tuned: Tuned) -> Status:
 
 def effort(tuned: Tuned) -> Iterator[str]:
     """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
-    recalled = (
-        f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    samples = tuned.runs + tuned.recalled
+    recalled = f" ({tuned.recalled:,} in the state file)" if tuned.recalled else ""
+    measured = (
+        f"Sensitivities come from {count(samples, 'sample')}{recalled}. "
+        if samples
+        else ""
     )
     yield (
-        f"Sensitivities of {count(tuned.runs, 'sample')}{recalled}; {count(tuned.conversions, 'converted model')} judged on"
-        f" all samples ({tuned.ran_on}); {count(tuned.units, 'computing node')} could be in low precision."
+        f"{measured}{count(tuned.conversions, 'converted model')} ran on all samples ({tuned.ran_on})."
+        f" {count(tuned.units, 'computing node')} could be in low precision."
     )
     if tuned.exponents is not None:
         yield _exponents(tuned, tuned.exponents)

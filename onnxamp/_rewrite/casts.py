@@ -24,8 +24,7 @@ from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import Types
-from onnxamp._graph.view import ABSENT, Node, View, shadowing
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
@@ -62,8 +61,7 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
         raise ArgumentTypeError(
             f"model must be an onnx.ModelProto, not {type(model).__name__}."
         )
-    view = remove_pairs(Graph.of(model)).graph
-    return _find_removal(view, view.types, lossy=lossy).apply()
+    return _find_removal(remove_pairs(Graph.of(model)).graph, lossy=lossy).apply()
 
 
 def applies(draft: Draft, options: Options) -> bool:
@@ -108,31 +106,26 @@ def _idle_casts(
 
     Complexity: linear in nodes.
     """
-    if _find_removal(graph, graph.types, chains=False).is_empty:
+    if _find_removal(graph, chains=False).is_empty:
         return None
-    removal = _find_removal(graph, graph.types, chains=False, kept=kept(graph))
+    removal = _find_removal(graph, chains=False, kept=kept(graph))
     return None if removal.is_empty else removal
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
     """Return the Casts that :func:`remove_redundant_casts` removes, by node index."""
     pairs = graph.ask(find_pairs)
-    return frozenset(
-        _find_removal(graph, graph.types, lossy=False).removed
-        | pairs.ends
-        | pairs.starts
-    )
+    return frozenset(_find_removal(graph).removed | pairs.ends | pairs.starts)
 
 
 def _find_removal(
-    view: View,
-    types: Types,
+    graph: Graph,
     *,
     lossy: bool = False,
     chains: bool = True,
     kept: Container[int] = (),
 ) -> "_Removal":
-    removal = _Removal(view, types, lossy, chains, kept)
+    removal = _Removal(graph, lossy, chains, kept)
     removal.run()
     removal.orphans()
     return removal
@@ -142,22 +135,17 @@ class _Removal:
     """Collects the new input of each Cast, and the replacement for the output of each removed Cast."""
 
     def __init__(
-        self, view: View, types: Types, lossy: bool, chains: bool, kept: Container[int]
+        self, graph: Graph, lossy: bool, chains: bool, kept: Container[int]
     ) -> None:
-        self.view, self.types, self.lossy, self.chains, self.kept = (
-            view,
-            types,
-            lossy,
-            chains,
-            kept,
-        )
+        self.graph, self.lossy, self.chains, self.kept = graph, lossy, chains, kept
+        self.types = graph.types
         self.source: dict[int, int] = {}
         """Cast node -> the value that it reads from now on."""
         self.alias: dict[int, int] = {}
         """Output of a removed Cast -> the value that replaces it."""
         self.removed: set[int] = set()
-        self.hidden = frozenset(shadowing(view).values())
-        """Values that a body shadows by a value of the same name: they must not get new readers."""
+        self.hidden = graph.hidden
+        """They must not get new readers."""
 
     @property
     def is_empty(self) -> bool:
@@ -167,14 +155,14 @@ class _Removal:
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[int, str, int], int] = {}
-        casts = {*self.view.by_key.get("Cast", ())}
-        for index in filter(casts.__contains__, self.view.order if casts else ()):
-            node = self.view.nodes[index]
-            if ABSENT in (node.input(0), node.outputs[0]) or index in self.kept:
+        for node in self.graph.order if "Cast" in self.graph.by_key else ():
+            if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
+                continue
+            if node.index in self.kept:
                 continue
             target = self.types[node.outputs[0]]
             source = self.through(node)
-            self.source[index] = source
+            self.source[node.index] = source
             if target is None:
                 continue
             key = (source, target, node.scope)
@@ -183,7 +171,7 @@ class _Removal:
                 is_returned
                 and not self.chains
                 and self.types[source] == target
-                and self.view.uses[node.outputs[0]]
+                and self.graph.uses[node.outputs[0]]
             ):
                 self.bypass(node, source)
             elif not is_returned:
@@ -198,22 +186,18 @@ class _Removal:
 
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed, and Casts that never had any."""
-        casts = [self.view.nodes[index] for index in reversed(self.source)]
-        read = (
-            (reader, cast.outputs[0])
-            for cast in casts
-            for reader, _ in self.view.consumers(cast.outputs[0])
-        )
+        casts = [self.graph.nodes[index] for index in reversed(self.source)]
         reads = Counter(
-            self.reads(reader, value)
-            for reader, value in read
+            self.reads(reader, cast.outputs[0])
+            for cast in casts
+            for reader, _ in self.graph.readers(cast)
             if reader.index not in self.removed
         )
         for node in casts:
             index = node.index
             if index in self.removed or self.is_returned(node):
                 continue
-            if (self.view.uses[node.outputs[0]] or not self.chains) and not reads[
+            if (self.graph.uses[node.outputs[0]] or not self.chains) and not reads[
                 node.outputs[0]
             ]:
                 self.removed.add(index)
@@ -227,11 +211,7 @@ class _Removal:
     def through(self, node: Node) -> int:
         """Return the earliest value that the Cast may read instead of its input."""
         source = self.alias.get(node.inputs[0], node.inputs[0])
-        while (
-            self.chains
-            and (producer := self.view.producer(source)) is not None
-            and producer.key == "Cast"
-        ):
+        while self.chains and (producer := self.graph.producer(source, "Cast")):
             before = self.source.get(producer.index, ABSENT)
             if before == ABSENT or before in self.hidden:
                 break
@@ -251,7 +231,7 @@ class _Removal:
         return self.lossy and f"tensor({a})" == FLOAT and b in FORMATS and c == a
 
     def is_returned(self, node: Node) -> bool:
-        return bool(self.view.results[node.outputs[0]])
+        return bool(self.graph.results[node.outputs[0]])
 
     def drop(self, node: Node, replacement: int) -> None:
         if replacement not in self.hidden:
@@ -265,13 +245,16 @@ class _Removal:
 
     def apply(self) -> ModelProto:
         """Return the edited copy of the model."""
-        editor = GraphEditor(self.view)
+        editor = GraphEditor(self.graph)
         editor.remove(*self.removed)
-        read = {*self.alias, *(self.view.nodes[cast].inputs[0] for cast in self.source)}
-        readers = {index for value in read for index, _ in self.view.uses[value]}
-        for node in map(self.view.nodes.__getitem__, readers):
+        read = {
+            *self.alias,
+            *(self.graph.nodes[cast].inputs[0] for cast in self.source),
+        }
+        readers = {index for value in read for index, _ in self.graph.uses[value]}
+        for node in self.graph.at(readers):
             proto = editor.node(node.index)
             for port, value in enumerate(node.inputs):
                 if value != ABSENT:
-                    proto.input[port] = self.view.values[self.reads(node, value)].name
+                    proto.input[port] = self.graph.values[self.reads(node, value)].name
         return editor.finish()

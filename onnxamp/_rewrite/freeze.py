@@ -12,7 +12,7 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.passes import Draft, Passed
 
-_FLOATS: Final = LOW_ELEMS | {TensorProto.FLOAT}
+_FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}
 
 
 def applies(draft: Draft, options: Options) -> bool:

@@ -9,11 +9,15 @@ A pair that begins with the narrower type, as float32 -> float16 -> float32, rou
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, element_name, is_lossless
+from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
+    ELEM_NUMBERS,
+    element_name,
+    is_lossless,
+)
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
@@ -21,10 +25,6 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._target.kernels import Typed, runs_on
-
-_FLOATS: Final = frozenset(
-    {FLOAT, "tensor(double)", *(low.tensor for low in FORMATS.values())}
-)
 
 
 def remove_pairs(
@@ -116,17 +116,14 @@ class Pairs:
 
     def find(self) -> None:
         """Find Casts to wider types, and all data movement that reads nothing else."""
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
+        for node in self.graph.order:
             if node.key == "Cast" and (origin := self.widened(node)) != ABSENT:
-                self.wide.add(index)
+                self.wide.add(node.index)
                 self.origin[node.outputs[0]] = origin
                 self.narrow[node.outputs[0]] = str(self.graph.types[origin])
             elif self.narrow and (kind := self.moved(node)) is not None:
-                self.moves.add(index)
-                self.narrow.update(
-                    (value, kind) for value in node.outputs if value != ABSENT
-                )
+                self.moves.add(node.index)
+                self.narrow.update((value, kind) for value in node.writes)
 
     def allows(self, node: Node) -> bool:
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
@@ -139,7 +136,11 @@ class Pairs:
         if read in self.origin and (self.chains or node.index in self.graph.passing):
             read = self.origin[read]
         before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
-        is_float = before in _FLOATS and after in _FLOATS and before != after
+        is_float = (
+            before in ANY_FLOAT_TENSORS
+            and after in ANY_FLOAT_TENSORS
+            and before != after
+        )
         return (
             read
             if is_float and is_lossless(element_name(before), element_name(after))
@@ -183,7 +184,7 @@ class Pairs:
             return None
         bound = bind(
             signature,
-            [None if value == ABSENT else types[value] for value in node.inputs],
+            [types[value] for value in node.inputs],
         )
         bound |= dict.fromkeys(lowered, kind)
         is_legal = all(kind in signature.params.get(param, ()) for param in lowered)
@@ -221,7 +222,7 @@ class Pairs:
         hidden = self.graph.hidden
         if any(self.origin.get(value) in hidden for value in node.inputs):
             return True
-        values = [value for value in node.outputs if value != ABSENT]
+        values = node.writes
         if any(self.graph.results[value] or value in hidden for value in values):
             return True
         readers = [
@@ -245,18 +246,17 @@ class Pairs:
 
     def resolve(self) -> None:
         """Find the Casts to remove, and the values to read instead."""
-        for index in self.graph.order:
-            node = self.graph.nodes[index]
-            if index in self.wide:
+        for node in self.graph.order:
+            if node.index in self.wide:
                 origin = self.origin[node.outputs[0]]
                 self.source[node.outputs[0]] = (
                     origin if origin in self.narrow else self.source.get(origin, origin)
                 )
             elif self.ends_pair(node):
                 self.end(node, node.inputs[0])
-        for index in reversed(self.graph.order):
-            if index in self.wide and self.is_done(self.graph.nodes[index].outputs[0]):
-                self.starts.add(index)
+        for node in reversed(self.graph.order):
+            if node.index in self.wide and self.is_done(node.outputs[0]):
+                self.starts.add(node.index)
 
     def end(self, node: Node, read: int) -> None:
         """Let readers of a Cast back read its input, unless that is not narrow after all, or hidden."""

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from onnx import TensorProto
 
-from onnxamp._decide.decision import Decision
 from onnxamp._decide.hazards.scales import vanishing_scales
 from onnxamp._decide.ports import LOW, NONE, PortVariables
+from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.editor import NewNames
@@ -20,7 +20,7 @@ from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.lowering import Scratch, lower
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.edits import Edits, NewCast, NewConstant, NewDequantize
+from onnxamp._rewrite.apply import Edits, NewCast, NewConstant, NewDequantize
 
 
 @dataclass(slots=True)
@@ -142,10 +142,8 @@ class OriginalCasts:
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
-        for index in (
-            self.graph.order
-        ):  # producers first: a Cast of a removed Cast reads its input
-            node = self.graph.nodes[index]
+        # producers first: a Cast of a removed Cast reads its input
+        for node in self.graph.order:
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue

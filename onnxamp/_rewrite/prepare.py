@@ -29,7 +29,7 @@ _KEEPING_CASTS: Final = PASSES[:-1]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The graph to analyse.
+    """The graph to analyze.
 
     Attributes:
         graph: the graph of the prepared model.

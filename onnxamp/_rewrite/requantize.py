@@ -7,8 +7,7 @@ alone. Rounding each input by the scale of the result gives the same integers, a
 from collections.abc import Iterator
 
 from onnxamp._decide.hazards.quantized import fused_blindly
-from onnxamp._decide.listed import find_listed
-from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.overrides import find_listed, find_overrides
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node

@@ -25,7 +25,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 from onnxamp._options.options import Options
-from onnxamp._rewrite.edits import Edits
+from onnxamp._rewrite.apply import Edits
 from onnxamp._target.kernels import is_consistent
 
 Types = tuple[str | None, ...]
@@ -152,9 +152,9 @@ def nodes_around(
     Complexity: linear in nodes.
     """
     origins = _origins(original, edits)
-    waiting = {index for value in values for index in _beside(result, value)} | nodes
+    waiting = {one.index for value in values for one in result.around(value)} | nodes
     waiting |= {
-        index for node in nodes for index in _neighbours(result, result.nodes[node])
+        index for node in nodes for index in _neighbors(result, result.nodes[node])
     }
     found, stack, seen = set[int](), sorted(waiting), set(waiting)
     while stack:
@@ -170,14 +170,11 @@ def nodes_around(
             if suspected.isdisjoint(original.nodes[index].proto.output)
         }
         found |= new
-        for index in () if new else _neighbours(result, node):
+        for index in () if new else _neighbors(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
-    return tuple(
-        next(filter(None, original.nodes[index].proto.output), "")
-        for index in sorted(found)
-    )
+    return tuple(original.nodes[index].first_output for index in sorted(found))
 
 
 def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
@@ -190,23 +187,13 @@ def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
     }
 
 
-def _neighbours(graph: Graph, node: Node) -> Iterator[int]:
-    """Yield the producers of a node's inputs and of its bodies' results, and the consumers of its outputs."""
+def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
+    """Yield the nodes around the values that a node reads and writes, and those that its bodies return."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs
     )
-    for value in (*node.inputs, *node.outputs, *returned):
-        if value != ABSENT:
-            yield from _beside(graph, value)
-
-
-def _beside(graph: Graph, value: int) -> Iterator[int]:
-    """Yield the producer and consumers of a value, and nodes whose bodies return it."""
-    producer = graph.producer(value)
-    if producer is not None:
-        yield producer.index
-    yield from (node for node, _ in graph.uses[value])
-    yield from (graph.scopes[scope].owner for scope, _ in graph.results[value] if scope)
+    for value in {*node.inputs, *node.outputs, *returned} - {ABSENT}:
+        yield from (other.index for other in graph.around(value))
 
 
 def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) -> None:
@@ -313,14 +300,13 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     """Yield type faults: contradictions with schemas, onnx's inference, declared outputs or each other. Complexity:
     linear in nodes.
     """
-    types = [*graph.types, None]  # the last entry is that of ABSENT
     facts, passed = op_facts(), set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple([types[value] for value in node.inputs])
-        outputs = tuple([types[value] for value in node.outputs])
+        inputs = tuple(graph.types_of(node.inputs))
+        outputs = tuple(graph.types_of(node.outputs))
         form = node.signature, inputs, outputs
         if form not in passed:
             text = _node_fault(node, inputs, outputs)

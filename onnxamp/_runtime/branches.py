@@ -17,7 +17,7 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from os import PathLike
 from typing import TypeAlias
@@ -33,8 +33,14 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.protos import copied, copy_without, node_bodies
 from onnxamp._ops.profiles import Profile
-from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, Flow, Shell, flow_of, take_weights
-from onnxamp._runtime.pieces import Runner, run_alone
+from onnxamp._runtime.flow import (
+    WEIGHTS_IN_GRAPH,
+    DataflowGraph,
+    Shell,
+    flow_of,
+    take_weights,
+)
+from onnxamp._runtime.pieces import Executor, run_alone
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, Feeds, shapes_of
 
@@ -249,10 +255,10 @@ def settled_flow(
     *,
     emulated: bool,
     provider: Provider = "cpu",
-    before: Flow | None = None,
-    like: Flow | None = None,
+    before: DataflowGraph | None = None,
+    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
-) -> Flow:
+) -> DataflowGraph:
     """Prepare a model for a sample. A sample that meets other conditions, or leaves other inputs empty, needs another
     flow.
 
@@ -282,7 +288,7 @@ def settled_flow(
         like=like,
         arithmetic=arithmetic,
     )
-    return flow._replace(choices=taken)
+    return replace(flow, choices=taken)
 
 
 def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
@@ -367,5 +373,7 @@ def _conditions(
     flow = flow_of(
         shell._replace(model=own), emulated=emulated, shapes=shapes_of(feeds)
     )
-    side = run_alone(Runner(flow, provider), feeds, names)
-    return {name: bool(np.asarray(side.output(name)).reshape(-1)[0]) for name in names}
+    execution = run_alone(Executor(flow, provider), feeds, names)
+    return {
+        name: bool(np.asarray(execution.output(name)).reshape(-1)[0]) for name in names
+    }

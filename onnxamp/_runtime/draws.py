@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from math import ceil, prod
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,6 @@ from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
 from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
-from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import bytes_of
 from onnxamp._ops.profiles import sums_low
 from onnxamp._runtime.defaults import LEAST, MOST
@@ -51,18 +50,16 @@ def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
     """
     main = graph.scopes[0]
     last = dict.fromkeys(main.outputs, len(graph.order))
-    for place, index in enumerate(graph.order):
-        last |= dict.fromkeys(
-            (value for value in graph.nodes[index].inputs if value != ABSENT), place
-        )
+    for place, node in enumerate(graph.order):
+        last |= dict.fromkeys(node.reads, place)
     ends: dict[int, list[int]] = {}
     for value, place in last.items():
         ends.setdefault(place, []).append(value)
     alive = {value: _bytes(graph, shapes, value) for value in main.inputs}
     taken = peak = sum(alive.values())
-    for place, index in enumerate(graph.order):
-        for value in graph.nodes[index].outputs:
-            if value != ABSENT and value not in alive:
+    for place, node in enumerate(graph.order):
+        for value in node.writes:
+            if value not in alive:
                 alive[value] = _bytes(graph, shapes, value)
                 taken += alive[value]
         peak = max(peak, taken)
@@ -115,8 +112,8 @@ NUMBERS: Final = 64
 about the cube root of n / 64 of the error (chi-square, n >= 3).
 """
 
-_PATIENCE: Final = 20.0
-"""Seconds in which other sizes are tried."""
+_TRIES: Final = 64
+"""Other sizes that are tried at most. A limit in seconds would find other sizes on another machine."""
 
 _MOST_BYTES: Final = 2 << 30
 """Bytes that the values of a model may take while sizes are only tried."""
@@ -127,7 +124,7 @@ def suited(draw: Draw, reference: Session) -> Draw:
     ones.
 
     It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
-    inputs cannot be random, or if no sizes are found within 20 seconds.
+    inputs cannot be random, or if no sizes are found among the first 64 to try.
 
     Raises:
         ArgumentError: a size is given for an unknown dimension, or an impossible one.
@@ -153,8 +150,8 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
 
     Sizes with which the values take too much memory are skipped; sizes that contradict an op do not run.
     """
-    until, tried = monotonic() + _PATIENCE, []
-    for other in draw.others():
+    tried = []
+    for other in islice(draw.others(), _TRIES):
         graph, shapes = other.maker().graph, other.maker().shapes()
         if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
             continue
@@ -163,8 +160,6 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
                 run(other)
                 return other
         tried.append(other.sizes)
-        if monotonic() > until:
-            break
     return replace(draw, tried=tuple(tried))
 
 

@@ -36,7 +36,12 @@ from onnx import (
     numpy_helper,
 )
 
-from onnxamp._dtypes import FLOAT16, FORMATS, LOW_ELEMS
+from onnxamp._dtypes import (
+    FLOAT16,
+    FORMATS,
+    LOW_ELEMS,
+    LOW_TENSORS,
+)
 from onnxamp._errors import ModelError, OpsetError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor, NewNames
@@ -187,9 +192,8 @@ def emulate_graph(
     With ``arithmetic``, float16 sums have the errors of that target (:mod:`onnxamp._runtime.accumulate`); ``shapes``,
     by value, give their lengths. ``hollow`` are initializers of the main graph without data.
     """
-    low = {low.tensor: low.elem for low in FORMATS.values()}
     elems = [
-        None if type_name is None else low.get(type_name) for type_name in view.types
+        LOW_TENSORS[kind].elem if kind in LOW_TENSORS else None for kind in view.types
     ]
     _check_opset(view, elems)
     model = copy_without(view.model, "initializer")
@@ -260,7 +264,7 @@ class _Emulation:
     """Value index of a low-precision model input -> name of its rounded version; of a kept value -> that in float32."""
 
     def low(self, value: int) -> int | None:
-        return None if value == ABSENT else self.elems[value]
+        return self.elems[value]
 
     def is_kept(self, scope: int, name: str) -> bool:
         """Return whether a value of a scope keeps its type."""

@@ -19,7 +19,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.defaults import BUDGET
-from onnxamp._runtime.pieces import Runner, run_together
+from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
     BROWSER,
@@ -290,7 +290,7 @@ class Session:
     budget: int
     origin: "Session | None"
     outputs: OutputCache = field(default_factory=OutputCache)
-    _runner: Runner | None = None
+    _executor: Executor | None = None
     _loaded: Any = None
     """The model as a whole, which the first run loads."""
 
@@ -300,13 +300,13 @@ class Session:
             return Counter()
         return self.engine.left_to_cpu(self._loaded)
 
-    def prepare(self, feeds: Feeds) -> Runner:
+    def prepare(self, feeds: Feeds) -> Executor:
         """Return what runs pieces of the model on this sample; the same as before if the same branches are taken.
 
         Raises:
             As :func:`~onnxamp._runtime.branches.settled_flow`.
         """
-        before = None if self._runner is None else self._runner.flow
+        before = None if self._executor is None else self._executor.flow
         flow = settled_flow(
             self.model.proto,
             self.model.folder,
@@ -317,11 +317,11 @@ class Session:
             like=self.origin.prepare(feeds).flow if self.origin else None,
             arithmetic=self.engine.arithmetic,
         )
-        if self._runner is None or flow is not before:
-            self._runner = Runner(flow, self.engine.piece_provider)
-        return self._runner
+        if self._executor is None or flow is not before:
+            self._executor = Executor(flow, self.engine.piece_provider)
+        return self._executor
 
-    def prepare_sample(self, sample: Feeds) -> Runner:
+    def prepare_sample(self, sample: Feeds) -> Executor:
         """Prepare the model for an unchecked sample. Also raises ArgumentError if the sample does not fit."""
         return self.prepare(check_inputs(self.model.proto, sample))
 
@@ -358,10 +358,15 @@ class Session:
         if any(map(self.runs_whole, samples)):
             return [self.run(feeds) for feeds in samples]
         found: list[Outputs] = []
-        for runner, group in groupby(samples, self.prepare):
-            names = runner.flow.outputs
-            sides = run_together(runner, list(group), names, self.budget, progress)
-            found += ({name: side.output(name) for name in names} for side in sides)
+        for executor, group in groupby(samples, self.prepare):
+            names = executor.flow.outputs
+            executions = run_together(
+                executor, list(group), names, self.budget, progress
+            )
+            found += (
+                {name: execution.output(name) for name in names}
+                for execution in executions
+            )
         return found
 
 

@@ -3,6 +3,7 @@ are still needed stay in memory.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -12,16 +13,22 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, FLOAT_ELEMS, FORMATS, LOW_ELEMS, readable_types
+from onnxamp._dtypes import (
+    ELEM_NAMES,
+    FLOAT_ELEMS,
+    LOW_ELEMS,
+    LOW_TENSORS,
+    readable_types,
+)
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import View
-from onnxamp._graph.wiring import wire
 from onnxamp._model import lowering
+from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
     copied,
@@ -143,7 +150,8 @@ _WIDTH: Final = 4
 """Bytes of most elements."""
 
 
-class Flow(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DataflowGraph(Asked):
     """The main graph as nodes in topological order.
 
     On CPU, models with low precision are emulated: ``nodes`` are those of the emulation, and all values are float32.
@@ -194,7 +202,7 @@ def make_flow(
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
-) -> Flow:
+) -> DataflowGraph:
     """Prepare a model.
 
     Args:
@@ -224,9 +232,9 @@ def flow_of(
     *,
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    like: Flow | None = None,
+    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
-) -> Flow:
+) -> DataflowGraph:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
@@ -259,17 +267,18 @@ def flow_of(
         **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
     }
     given = constants.keys() | weights.keys()
-    order = [index for index in graph.order if graph.nodes[index].scope == 0]
+    main_nodes = [node for node in graph.order if node.scope == 0]
     needs = {
         node: [graph.values[value].name for value in values]
         for node, values in wire(graph).needs.items()
     }
+    order = [node.index for node in main_nodes]
     sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
-    return Flow(
-        nodes=tuple(graph.nodes[index].proto for index in order),
+    return DataflowGraph(
+        nodes=tuple(node.proto for node in main_nodes),
         reads=tuple(
             tuple(name for name in needs[index] if name not in constants)
             for index in order
@@ -279,8 +288,8 @@ def flow_of(
         ),
         maker={
             name: rank
-            for rank, index in enumerate(order)
-            for name in graph.nodes[index].proto.output
+            for rank, node in enumerate(main_nodes)
+            for name in node.proto.output
             if name
         },
         constants=constants,
@@ -321,7 +330,7 @@ def _extents(
     graph: Graph,
     order: Sequence[int],
     shapes: Mapping[str, Sequence[int]],
-    like: Flow | None,
+    like: DataflowGraph | None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
     known = _like(graph, order, like) if like else None
@@ -332,7 +341,7 @@ def _extents(
 
 
 def _like(
-    graph: Graph, order: Sequence[int], like: Flow
+    graph: Graph, order: Sequence[int], like: DataflowGraph
 ) -> tuple[dict[str, int], dict[str, int]] | None:
     """Return sizes and ranks from another flow, also through Casts; None if a node computes a value that is unknown
     there.
@@ -406,14 +415,13 @@ def _sizes(
 
 def _low_values(graph: Graph) -> dict[str, int]:
     """Low-precision values of the main graph with their element types."""
-    elems = {low.tensor: low.elem for low in FORMATS.values()}
     named = (
         (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
     )
-    return {name: elems[type_name] for name, type_name in named if type_name in elems}
+    return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
 
 
-def origin(flow: Flow, name: str) -> tuple[str, int]:
+def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
     """Return the float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
     last = flow.nodes[maker]
@@ -431,7 +439,7 @@ def origin(flow: Flow, name: str) -> tuple[str, int]:
     return exact if exact in flow.inputs else name, first
 
 
-def dtype_of(flow: Flow, name: str) -> str:
+def dtype_of(flow: DataflowGraph, name: str) -> str:
     """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
     return (
         ELEM_NAMES[flow.low[name]]
@@ -440,7 +448,7 @@ def dtype_of(flow: Flow, name: str) -> str:
     )
 
 
-def fitted(flow: Flow, feeds: Feeds) -> dict[str, Feed]:
+def fitted(flow: DataflowGraph, feeds: Feeds) -> dict[str, Feed]:
     """Return the feeds of a model in its float types. Numbers for low-precision inputs are rounded.
 
     Raises:

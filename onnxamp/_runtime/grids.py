@@ -1,14 +1,16 @@
 """The float network that a quantized one stands for, which shows the effect of rounding to integers."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto, TensorProto
 
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.operators import OPERATORS, as_floats
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 
 
@@ -20,29 +22,69 @@ def without_grids(model: Model) -> Model | None:
         A model that reads the values from before they were quantized; None if nothing was quantized.
     """
     graph = model.ask(graph_of)
-    if not any(_pairs(graph)) and not any(_products(graph)):
+    quantizers = op_facts().quantize | OPERATORS.keys()
+    if not graph.nodes_of(quantizers) and not any(_products(graph)):
         return None
-    graph = Model(model.embedded()).ask(graph_of)
+    graph = Graph.of(as_floats(model.embedded()))
     editor = GraphEditor(graph)
-    for node, before in _pairs(graph):
-        name = graph.values[before].name
-        moved = editor.make("Identity", [name], node.proto.output[:1], node.proto.name)
-        editor.replace(node.index, [moved])
-    for node, maker in _products(graph):
+    before, products = _before(graph, editor), [*_products(graph)]
+    pairs = [
+        (node, before[node.input(0)])
+        for node in graph.nodes_of(op_facts().dequantize)
+        if before.get(node.input(0), _NONE).type == graph.types[node.outputs[0]]
+    ]
+    for node, moved in pairs:
+        name, outputs = node.proto.name, node.proto.output[:1]
+        identity = editor.make("Identity", [moved.name], outputs, name)
+        editor.replace(node.index, [identity])
+    for node, maker in products:
         editor.replace(node.index, _in_floats(editor, node, maker))
-    return Model(editor.finish())
+    return Model(editor.finish()) if pairs or products else None
 
 
-def _pairs(graph: Graph) -> Iterator[tuple[Node, int]]:
-    """Yield (node that dequantizes, value of the same type that was quantized before)."""
-    facts, types = op_facts(), graph.types
-    for node in graph.nodes_of(facts.dequantize):
-        maker = graph.producer(node.input(0))
-        if maker is None or maker.key not in facts.quantize:
-            continue
-        before = maker.input(0)
-        if before != ABSENT and types[before] == types[node.outputs[0]]:
-            yield node, before
+class _Float(NamedTuple):
+    """The name and type of a float that was quantized."""
+
+    name: str
+    type: str | None
+
+
+_NONE: Final = _Float("", "")
+
+
+def _before(graph: Graph, editor: GraphEditor) -> Mapping[int, _Float]:
+    """Return the floats that integers were quantized from, by value.
+
+    Nodes that move integers are repeated for their floats.
+    """
+    facts, found = op_facts(), dict[int, _Float]()
+    movers = graph.nodes_of(facts.moves_data | facts.exact_when.keys())
+    able = graph.exact & {node.index for node in movers}
+    for node in graph.order:
+        if node.key in facts.quantize and node.input(0) != ABSENT:
+            name = graph.values[node.inputs[0]].name
+            found[node.outputs[0]] = _Float(name, graph.types[node.inputs[0]])
+        elif node.index in able and node.input(0) in found:
+            positions = facts.moved_inputs.get(node.key, (0,))
+            numbers = {at for at, _ in enumerate(node.inputs) if at in positions}
+            if all(node.inputs[at] in found for at in numbers):
+                _repeat(editor, node, numbers, found)
+    return found
+
+
+def _repeat(
+    editor: GraphEditor, node: Node, numbers: Iterable[int], found: dict[int, _Float]
+) -> None:
+    """Let a node that moves integers move floats as well, which it reads from the input positions ``numbers``."""
+    twin, label = copied(node.proto), f"{node.label}_float"
+    twin.name = editor.names.fresh(label)
+    for at in numbers:
+        twin.input[at] = found[node.inputs[at]].name
+    for at, value in enumerate(node.outputs):
+        if value != ABSENT:
+            twin.output[at] = editor.names.fresh(label)
+            found[value] = _Float(twin.output[at], found[node.inputs[0]].type)
+    editor.insert_after(node.index, twin)
 
 
 _DYNAMIC = "DynamicQuantizeLinear"
@@ -52,8 +94,8 @@ _DYNAMIC = "DynamicQuantizeLinear"
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Yield (product of integers, node that quantizes what it multiplies)."""
     for node in graph.nodes_of(op_facts().integer_products):
-        maker = graph.producer(node.input(0))
-        if maker is not None and maker.key == _DYNAMIC:
+        maker = graph.producer(node.input(0), _DYNAMIC)
+        if maker is not None:
             yield node, maker
 
 

@@ -35,7 +35,7 @@ def input_failure(
     """Return a sentence about a model that fails on a sample: ``text``, the sample's number, the error, and advice.
 
     Random inputs may be the cause if a node fails, but not if the model does not even load. If other sizes were not
-    tried before, the model runs with them, for at most 20 seconds, to name some that work.
+    tried before, the model runs with them to name some that work.
 
     Raises:
         ArgumentError: the inputs are the user's, and the model had loaded: they do not fit it.

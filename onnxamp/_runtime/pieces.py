@@ -8,6 +8,7 @@ those of the graph as written.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from onnxamp._graph.editor import NewNames
 from onnxamp._model.protos import copy_fields, stored_bytes
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
-from onnxamp._runtime.flow import Flow, fitted
+from onnxamp._runtime.flow import DataflowGraph, fitted
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import Feeds, from_value, to_value, typed
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _SESSIONS: Final = 16
-"""Sessions that a runner keeps. Small allocations of many sessions between large values fragment the heap."""
+"""Sessions that an executor keeps. Small allocations of many sessions between large values fragment the heap."""
 
 
 class Piece(NamedTuple):
@@ -43,7 +44,7 @@ class Piece(NamedTuple):
     rounded: frozenset[str] = frozenset()
 
 
-def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
+def piece_inputs(flow: DataflowGraph, piece: Piece) -> list[str]:
     """Return values that a piece reads from outside."""
     renamed = dict(piece.renamed)
     made = {
@@ -58,7 +59,9 @@ def piece_inputs(flow: Flow, piece: Piece) -> list[str]:
     return list(reads)
 
 
-def piece_model(flow: Flow, piece: Piece, kinds: Mapping[str, str]) -> ModelProto:
+def piece_model(
+    flow: DataflowGraph, piece: Piece, kinds: Mapping[str, str]
+) -> ModelProto:
     """Return a piece as a model of its own.
 
     Args:
@@ -132,12 +135,12 @@ def _rank(
 
 
 @dataclass(slots=True)
-class Runner:
+class Executor:
     """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
     are.
     """
 
-    flow: Flow
+    flow: DataflowGraph
     provider: Provider
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
         field(default_factory=dict)
@@ -217,17 +220,17 @@ _NODES: Final = 1024
 
 
 @dataclass(slots=True)
-class Side:
+class Execution:
     """One model being run: the values that are still needed, and the number of their future uses."""
 
-    runner: Runner
+    executor: Executor
     values: "dict[str, ort.OrtValue]"
     uses: Counter[str]
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> DataflowGraph:
         """The model that is run."""
-        return self.runner.flow
+        return self.executor.flow
 
     def parts(
         self, nodes: Iterable[int], budget: int = BUDGET
@@ -240,7 +243,7 @@ class Side:
         for part in parts_of(self.flow, nodes, budget):
             self.run(part)
             yield part
-            self.runner.forget()
+            self.executor.forget()
 
     def run(self, nodes: Sequence[int]) -> None:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
@@ -249,7 +252,7 @@ class Side:
         made = [name for node in nodes for name in self.flow.nodes[node].output if name]
         wanted = tuple(name for name in made if self.uses[name] > 0)
         if wanted:
-            self.values |= self.runner.run(Piece(tuple(nodes), wanted), self.values)
+            self.values |= self.executor.run(Piece(tuple(nodes), wanted), self.values)
         self._drop(reads)
 
     def used(self, names: Iterable[str]) -> None:
@@ -288,11 +291,11 @@ class Side:
 
 
 def start(
-    runner: Runner,
+    executor: Executor,
     feeds: Feeds,
     others: Counter[str],
     nodes: Iterable[int] | None = None,
-) -> Side:
+) -> Execution:
     """Return a model before its first node.
 
     Args:
@@ -303,7 +306,7 @@ def start(
     Raises:
         ArgumentError: an input is not fed.
     """
-    flow, running = runner.flow, nodes
+    flow, running = executor.flow, nodes
     if running is None:
         running, others = range(len(flow.nodes)), others + Counter(flow.outputs)
     uses = others + Counter(name for node in running for name in flow.reads[node])
@@ -312,10 +315,40 @@ def start(
         for name, feed in fitted(flow, feeds).items()
         if nodes is None or uses[name]
     }
-    return Side(runner, values, uses)
+    return Execution(executor, values, uses)
 
 
-def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
+def observed_values(
+    executor: Executor,
+    feeds: Feeds,
+    names: Sequence[str],
+    nodes: Iterable[int] | None = None,
+) -> "Iterator[tuple[str, ort.OrtValue]]":
+    """Run a model part by part, and yield some of its values as soon as they are known: inputs, then those that nodes
+    compute. Each is dropped after that, if no node needs it.
+
+    Args:
+        feeds: a sample, in any float types.
+        names: the values to yield.
+        nodes: those to run; None for all.
+
+    Raises:
+        RuntimeFailure: ONNX Runtime cannot run a part. ArgumentError: an input is not fed.
+    """
+    flow, wanted = executor.flow, frozenset(names)
+    execution = start(executor, feeds, Counter(names), nodes)
+    known = [name for name in names if name not in flow.maker]
+    running = range(len(flow.nodes)) if nodes is None else nodes
+    for part in chain([()], execution.parts(running)):
+        known += (name for node in part for name in flow.nodes[node].output)
+        for name in known:
+            if name in wanted and name in execution.values:
+                yield name, execution.values[name]
+                execution.used([name])
+        known = []
+
+
+def ancestors(flow: DataflowGraph, targets: Iterable[str], done: set[int]) -> list[int]:
     """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
     nodes = []
     waiting = [flow.maker[name] for name in targets if name in flow.maker]
@@ -331,7 +364,7 @@ def ancestors(flow: Flow, targets: Iterable[str], done: set[int]) -> list[int]:
 
 
 def parts_of(
-    flow: Flow, nodes: Iterable[int], budget: int
+    flow: DataflowGraph, nodes: Iterable[int], budget: int
 ) -> Iterator[tuple[int, ...]]:
     """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
 
@@ -360,12 +393,12 @@ def parts_of(
 
 
 def run_alone(
-    runner: Runner,
+    executor: Executor,
     feeds: Feeds,
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
-) -> Side:
+) -> Execution:
     """Run only the nodes that the requested values need, and return a result with these values.
 
     Args:
@@ -375,31 +408,31 @@ def run_alone(
     Raises:
         RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
     """
-    return run_together(runner, [feeds], wanted, budget, progress)[0]
+    return run_together(executor, [feeds], wanted, budget, progress)[0]
 
 
 def run_together(
-    runner: Runner,
+    executor: Executor,
     samples: Sequence[Feeds],
     wanted: Sequence[str],
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Side]:
+) -> list[Execution]:
     """:func:`run_alone` of several samples, which share each weight that is read."""
-    flow = runner.flow
+    flow = executor.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
-    sides = [start(runner, feeds, Counter(wanted), nodes) for feeds in samples]
-    total, done = len(nodes) * len(sides), 0
-    for group in batched(sides, fitting(flow, parts, wanted, budget)):
+    executions = [start(executor, feeds, Counter(wanted), nodes) for feeds in samples]
+    total, done = len(nodes) * len(executions), 0
+    for group in batched(executions, fitting(flow, parts, wanted, budget)):
         for part in parts:
-            for side in group:
-                side.run(part)
-            runner.forget()
+            for execution in group:
+                execution.run(part)
+            executor.forget()
             done += len(part) * len(group)
             if progress is not None:
                 progress(done, total)
-    return sides
+    return executions
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -408,7 +441,10 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def fitting(
-    flow: Flow, parts: Sequence[Sequence[int]], wanted: Iterable[str], budget: int
+    flow: DataflowGraph,
+    parts: Sequence[Sequence[int]],
+    wanted: Iterable[str],
+    budget: int,
 ) -> int:
     """Return how many samples can run together, part by part, with their values between parts within the budget.
 

@@ -164,7 +164,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
 def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
     """Size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
     value = node.input(lookup.table)
-    shape = None if value == ABSENT else shapes[value]
+    shape = shapes[value]
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None
@@ -193,10 +193,10 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 
 def _is_one(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant 1 of any type, directly or through a Cast."""
-    producer = graph.producer(value)
-    if producer is not None and producer.key == "Cast":
-        value = producer.input(0)
-        producer = graph.producer(value)
+    cast = graph.producer(value, "Cast")
+    if cast is not None:
+        value = cast.input(0)
+    constant = graph.producer(value, "Constant")
     tensor = graph.ask(constant_tensors).get(value)
     if tensor is not None:
         if tensor.data_location == TensorProto.EXTERNAL or any(
@@ -205,9 +205,5 @@ def _is_one(graph: Graph, value: int) -> bool:
             return False
         array = numpy_helper.to_array(tensor)
         return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
-    numbers = (
-        [attribute(producer.proto, name) for name in _NUMBERS]
-        if producer and producer.key == "Constant"
-        else []
-    )
+    numbers = [attribute(constant.proto, name) for name in _NUMBERS] if constant else []
     return any(number in (1, [1]) for number in numbers)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._errors import ArgumentError, MissingFileError
-from onnxamp._paths.paths import cannot_read, reason_of
+from onnxamp._paths.paths import cannot_read, near_file, reason_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Span: TypeAlias = tuple[int, int]
@@ -331,7 +331,7 @@ def file_readers(path: Path) -> Sequence[partial[dict[str, Array]]]:
     """Return a reader of each sample in a file."""
     if not path.exists():
         raise MissingFileError(
-            f"Cannot read inputs from {quoted(path)}: there is no such file."
+            f"Cannot read inputs from {quoted(path)}: there is no such file.{near_file(path)}"
         )
     if not path.is_file():
         raise ArgumentError(

@@ -107,7 +107,9 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
             )
         engine_called(wanted)
     if wanted == "cuda" and not cuda_available():
-        raise RuntimeFailure(f"CUDA cannot be used here: {cuda_trouble()}.")
+        raise RuntimeFailure(
+            f"CUDA cannot be used here: {cuda_trouble()}. --provider cpu runs models on the CPU."
+        )
     return wanted
 
 

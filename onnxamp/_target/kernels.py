@@ -20,7 +20,7 @@ from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_TENSORS, Format, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node, infer_types
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import Node, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_failure, kernel_limit
@@ -301,9 +301,7 @@ def _body_fits(
             if provider:
                 return False
             continue
-        inputs = [
-            None if value == ABSENT else inferred[value] for value in inner.inputs
-        ]
+        inputs = [inferred[value] for value in inner.inputs]
         typed = Typed.of(inner, inferred)
         if not is_consistent(inner.signature, typed.bound, inputs):
             return False

@@ -7,10 +7,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._decide.decision import Decision
 from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import NONE
-from onnxamp._decide.precision import CutProblem
+from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._numerics.expected import ExpectedErrors
 from onnxamp._tuning.results import Candidate
@@ -54,7 +53,7 @@ class CandidateSolver:
             ]
             for unit in space.units
         }
-        order = {index: place for place, index in enumerate(base.graph.order)}
+        order = {node.index: place for place, node in enumerate(base.graph.order)}
         self._places = {unit.key: order[unit.node] for unit in space.units}
         self._flops = sum(unit.work.flops for unit in space.tunable) or 1
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
@@ -115,7 +114,7 @@ class CandidateSolver:
             (node, reader)
             for node in inside
             for value in graph.nodes[node].outputs
-            for reader, _ in (graph.uses[value] if value != ABSENT else ())
+            for reader, _ in graph.uses[value]
             if reader in inside
         )
         return [
@@ -226,7 +225,7 @@ class CandidateSolver:
         ]
         return {
             ports.root(variable)
-            for variable in (*made, *ports.of_node.get(node, {}).values())
+            for variable in (*made, *ports.of(node))
             if variable >= 0
         }
 

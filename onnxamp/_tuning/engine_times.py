@@ -34,9 +34,7 @@ def apportioned(
     Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
     neighbors.
     """
-    at = {
-        node_key(graph.nodes[index]): place for place, index in enumerate(graph.order)
-    }
+    at = {node_key(node): place for place, node in enumerate(graph.order)}
     seconds = _of_nodes(seconds, at)
     found = dict.fromkeys(at, 0.0) | {
         key: time for key, time in seconds.items() if key in at
@@ -50,10 +48,7 @@ def apportioned(
         if kernel in at:
             before = at[kernel]
             continue
-        nodes = [
-            graph.nodes[graph.order[place]]
-            for place in range(before + 1, after[number])
-        ]
+        nodes = graph.order[before + 1 : after[number]]
         free = [
             node
             for node in nodes

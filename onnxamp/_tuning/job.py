@@ -9,7 +9,7 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis, decided, with_rounding
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
-from onnxamp._decide.decision import Prices
+from onnxamp._decide.precision import Prices
 from onnxamp._decide.words import told
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
@@ -327,7 +327,7 @@ def converted_model(
 
 def _tie(base: Analysis, node: int) -> str | None:
     """Return the pin to float32 that a node shares with others."""
-    roots = map(base.ports.root, base.ports.of_node.get(node, {}).values())
+    roots = map(base.ports.root, base.ports.of(node))
     for pin in map(base.pins.verdicts.get, roots):
         if pin is not None and not pin.low:
             return told(pin.reason.value, pin.detail)

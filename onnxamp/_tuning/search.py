@@ -13,7 +13,7 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any, Final
 
-from onnxamp._convert.analysis import analyse
+from onnxamp._convert.analysis import analyze
 from onnxamp._convert.estimate import low_nodes
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.levels import Level
@@ -258,7 +258,7 @@ def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
     job, own = search.job, tuned.candidates[tuned.chosen].low
     space, pins = job.space, job.pins
     at_o2 = replace(space.all_low.options, level=Level.O2)
-    nodes = low_nodes(analyse(space.all_low.graph, at_o2))
+    nodes = low_nodes(analyze(space.all_low.graph, at_o2))
     usual = search.solver.feasible(
         frozenset(u.key for u in space.units if u.node in nodes and u.node not in pins)
     )

@@ -12,11 +12,11 @@ from onnx import GraphProto
 
 from onnxamp._convert.analysis import Analysis, decided
 from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
-from onnxamp._decide.decision import Prices
+from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Ports
+from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
 from onnxamp._numerics.low_nodes import LowNode, computes, low_node, node_key
@@ -59,23 +59,22 @@ def find_fusions(
 
     Complexity: linear in nodes.
     """
-    normalising = frozenset[int]().union(
+    normalizing = frozenset[int]().union(
         *(match.nodes for match in patterns_of(graph, "normalization", "softmax"))
     )
     place: dict[int, int] = {}
     """Products and what is fused into them, in execution order."""
     found: list[Fusion] = []
-    for at, index in enumerate(graph.order):
-        node = graph.nodes[index]
-        key = node_key(node)
+    for at, node in enumerate(graph.order):
+        index, key = node.index, node_key(node)
         times = high.get(key, 1.0), low.get(key, 1.0)
         if node.key in op_facts().contractions:
             if all(times):  # else no profile shows it, as in the body of a loop
                 place[index] = at
             continue
-        if any(times) or index in normalising or not estimate.launches(node):
+        if any(times) or index in normalizing or not estimate.launches(node):
             continue
-        before = (graph.producer(value) for value in node.inputs if value != ABSENT)
+        before = (graph.producer(value) for value in node.reads)
         inside = [one.index for one in before if one is not None and one.index in place]
         if inside:
             last, place[index] = max(inside, key=place.__getitem__), at
@@ -269,8 +268,8 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
     all_low = decided(problem, prices=eager)
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
-    for index in graph.order:
-        node, device = graph.nodes[index], estimate.device
+    device = estimate.device
+    for node in graph.order:
         launches, work = estimate.launches(node), estimate.work(node)
         high = work.time(device, low=None)
         rest += launches * LAUNCH_US
@@ -278,7 +277,7 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
             unit = TunableNode(
                 key=lowered.key,
                 names=lowered.names,
-                node=index,
+                node=node.index,
                 ports=lowered.ports,
                 label=node.label,
                 op=node.key,

@@ -16,10 +16,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from onnxamp._convert.analysis import MADE_UP, analyse
+from onnxamp._convert.analysis import MADE_UP, analyze
 from onnxamp._convert.convert import all_unsound, analyse_model, soundly
 from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
-from onnxamp._convert.misspelt import reference_of
+from onnxamp._convert.misspelled import reference_of
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import InternalError, OnnxAmpError
@@ -258,7 +258,7 @@ class _Tuning(NamedTuple):
         counts = len(space.tunable), len(samples)
         _LOG.info("tuning %d nodes on %d samples, metric %s", *counts, self.metric.name)
         space = space.known(
-            frozenset().union(*live), lambda: low_nodes(analyse(graph, usual))
+            frozenset().union(*live), lambda: low_nodes(analyze(graph, usual))
         )
         ready = (
             model if graph.model is model.proto else Model(graph.model, graph.folder)

@@ -9,7 +9,7 @@ from onnxamp._errors import suggestion
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._patterns.named import named_nodes
+from onnxamp._patterns.patterns import named_nodes
 from onnxamp._warnings import warn
 from onnxamp.debugging._modes import TensorCheckerConfig
 from onnxamp.debugging._records import ValueRecord

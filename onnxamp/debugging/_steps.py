@@ -27,10 +27,10 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import data_files, parse_model
 from onnxamp._numerics.compare import measure
-from onnxamp._numerics.watch import Watched, classify, watched_values
+from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
-from onnxamp._runtime.flow import Flow, expose, make_flow
+from onnxamp._runtime.flow import DataflowGraph, expose, make_flow
 from onnxamp._runtime.session import (
     Provider,
     cuda_available,
@@ -57,8 +57,8 @@ class _Shown(NamedTuple):
     """A session that outputs its intermediate values, and a description of these."""
 
     session: "ort.InferenceSession"
-    flow: Flow
-    rows: Sequence[Watched]
+    flow: DataflowGraph
+    rows: Sequence[WatchedValue]
     names: tuple[str, ...]
     scaled: frozenset[str]
     """Values that depend on the loss scale."""

@@ -17,8 +17,8 @@ from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._numerics.watch import (
-    Watched,
-    WatchedRun,
+    ValueMeasurements,
+    WatchedValue,
     mask_values,
     reads_constant,
     watched_parts,
@@ -26,8 +26,8 @@ from onnxamp._numerics.watch import (
 )
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.engines import Session, engine_on
-from onnxamp._runtime.flow import Flow, dtype_of
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.flow import DataflowGraph, dtype_of
+from onnxamp._runtime.pieces import Executor
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, check_inputs, from_value
@@ -58,7 +58,7 @@ class RunRecords(NamedTuple):
     """
 
     step: int
-    flow: Flow
+    flow: DataflowGraph
     records: Mapping[str, ValueRecord]
     nodes: Mapping[str, int]
 
@@ -101,8 +101,8 @@ class Watcher:
 
     session: Session
     """The model with low precision emulated, as in :func:`onnxamp._numerics.check.check_run`."""
-    _runner: Runner | None = None
-    _rows: list[Watched] = field(default_factory=list)
+    _executor: Executor | None = None
+    _rows: list[WatchedValue] = field(default_factory=list)
 
     def watch(
         self,
@@ -126,10 +126,10 @@ class Watcher:
             ModelError, OpsetError, ExternalDataError: the model cannot be prepared.
         """
         feeds = check_inputs(self.session.model.proto, sample)
-        runner = self.session.prepare(feeds)
-        if runner is not self._runner:
-            self._runner, self._rows = runner, watched_values(runner.flow)
-        measured = WatchedRun(runner.flow, self._rows)
+        executor = self.session.prepare(feeds)
+        if executor is not self._executor:
+            self._executor, self._rows = executor, watched_values(executor.flow)
+        measured = ValueMeasurements(executor.flow, self._rows)
         stats: dict[str, TensorStats] = {}
 
         is_odd = False
@@ -141,11 +141,11 @@ class Watcher:
 
         def so_far() -> RunRecords:
             return records_of(
-                step, runner.flow, measured.inputs, measured.checks(), stats
+                step, executor.flow, measured.inputs, measured.checks(), stats
             )
 
         budget = self.session.budget
-        for part in watched_parts(runner, measured.rows, feeds, budget, seen=see):
+        for part in watched_parts(executor, measured.rows, feeds, budget, seen=see):
             measured.add(part)
             if stop and is_odd and (watched := so_far()).first_bad(chosen or Chosen()):
                 return watched
@@ -154,7 +154,7 @@ class Watcher:
 
 def records_of(
     step: int,
-    flow: Flow,
+    flow: DataflowGraph,
     inputs: Iterable[str],
     checks: Sequence[ValueCheck],
     stats: Mapping[str, TensorStats],
@@ -168,10 +168,7 @@ def records_of(
         checks: the values that were watched, in the order of execution.
         stats: the statistics of the elements of all these values.
     """
-    makers = {flow.maker[name] for name in flow.own if name in flow.maker}
-    ranks = {
-        node: rank for rank, node in enumerate(sorted(makers))
-    }  # without nodes that emulation adds
+    ranks = flow.ask(_ranks)
     makers_of = {row.value: row.position for row in checks}
     excused = _excused(flow, {**dict.fromkeys(inputs), **makers_of}, stats)
     records = {
@@ -201,8 +198,14 @@ def records_of(
     return RunRecords(step, flow, records, makers_of)
 
 
+def _ranks(flow: DataflowGraph) -> Mapping[int, int]:
+    """Return the positions of nodes, by index, apart from those that emulation adds."""
+    makers = {flow.maker[name] for name in flow.own if name in flow.maker}
+    return {node: rank for rank, node in enumerate(sorted(makers))}
+
+
 def _excused(
-    flow: Flow,
+    flow: DataflowGraph,
     makers: Mapping[str, int | None],
     stats: Mapping[str, TensorStats],
 ) -> set[str]:
@@ -214,7 +217,7 @@ def _excused(
         stats: the statistics of these values.
     """
     huge = [name for name in makers if stats[name].has_sentinel]
-    masks = mask_values(flow) if huge else frozenset[str]()
+    masks = flow.ask(mask_values) if huge else frozenset[str]()
     excused = set[str]()
     for name in huge:
         node = makers[name]
@@ -222,13 +225,13 @@ def _excused(
         is_excused = key == "Constant" or (node is None and name in masks)
         if node is not None and name in masks and key in op_facts().mask_arithmetic:
             is_excused = not excused.isdisjoint(_sources(flow, node, makers))
-            is_excused = is_excused or reads_constant(flow, node, SENTINEL)
+            is_excused = is_excused or flow.ask(reads_constant, node, SENTINEL)
         if is_excused:
             excused.add(name)
     return excused
 
 
-def _sources(flow: Flow, node: int, known: Container[str]) -> list[str]:
+def _sources(flow: DataflowGraph, node: int, known: Container[str]) -> list[str]:
     """Return the known values that a node reads, looking through nodes that emulation adds."""
     sources: dict[str, None] = {}
     waiting = [*reversed(flow.reads[node])]
@@ -467,7 +470,7 @@ def _compiled(text: str) -> re.Pattern[str]:
         return re.compile(re.escape(text))  # names may contain unbalanced brackets
 
 
-def _weights(flow: Flow, nodes: Iterable[int]) -> Iterator[ValueRecord]:
+def _weights(flow: DataflowGraph, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Yield the records of the float weights of the nodes, including constants."""
     names = (
         name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node])

@@ -40,13 +40,11 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
     """
     names = graph.scopes[0].names
     reached = {names[SCALE]} if SCALE in names else set(_seeds(graph))
-    for index in graph.order:
-        node = graph.nodes[index]
+    for node in graph.order:
         if reached.intersection(node.inputs):
             reached.update(node.outputs)
     layers = {names[name]: layer for layer, name in enumerate(gradients)}
-    for index in reversed(graph.order):
-        node = graph.nodes[index]
+    for node in reversed(graph.order):
         leads = max(
             (layers[value] for value in node.outputs if value in layers), default=ABSENT
         )

@@ -7,9 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FORMATS, LOW_TENSORS, Format
+from onnxamp._dtypes import (
+    FLOAT,
+    FLOAT_TENSORS,
+    FORMATS,
+    LOW_ELEMS,
+    Format,
+)
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.normalisations import RUNNING
+from onnxamp._gradients.normalizations import RUNNING
 from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.bodies import inline_functions
@@ -178,9 +184,6 @@ def as_inputs(
     return writer.finish(), arrays
 
 
-_LOW: Final = {low.elem: low for low in FORMATS.values()}
-
-
 class Masters(NamedTuple):
     """A model whose floats are float32.
 
@@ -230,7 +233,7 @@ def _copies(graph: Graph) -> dict[str, str]:
     }
     copies = {}
     for name, tensor in weights.items():
-        low = _LOW.get(tensor.data_type)
+        low = LOW_ELEMS.get(tensor.data_type)
         stem = name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
         exact = weights.get(stem)
         if (
@@ -263,10 +266,8 @@ def _lowered(graph: Graph) -> dict[str, bool]:
     found: dict[str, set[bool]] = {}
     for node in (graph.nodes[index] for index in graph.scopes[0].nodes):
         if node.key not in op_facts().idle:
-            values = (
-                value for value in (*node.inputs, *node.outputs) if value != ABSENT
-            )
-            kinds = {graph.types[value] for value in values} & {FLOAT, *LOW_TENSORS}
+            values = (value for value in (*node.reads, *node.writes))
+            kinds = {graph.types[value] for value in values} & FLOAT_TENSORS
             found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
     return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
 
@@ -282,7 +283,9 @@ def with_arrays(
     for tensor in result.graph.initializer:
         if tensor.name in arrays:
             tensor.CopyFrom(
-                _tensor(arrays[tensor.name], tensor.name, _LOW.get(tensor.data_type))
+                _tensor(
+                    arrays[tensor.name], tensor.name, LOW_ELEMS.get(tensor.data_type)
+                )
             )
     return result
 

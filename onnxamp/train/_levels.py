@@ -28,7 +28,7 @@ from onnxamp._api import convert_as
 from onnxamp._decide.problem import check_opset
 from onnxamp._dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._gradients.normalisations import RUNNING, SCALED
+from onnxamp._gradients.normalizations import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelHolder
@@ -37,8 +37,7 @@ from onnxamp._options.checks import checked_flag, checked_names, compiled
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
-from onnxamp._patterns.named import named_forms
-from onnxamp._patterns.patterns import find_patterns, patterns_of
+from onnxamp._patterns.patterns import find_patterns, named_forms, patterns_of
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step

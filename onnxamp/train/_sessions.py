@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, CallOrderError, RuntimeFailure
+from onnxamp._graph.bodies import wire
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
-from onnxamp._graph.wiring import wire
 from onnxamp._model.protos import copy_without
 from onnxamp._runtime.session import (
     EXACT,

@@ -20,10 +20,9 @@ import onnxamp
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import DtypeName
 from onnxamp._ops.targets import target_names
-from onnxamp._options.keywords import OptionKeywords
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.lists import PresetName
-from onnxamp._options.options import Options
+from onnxamp._options.options import OptionKeywords, Options
 
 MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
@@ -57,7 +56,7 @@ def test_convert_model_signature() -> None:
 def test_keywords_are_the_fields_of_the_options() -> None:
     """Type checkers know the keywords of a TypedDict alone: it holds what Options has."""
     keywords = get_type_hints(OptionKeywords)
-    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"], "_options/keywords.py"
+    assert [*keywords] == [item.name for item in fields(Options) if item.name != "level"], "OptionKeywords"
     for name, literal in (("dtype", DtypeName), ("lists", PresetName)):
         assert keywords[name] == literal or literal in get_args(keywords[name])
         assert all(Options.of("O2", {name: value}) for value in get_args(literal))
@@ -94,7 +93,7 @@ def test_what_is_no_plan_is_not_applied(model: ModelProto) -> None:
         onnxamp.apply_plan(model, "plan.json")  # type: ignore[type-var]
 
 
-def test_a_misspelt_option_names_the_nearest_one() -> None:
+def test_a_misspelled_option_names_the_nearest_one() -> None:
     for function in (onnxamp.convert_model, onnxamp.plan_model):
         with pytest.raises(onnxamp.ArgumentTypeError, match="Unknown option 'keep_hihg': did you mean 'keep_high'"):
             function("no.onnx", keep_hihg=["a"])

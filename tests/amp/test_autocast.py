@@ -93,7 +93,7 @@ def test_wrong_wishes(wishes: dict, said: str) -> None:
         pass
 
 
-def test_a_listed_normalisation_trains_in_low_precision() -> None:
+def test_a_listed_normalization_trains_in_low_precision() -> None:
     kept, listed = [], []
     for found, names in ((kept, None), (listed, ["BatchNorm2D"])):
         with onnxamp.auto_cast(level="O2", custom_white_list=names):

@@ -147,9 +147,9 @@ def _() -> None:
         with pytest.raises(onnxamp.ArgumentTypeError, match=name) as caught:
             config(**{name: "Sqrt"})
         assert isinstance(caught.value, TypeError)
-        for misspelt, meant in (("Sqrtt", "Sqrt"), ("elementwise_ad", "elementwise_add"), ("nn.Dens", "Dense")):
+        for misspelled, meant in (("Sqrtt", "Sqrt"), ("elementwise_ad", "elementwise_add"), ("nn.Dens", "Dense")):
             with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
-                config(**{name: [misspelt]})
+                config(**{name: [misspelled]})
 
 
 @row("(nothing)")

@@ -116,16 +116,13 @@ def test_a_tokenizer_that_knows_the_built_in_prompts_lets_both_generate() -> Non
     home = decoders.folder(Path("in"), "genai", decoders.grouped())
     assert "random" in convert().rows[0].inputs  # the tokenizer of the tests knows no such words
     shutil.rmtree("out")
-    letters = [chr(code) for code in range(32, 127)]
-    words = {"type": "WordLevel", "vocab": {letter: code for code, letter in enumerate(letters)}, "unk_token": " "}
-    split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
-    (home / "tokenizer.json").write_text(json.dumps(decoders.TOKENIZER | {"model": words, "pre_tokenizer": split}))
+    (home / "tokenizer.json").write_text(json.dumps(decoders.LETTERS))
     (row,) = convert().rows
     assert (row.outcome, row.inputs) == ("converted", "samples of 2 built-in prompts and the steps after")
     assert sum(one.sequences for one in row.tokens) == 2
     assert row.perplexity is not None
     text = "The river rises in the hills, and runs for ninety miles before it meets the sea."
-    tokens = [words["vocab"][letter] for letter in text]
+    tokens = [ord(letter) - 32 for letter in text]
     result = onnx.load("out/model.onnx")
     models = (decoders.grouped(), result)  # saving takes the weights out of a model
     pair = [decoders.generate(decoders.on_cpu(each), each, tokens, 8)[0] for each in models]
@@ -311,10 +308,18 @@ def test_a_type_that_software_lacks_is_refused() -> None:
     decoders.folder(Path("in"), "transformers.js", decoders.plain())
     refused = run("convert", "in", "-o", "out", "--dtype", "bfloat16")
     assert refused.exit_code == 2
-    assert (
-        "onnx/model.onnx is in a folder for transformers.js, which does not support bfloat16: use float16"
-        in refused.output
-    )
+    assert "'in' is a folder for transformers.js, which does not support bfloat16: use float16" in refused.output
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("text", "reason"), [("{no", "Cannot read the config"), ("[]", "is no JSON object")])
+def test_a_config_that_cannot_be_changed_is_refused_before_anything_is_converted(text: str, reason: str) -> None:
+    decoders.folder(Path("in"), "transformers.js", decoders.plain())
+    Path("in/config.json").write_text(text)
+    refused = run("convert", "in", "-o", "out")
+    assert refused.exit_code == 2
+    assert reason in refused.output
+    assert str(Path("in/config.json")) in refused.output
     assert not Path("out").exists()
 
 

@@ -345,7 +345,7 @@ def test_a_broken_result_is_healed() -> None:
     result = run("convert", path, "--level", "O3", "--no-hazards")
     assert result.exit_code == 0, result.output
     assert "with known hazards in float32 to pass validation" in result.output
-    assert "Without it: Output 'Y': Values vanished" in result.output
+    assert "The first result failed: Output 'Y': Values vanished" in result.output
     assert "The first bad value is 'q' (output of Pow node 'square'): Inf in " in result.output
     assert "The inputs are random." in result.output
     assert onnx.load("model_fp16.onnx") == onnxamp.convert_model(str(path), "O3")
@@ -713,7 +713,7 @@ def test_verbose_shows_tracebacks() -> None:
     trace, _, sentence = result.output.partition("\nError: ")
     assert trace.startswith("Traceback (most recent call last):")
     assert "onnxamp.MissingModelError: " in trace
-    assert sentence == "Cannot read 'nothing.onnx': No such file or directory.\n"
+    assert sentence == "Cannot read 'nothing.onnx': No such file or directory. Check the path.\n"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -148,7 +148,7 @@ class TestMissingFiles:
     def test_a_model(self) -> None:
         for wrong in (onnxamp.convert_model, onnxamp.audit_model, onnxamp.check_run, onnxamp.plan_model):
             with pytest.raises(
-                FileNotFoundError, match=r"^Cannot read 'nothing.onnx': No such file or directory\.$"
+                FileNotFoundError, match=r"^Cannot read 'nothing.onnx': No such file or directory\. Check the path\.$"
             ) as caught:
                 wrong("nothing.onnx")
             assert isinstance(caught.value, onnxamp.ModelError)
@@ -232,6 +232,21 @@ class TestFullDisks:
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
         os.close(writer)
         assert (done.returncode, done.stderr) == (1, "")
+
+    @pytest.mark.skipif(os.name == "nt", reason="it is closed by a POSIX shell")
+    def test_standard_output_that_is_closed(self) -> None:
+        command = ["sh", "-c", 'exec "$0" -m onnxamp inspect model.onnx >&-', sys.executable]
+        small()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_signs_that_the_encoding_lacks(self) -> None:
+        path = small().rename("größe.onnx")
+        command = [sys.executable, "-m", "onnxamp", "convert", str(path), "-o", "out.onnx", "--no-validate"]
+        environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, capture_output=True, check=False, env=environment)
+        assert b"gr\\xf6\\xdfe.onnx -> out.onnx" in done.stdout
+        assert done.returncode == 0
 
     def test_half_a_profile(self) -> None:
         Path("profile.json").write_text('[{"cat": "Sess')

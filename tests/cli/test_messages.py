@@ -70,14 +70,14 @@ class TestInPlace:
     ("given", "meant"),
     [("Matmul", "MatMul"), ("matMul", "MatMul"), ("SOFTMAX", "Softmax"), ("Sofmax", "Softmax"), ("Xyzzy", None)],
 )
-def test_misspelt_op_types_are_named_as_onnx_spells_them(given: str, meant: str | None) -> None:
+def test_misspelled_op_types_are_named_as_onnx_spells_them(given: str, meant: str | None) -> None:
     result = run("convert", small(), "--white", given, "-q")
     assert result.exit_code == 2
     assert result.output.count("Did you mean") == (meant is not None)
     assert meant is None or f"Did you mean '{meant}'?" in result.output
 
 
-def test_misspelt_outputs_are_named_with_the_option() -> None:
+def test_misspelled_outputs_are_named_with_the_option() -> None:
     result = run("convert", CLASSIFIER, "-o", "x.onnx", "--io-types", "keep:logit", "-q")
     assert "--io-types" in result.output
     assert "Did you mean 'logits'?" in result.output
@@ -86,6 +86,18 @@ def test_misspelt_outputs_are_named_with_the_option() -> None:
 @pytest.mark.parametrize("option", [("--data-max", 4), ("--rescale",)])
 def test_what_needs_ranges_names_the_commands_that_measure_them(option: tuple[object, ...]) -> None:
     assert "'onnxamp convert' and 'onnxamp tune' measure" in message("inspect", small(), *option)
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (("out.onnx",), "Unexpected argument 'out.onnx'. To write the result there, pass '-o out.onnx'."),
+    (("b.onnx", "-o", "out"), "Unexpected argument 'b.onnx'."),
+    (("-level", "O3"), "No such option '-level'. Did you mean '--level'?"),
+    (("--tolerance", "1%"), "'1%' is not a valid number (write it like 0.01 or 1e-3)."),
+    (("--samples", "inputs.npz"), "'inputs.npz' is not a valid integer."),
+    (("--keep-node", "nothing"), "is called 'nothing'. onnxamp inspect -v lists the names."),
+])  # fmt: skip
+def test_habits_of_other_command_lines(arguments: tuple[str, ...], told: str) -> None:
+    assert message("convert", small(), *arguments).endswith(told)
 
 
 class TestFiles:
@@ -115,7 +127,16 @@ class TestFiles:
 
     def test_missing_arrays_are_not_called_incomplete(self) -> None:
         told = message("train", CLASSIFIER, "--data", "nowhere.npz", "-o", "out.onnx")
-        assert told == "Cannot read nowhere.npz: No such file or directory."
+        assert told == "Cannot read nowhere.npz: No such file or directory. Check the path."
+
+    @pytest.mark.parametrize(("path", "told"), [
+        ("modle.onnx", "Did you mean 'model.onnx'?"), ("models/model.onnx", "There is no folder 'models'."),
+        ("else", "Check the path."),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("command", [("inspect",), ("diff", "model.onnx"), ("convert", "model.onnx", "--plan")])
+    def test_a_missing_file_is_looked_for(self, command: tuple[str, ...], path: str, told: str) -> None:
+        small()
+        assert message(*command, path, code=1 if command == ("inspect",) else 2).endswith(told)
 
     @pytest.mark.parametrize("arguments", [
         ("inspect", "-"), ("diff", "model.onnx", "-"), ("view", "model.onnx", "-o", "-"), ("bench", "-"), ("tune", "-"),

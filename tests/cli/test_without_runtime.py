@@ -51,7 +51,7 @@ def test_the_result_is_the_same(dtype: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("low", FORMATS.values(), ids=FORMATS)
 def test_numpy_rounds_as_the_kernel_does(low: object) -> None:
-    """Every kind of float32, quiet and signalling NaN among them."""
+    """Every kind of float32, quiet and signaling NaN among them."""
     bits = np.random.default_rng(1).integers(0, 1 << 32, 1 << 18, dtype=np.uint64).astype(np.uint32)
     numbers = bits.view(np.float32)
     assert np.isnan(numbers).sum() > 500

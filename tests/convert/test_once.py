@@ -25,7 +25,7 @@ def watch(frame, event, _):
         module = frame.f_globals.get("__name__", "").rpartition(".")[2]
         called[f"{module} {frame.f_code.co_name}"] += 1
 
-WATCHED = {"infer_shapes", "analyse", "find_problem", "find_hazards", "check_wellformed"}
+WATCHED = {"infer_shapes", "analyze", "find_problem", "find_hazards", "check_wellformed"}
 sys.addaudithook(hear)
 found = {}
 for name, arguments in json.loads(sys.argv[1]).items():
@@ -71,7 +71,7 @@ def test_converting_reads_and_analyses_once(counts: dict[str, dict[str, int]]) -
     assert found["model.onnx"] == 1
     assert found["low.onnx"] == 1, "the result is read for its validation alone"
     assert found["hazards find_hazards"] == 1
-    assert found["analysis analyse"] == found["problem find_problem"] == 2, "once more to tell what the signature costs"
+    assert found["analysis analyze"] == found["problem find_problem"] == 2, "once more to tell what the signature costs"
     assert found["shape_inference infer_shapes"] == 3, "the model's, that of the run on the samples, the estimate's"
     assert found["wellformed check_wellformed"] == 2, "the model, and the result"
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from commands import report_of, run
 from conversions import count
-from graphs.case import parse
+from graphs.case import add_weights, parse
 from judge_kernels import is_low, typed_nodes
 from onnx import ModelProto, TensorProto, numpy_helper
 from quantized import TOOLS, float_network, images, quantized
@@ -86,40 +86,58 @@ def test_tensorrt_builds_what_it_built_before(tool: str) -> None:
 
 
 COARSE = """(float[4,16] x) => (float[4,4] y) <float s = {0.2}, float t = {0.5}, int8 z = {0}> {
-    a = QuantizeLinear (x, s, z) b = DequantizeLinear (a, s, z) c = MatMul (b, w)
-    d = QuantizeLinear (c, t, z) e = DequantizeLinear (d, t, z) y = MatMul (e, v) }"""
+    a = QuantizeLinear (x, s, z) b = DequantizeLinear (a, s, z) w = DequantizeLinear (wq, r, z) c = MatMul (b, w)
+    d = QuantizeLinear (c, t, z) m = Flatten (d) e = DequantizeLinear (m, t, z) y = MatMul (e, v) }"""
 """Steps of a fifth and a half of what is usual: rounding to them costs some percent."""
+OPERATORS = """(float[4,16] x) => (float[4,4] y) <float s = {0.2}, float t = {0.5}, int8 z = {0}> {
+    a = QuantizeLinear (x, s, z) d = QLinearMatMul (a, s, z, wq, r, z, t, z)
+    m = Flatten (d) e = DequantizeLinear (m, t, z) y = MatMul (e, v) }"""
+"""The same in ops on integers."""
+FORMS = [(COARSE, 21), (OPERATORS, 21), (OPERATORS, 11)]
 
 
-def coarse() -> ModelProto:
+def coarse(text: str = COARSE, opset: int = 21) -> ModelProto:
     random = np.random.default_rng(0)
-    weights = {"w": random.standard_normal((16, 16)), "v": random.standard_normal((16, 4))}
-    model = parse(COARSE, 21)
-    arrays = (numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items())
-    model.graph.initializer.extend(arrays)
-    return model
+    weight = random.standard_normal((16, 16))
+    weights = {
+        "wq": np.round(weight / 0.03).astype(np.int8),
+        "r": np.float32(0.03),
+        "v": random.standard_normal((16, 4)).astype(np.float32),
+    }
+    return add_weights(parse(text, opset), {name: np.asarray(array) for name, array in weights.items()})
 
 
-def changed(name: str, factor: float) -> ModelProto:
-    """The coarse network in float16, one of whose constants is off by a factor."""
-    result = onnxamp.convert_model(coarse(), target="tensorrt")
-    (tensor,) = [tensor for tensor in result.graph.initializer if tensor.name.removesuffix("_fp16") == name]
+def changed(model: ModelProto, factor: float) -> ModelProto:
+    """The network in float16, the scale of whose weight is off by a factor."""
+    result = onnxamp.convert_model(model, target="tensorrt")
+    (tensor,) = [tensor for tensor in result.graph.initializer if tensor.name.removesuffix("_fp16") == "r"]
     array = numpy_helper.to_array(tensor)
     tensor.CopyFrom(numpy_helper.from_array((array * factor).astype(array.dtype), tensor.name))
     return result
 
 
 @pytest.mark.parametrize(("factor", "passes"), [(1.01, True), (1.2, False)])
-def test_results_may_be_off_by_what_integers_cost(factor: float, passes: bool) -> None:
-    report = onnxamp.diff_models(coarse(), changed("w", factor), provider="cpu")
+@pytest.mark.parametrize(("text", "opset"), FORMS)
+def test_results_may_be_off_by_what_integers_cost(text: str, opset: int, factor: float, passes: bool) -> None:
+    model = coarse(text, opset)
+    report = onnxamp.diff_models(model, changed(model, factor), provider="cpu")
     (judged,) = report.judgements
     assert judged.found > 1e-2
     assert 2e-2 < judged.limit <= 0.11
     assert report.passed is passes
     assert any("rounds values to integers" in note for note in report.notes)
-    strict = onnxamp.diff_models(coarse(), changed("w", factor), provider="cpu", tolerance=1e-2)
+    strict = onnxamp.diff_models(model, changed(model, factor), provider="cpu", tolerance=1e-2)
     assert [one.limit for one in strict.judgements] == [1e-2]
     assert not strict.passed
+
+
+def test_the_allowance_for_integers_is_the_same_in_every_form() -> None:
+    limits = set()
+    for text, opset in FORMS:
+        model = coarse(text, opset)
+        (judged,) = onnxamp.diff_models(model, changed(model, 1.01), provider="cpu").judgements
+        limits.add(round(judged.limit, 4))
+    assert len(limits) == 1
 
 
 def test_a_conversion_is_not_cured_of_what_integers_cost(tmp_path: Path) -> None:
@@ -162,7 +180,7 @@ def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path)
     told = run("diff", *names[:2], "--original", names[2], "--save", str(saved))
     assert "Cost of quantization" in told.output
     assert "Cost of quantization" in run("diff", str(saved)).output
-    onnx.save(onnxamp.convert_model(changed("w", 1.01)), names[3])
+    onnx.save(onnxamp.convert_model(changed(coarse(), 1.01)), names[3])
     onnx.save(coarse(), names[0])
     onnx.save(coarse(), names[2])
     wrong = onnxamp.diff_models(names[0], names[3], provider="cpu", original=names[2])

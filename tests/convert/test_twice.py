@@ -140,6 +140,10 @@ MODELS = {
         (float x, float[3] v, int64[k] n) => (float[?,?,?,?] y, float[3] z) {
         y = Expand (x, n)  d = DepthToSpace <blocksize = 2> (y)  r = ReduceMax <keepdims = 0> (d)
         e = Mul (v, r)  z = Softmax (e) }""",
+    "statistics that are moved in float32": """(float[2,3] x, float[3] v) => (float[2,3] y)
+        <int64[2] same = {2, 3}, int64[1] three = {3}> {
+        r = Reshape (x, same)  m = ReduceMax <keepdims = 0> (r)  e = Expand (m, three)
+        y = BatchNormalization (r, v, e, e, v) }""",
     "an idle Cast of an input": """(float[2,8] x) => (float[2,8] y) { y = Cast <to = 1> (x) }""",
     "an idle Cast": """(float[2,8] x) => (float[2,8] y, float[2,8] z) {
         y = Cast <to = 1> (x)  h = MatMul (y, w)  z = Softmax (h) }""",
@@ -148,6 +152,7 @@ MODELS = {
 WEIGHTS = {"w": (8, 8), "kernel": (3, 2, 2, 2)}
 WISHES: dict[str, dict[str, Any]] = {
     "an output by name": {"keep_nodes": ["y"]},
+    "statistics that are moved in float32": {"keep_nodes": ["e"]},
     "dropout": {"white_list": ["Constant", "Cast"]},
     "an idle Cast of an input": {"white_list": ["Cast"]},
     "low weights": {"low_weights": ".*", "init_max": 1.5},

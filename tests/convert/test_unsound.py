@@ -18,9 +18,9 @@ from strategies import random_model
 
 import onnxamp
 from onnxamp._convert import analysis as solved
-from onnxamp._decide.decision import Decision
+from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._rewrite.edits import Edits
+from onnxamp._rewrite.apply import Edits
 
 CHAIN = """(float[2,8] x, float[2,8] v) => (float[2,8] y) {
     a = MatMul (x, w)  b = MatMul (a, w)  c = Mul (b, v)  d = MatMul (c, w)  e = MatMul (d, w)  f = MatMul (e, w)

@@ -279,7 +279,7 @@ def test_lists_keep_nothing_between_integers_that_is_computed_number_by_number(o
         assert {one.outputs[0] for one in typed_nodes(kept) if one.node.op_type == op} == {"tensor(float)"}
 
 
-def test_a_normalisation_behind_a_product_of_integers_takes_its_precision() -> None:
+def test_a_normalization_behind_a_product_of_integers_takes_its_precision() -> None:
     """TensorRT fuses both; a Cast between them would part the product from the scale behind it."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         g (float[1,2,4,4] x) => (float[1,2,4,4] y)

@@ -124,9 +124,9 @@ class TestWhichOutputs:
 class TestMatching:
     @settings(deadline=None, max_examples=25)
     @given(st.permutations(range(20)), st.booleans(), st.booleans())
-    def test_the_order_does_not_matter(self, order, centred, logits):
+    def test_the_order_does_not_matter(self, order, centered, logits):
         rows = lists()
-        if centred:
+        if centered:
             low, high = rows["boxes"][..., :2], rows["boxes"][..., 2:]
             rows["boxes"] = np.concatenate([(low + high) / 2, high - low], -1)
         if logits:

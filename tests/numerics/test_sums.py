@@ -118,7 +118,7 @@ def test_it_is_seen_on_an_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize("mean", [0, 1, 30])
-def test_normalisations_of_what_is_centred_are_low(mean: float) -> None:
+def test_normalizations_of_what_is_centered_are_low(mean: float) -> None:
     """WebGPU subtracts the mean in float16, which does no harm where it is small beside the deviation."""
     text = """(float[2,4,8,8] X) => (float[2,4,8,8] Y) {
         n = InstanceNormalization (X, gain, shift) Y = LayerNormalization <axis = 2> (n, g) }"""

@@ -60,7 +60,7 @@ def test_the_worst_form_of_an_op_counts() -> None:
 def test_answers_that_differ_are_named(script: ModuleType) -> None:
     said = {"values": {"overflow": "Inf"}, "products": {"MatMul": {"accumulator": "float32", "growth": 1.0}}}
     found = {"values": {"overflow": "NaN"}, "products": {"MatMul": {"accumulator": "float32", "growth": 1.9}}}
-    empty = {"sums": {}, "normalisations": {}}
+    empty = {"sums": {}, "normalizations": {}}
     assert script.differences(said, found | empty) == ["values, overflow: overflow is NaN, the profile says Inf"]
     found["products"]["MatMul"]["growth"] = 2.1
     assert script.differences(said, found | empty)[1:] == ["products, MatMul: growth is 2.1, the profile says 1.0"]

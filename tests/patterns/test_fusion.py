@@ -38,7 +38,7 @@ RESIDUAL = """(float[2,3,8] X) => (float[2,3,8] Y) {
 
 
 @pytest.mark.parametrize(("lists", "adds"), [("conservative", False), ("default", True)])
-def test_sums_go_with_the_normalisation_behind_them(lists: str, adds: bool) -> None:
+def test_sums_go_with_the_normalization_behind_them(lists: str, adds: bool) -> None:
     """Alone in low precision an Add would not be one op with the LayerNormalization, and gain nothing."""
     model = add_weights(parse(RESIDUAL), {"w": (8, 8), "g": (8,), "s": (8,)})
     assert fused_ops(model)["SkipLayerNormalization"] == 2

@@ -98,7 +98,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("call", WRONG)
-def test_misspelt_arguments_are_errors(call: str) -> None:
+def test_misspelled_arguments_are_errors(call: str) -> None:
     assert re.search(WRONG[call], messages()[call][0])
 
 

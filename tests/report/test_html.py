@@ -207,7 +207,7 @@ def test_candidates_of_a_tuning() -> None:
     for text in ("The tolerance is met with 33 % of the float traffic in float16.",
                  "rel-l2 is 0.009; the tolerance is 0.01 or less.", "tolerance: 0.01 or less",
                  "1 node: The tolerance is better spent elsewhere", "of the squared error",
-                 "4.00×", "Sensitivities of 48 samples", "tune, O2", "CPU, emulated float16"):  # fmt: skip
+                 "4.00×", "Sensitivities come from 48 samples", "tune, O2", "CPU, emulated float16"):  # fmt: skip
         assert text in read.words
     both = Reader(render(conversion_page(pages.conversion(), pages.diff(), None, pages.tuned())))
     assert "candidates-title" in both.headings
@@ -422,7 +422,7 @@ def test_casts_between_floats_are_told_from_others() -> None:
     assert sum(row.is_cast for row in page.nodes) == pages.audit().casts.count
 
 
-def test_a_measured_node_that_the_audit_lacks_comes_behind_its_neighbour() -> None:
+def test_a_measured_node_that_the_audit_lacks_comes_behind_its_neighbor() -> None:
     audit = pages.audit()
     less = replace(audit, nodes=tuple(node for node in audit.nodes if node.node != pages.label(7)))
     names = [row.name for row in conversion_page(None, pages.diff(), less).nodes]

@@ -300,8 +300,8 @@ def test_light_and_dark(opened, scheme) -> None:
     tab = opened(pages.everything(), color_scheme=scheme)
 
     def brightness() -> int:
-        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-        return sum(int(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
+        color = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in color.removeprefix("rgb(").rstrip(")").split(","))
 
     before = brightness()
     assert (before > 600) == (scheme == "light")

@@ -110,7 +110,7 @@ def test_rows_beyond_a_dozen_are_counted() -> None:
 def test_an_error_is_a_heading(arguments: tuple[str, ...]) -> None:
     done = run(*arguments, "--format", "markdown")
     assert done.exit_code == run(*arguments).exit_code != 0
-    assert done.stdout == "### ❌ Cannot read 'nothing.onnx': No such file or directory.\n\n"
+    assert done.stdout == "### ❌ Cannot read 'nothing.onnx': No such file or directory. Check the path.\n\n"
 
 
 @pytest.mark.parametrize("command", ["convert", "inspect", "lists"])

@@ -28,7 +28,7 @@ PICTURE = ROOT / "docs" / "report.png"
 WIDTH, HEIGHT = 1100, 1420
 """Pixels: down to the end of the ranges, which the edge does not cut."""
 CELL = 20
-"""Pixels of a square whose mean colour is compared."""
+"""Pixels of a square whose mean color is compared."""
 TOLERANCE = 3
 """Mean difference, of 255: another font makes 0.4 to 0.8, a part that is missing 9."""
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -378,7 +378,7 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
     made = convert_file(path, tmp_path / "low.onnx", fold=False, **wishes, validate=False)
     hint = next(note for note in made.notes if "--no-fold" in note)
     assert hint.startswith(
-        "1 LayerNorm and 1 Gelu are decomposed into single ops; without --no-fold, each becomes a single"
+        "1 LayerNorm and 1 Gelu are decomposed into basic ops; without --no-fold, each becomes a single"
     )
     plain, other = (ops(onnxamp.convert_model(network(), **wishes, fold=fold)).count("Cast") for fold in (False, True))
     assert (f"saves {plain - other} of {plain} Casts" in hint) == (other < plain)
@@ -394,12 +394,12 @@ def test_reports_tell_of_folds(tmp_path: Path) -> None:
     onnx.save(network(), path)
     told = commands.run("convert", path, "-o", low, "--fold")
     assert told.exit_code == 0, told.output
-    assert "Upgraded from opset 17 to 20, for the sake of 1 Gelu." in told.output
+    assert "Upgraded from opset 17 to 20 to fold 1 Gelu." in told.output
     assert "Folded 1 LayerNorm and 1 Gelu." in told.output
     assert "1 LayerNorm and 1 Gelu are decomposed" in commands.run("inspect", path, "--no-fold").output
     onnxamp.convert_file(path, low, fold=False, validate=False)
     told = commands.run("check", low, "--static")
-    assert "1 LayerNorm is decomposed into single ops, with 2 Casts around" in " ".join(told.output.split())
+    assert "1 LayerNorm is decomposed into basic ops, with 2 Casts around" in " ".join(told.output.split())
 
 
 # --- folding by default -------------------------------------------------------------------------------------------
@@ -543,7 +543,7 @@ def parted(variance: float = 1.0) -> ModelProto:
         ({"dtype": "float16"}, False),
     ],
 )
-def test_normalisations_without_a_kernel_go_into_weights(options: dict[str, Any], folds: bool) -> None:
+def test_normalizations_without_a_kernel_go_into_weights(options: dict[str, Any], folds: bool) -> None:
     """CUDA and OpenVINO have no bfloat16 BatchNormalization: Casts would part it from its convolution."""
     ready = prepared(parted(), **options)
     assert ("BatchNormalization" in ops(ready.graph.model)) != folds
@@ -577,7 +577,7 @@ def test_what_stays_float32_is_not_folded_either() -> None:
         ({"dtype": "float16"}, 0),
     ],
 )
-def test_normalisations_that_part_from_their_convolutions_are_told_of(
+def test_normalizations_that_part_from_their_convolutions_are_told_of(
     options: dict[str, Any], told: int, tmp_path: Path
 ) -> None:
     onnx.save(parted(), tmp_path / "model.onnx")
@@ -587,7 +587,7 @@ def test_normalisations_that_part_from_their_convolutions_are_told_of(
     assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)
 
 
-def test_normalisations_that_cannot_be_folded_stay(tmp_path: Path) -> None:
+def test_normalizations_that_cannot_be_folded_stay(tmp_path: Path) -> None:
     """No advice is given either that would not help."""
     onnx.save(parted(variance=-1.0), tmp_path / "model.onnx")
     made = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", dtype="bfloat16", validate=False)

@@ -148,7 +148,7 @@ def test_converting_again_changes_nothing(path: Path) -> None:
     assert notation(converted(once, {**options, "opset": "keep"})) == notation(once)
 
 
-def test_each_behaviour_is_shown_once() -> None:
+def test_each_behavior_is_shown_once() -> None:
     comments = [path.read_text(encoding="utf-8").split("\n", 1)[0] for path in FILES]
     assert len(set(comments)) == len(comments)
 

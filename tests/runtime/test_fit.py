@@ -135,6 +135,14 @@ class TestAdvice:
         assert "(sample 4 of 4)" in report.skipped
         assert "--dim M" not in report.skipped
 
+    def test_the_search_for_sizes_ends_after_a_number_of_them(self):
+        names = [f"x{index}" for index in range(16)]
+        inputs = ", ".join(f"float[1,N{name}] {name}" for name in names)
+        model = parse(f"""({inputs}) => (float[4] y) <int64[1] four = {{4}}> {{
+            c = Concat <axis = 1> ({", ".join(names)}) y = Reshape (c, four) }}""")
+        told = onnxamp.diff_models(model, model, provider="cpu").skipped
+        assert told.split("tried without success: ")[1].count(";") == 63
+
     def test_a_model_that_does_not_load_is_not_run_with_other_sizes(self):
         model = parse("(float[N] x) => (float[N] y) { y = com.example.Odd (x) }")
         model.opset_import.add(domain="com.example", version=1)

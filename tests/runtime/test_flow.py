@@ -21,7 +21,7 @@ from onnxamp._graph.bodies import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights
-from onnxamp._runtime.pieces import Runner, ancestors, parts_of, start
+from onnxamp._runtime.pieces import Executor, ancestors, parts_of, start
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import check_inputs
 
@@ -43,7 +43,7 @@ def weights_fed(model, feeds, budget, *, emulated):
 
 
 def outputs_of(flow, model, feeds, budget, *, twice=False):
-    runner = Runner(flow, "cpu")
+    runner = Executor(flow, "cpu")
     for _ in range(1 + twice):
         side = start(runner, fitted(flow, check_inputs(model, feeds)), Counter())
         for part in parts_of(flow, range(len(flow.nodes)), budget):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import decoders
 import numpy as np
@@ -14,9 +15,10 @@ import onnxamp
 from onnxamp import ArgumentError, Prompts
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import on_cpu
+from onnxamp._runtime.prompts import built_in_prompts
 from onnxamp._runtime.samples import as_samples
 
-pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onnxamp[text]'")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onnxamp[text]'")
 
 TEXTS = ["w3 w14 w15", "w9 w26 w5 w35 w8"]
 
@@ -46,6 +48,20 @@ def test_a_prompt_is_followed_by_the_step_that_the_model_takes(home: Path, name:
             np.testing.assert_allclose(step[key], present, rtol=1e-4, atol=1e-5)
         if name == "plain":
             assert step["position_ids"].tolist() == [[len(ids)]]
+
+
+def test_a_tokenizer_is_read_once_for_the_built_in_prompts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "tokenizer.json").write_text(json.dumps(decoders.LETTERS))
+    read, from_str = list[str](), tokenizers.Tokenizer.from_str
+    counting = SimpleNamespace(from_str=lambda text: read.append(text) or from_str(text))
+    monkeypatch.setattr(tokenizers, "Tokenizer", counting)
+    model = Model.of(home / "model.onnx")
+    prompts = built_in_prompts(model)
+    assert prompts is not None
+    samples = prompts.samples_of(model)
+    assert samples.description == "samples of 2 built-in prompts and the steps after"
+    assert samples[0]["input_ids"][0, :4].tolist() == [ord(letter) - 32 for letter in "The "]
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("name", ["grouped", "plain"])

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 import onnxamp
 from onnxamp._job.request import Job
-from onnxamp._job.writing import Sink, unfinished, write_conversion
+from onnxamp._job.writing import Sink, staged_conversion, unfinished
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
@@ -158,11 +158,12 @@ def test_interrupted_while_the_result_is_validated() -> None:
     """Its data files are beside the old result then; they wait in the hidden folder until they are needed again."""
     before, model = written("out"), Model.read(Path("big.onnx"))
 
-    def convert(approve: Callable[[Path], None]) -> None:
+    def convert(judge: Callable[[Path], None]) -> None:
         with opened("s") as state:
-            sink = Sink(Path("out/low.onnx"), shard_bytes=MB, approve=approve)
+            sink = Sink(Path("out/low.onnx"), shard_bytes=MB)
             job = Job(model=model, options=Options(), run=Run(state=state))
-            write_conversion(job, sink, kept=unfinished(job, sink))
+            with staged_conversion(job, sink, kept=unfinished(job, sink)) as made, made.saved.stage.shown() as path:
+                judge(path)
 
     def interrupt(path: Path) -> None:
         assert Model.read(path).stock.files
@@ -208,16 +209,17 @@ def replaced(self, target):
     if point == "commit" and self.name == "main" and Path(target).name == "low.onnx": die()
 Path.hardlink_to, Path.replace = linked, replaced
 from onnxamp._job.request import Job
-from onnxamp._job.writing import Sink, unfinished, write_conversion
+from onnxamp._job.writing import Sink, staged_conversion, unfinished
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
 from onnxamp._state import opened
 with opened("s") as state:
     model = Model.read(Path("big.onnx"))
-    sink = Sink(Path("out/low.onnx"), shard_bytes=1 << 20, approve=lambda _: None)
+    sink = Sink(Path("out/low.onnx"), shard_bytes=1 << 20)
     job = Job(model=model, options=Options(), run=Run(state=state))
-    write_conversion(job, sink, kept=unfinished(job, sink))
+    with staged_conversion(job, sink, kept=unfinished(job, sink)) as made, made.saved.stage.shown():
+        pass
 """
     before = Model.read(Path("out/low.onnx")).embedded()
     assert subprocess.run([sys.executable, "-c", code, point], check=False).returncode == -9

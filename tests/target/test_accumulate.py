@@ -65,6 +65,6 @@ def test_profiles_say_the_same_of_float16(target: str) -> None:
     versions = known_versions(target)
     float16 = [row for row in table()[target] if "float16" in row["types"]]
     rows = {row["op"]: row for row in float16 if _holds(row, versions, len(versions) - 1)}
-    for op, fact in profile["normalisations"].items():
+    for op, fact in profile["normalizations"].items():
         if op in rows:
             assert rows[op]["accumulator"] == fact["accumulator"], op

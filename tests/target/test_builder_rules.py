@@ -153,13 +153,13 @@ def test_a_cast_of_the_model_counts_beside_an_if() -> None:
 @pytest.mark.parametrize(
     ("constant", "beside", "high"), [(False, True, True), (True, True, False), (False, False, False)]
 )
-def test_a_computed_scale_keeps_a_normalisation_float32_beside_an_if(constant: bool, beside: bool, high: bool) -> None:
+def test_a_computed_scale_keeps_a_normalization_float32_beside_an_if(constant: bool, beside: bool, high: bool) -> None:
     text = COMPUTED.replace("(r, s,", "(r, k,") if constant else COMPUTED
     text = text if beside else text[: text.index("y = If")] + "y = Neg (v)" + text[text.index("h = Cast") - 5 :]
     made = convert_model(parse(text, 22), "O3", target="tensorrt", hazards=False, fold=False)
-    (normalisation,) = [node for node in made.graph.node if node.op_type == "BatchNormalization"]
+    (normalization,) = [node for node in made.graph.node if node.op_type == "BatchNormalization"]
     graph = Graph.of(made)
-    kind = graph.types[graph.visible(normalisation.input[0], 0)]
+    kind = graph.types[graph.visible(normalization.input[0], 0)]
     assert kind == ("tensor(float)" if high else "tensor(float16)")
 
 
@@ -225,7 +225,7 @@ ONE_CHANNEL = """(float[1,1,8,8] x, float[1,1,3,3] w) => (float[1,1,8,8] y) <flo
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_float32_normalisation_reads_no_casts_of_low_weights(kept: bool) -> None:
+def test_a_float32_normalization_reads_no_casts_of_low_weights(kept: bool) -> None:
     model, keep = parse(ONE_CHANNEL, 22), ["conv", "norm"] if kept else []
     made = convert_model(model, "O3", target="tensorrt", keep_nodes=keep, low_weights=".*", fold=False)
     kinds = {tensor.name: tensor.data_type for tensor in made.graph.initializer}

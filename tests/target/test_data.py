@@ -14,8 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from repository import ROOT
 
 from onnxamp._options.lists import framework_names
-from onnxamp._patterns.named import FINDERS
-from onnxamp._patterns.patterns import WALKS
+from onnxamp._patterns.patterns import FINDERS, WALKS
 from onnxamp._target.kernels import check_target, kernel_table
 
 DATA = ROOT / "onnxamp" / "_data"

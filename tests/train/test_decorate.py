@@ -35,7 +35,7 @@ def test_o1_gives_back_what_it_was_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "elem"), [("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16)])
-def test_o2_lowers_weights_but_those_of_normalisations(dtype: str, elem: int) -> None:
+def test_o2_lowers_weights_but_those_of_normalizations(dtype: str, elem: int) -> None:
     model = at_opset_22(conv_net())
     before = model.SerializeToString()
     found = decorate(model, level="O2", dtype=dtype)

@@ -379,7 +379,7 @@ def written_out_norm() -> onnx.ModelProto:
     return network(nodes, weights, ["N", 6], ["N", 3])
 
 
-def test_normalisations_in_single_ops_stay_float32_with_their_gradients() -> None:
+def test_normalizations_in_single_ops_stay_float32_with_their_gradients() -> None:
     net = build_train_network(written_out_norm(), SGD(), "cross-entropy", "O2",
                               loss_scale_manager=FixedLossScaleManager())  # fmt: skip
     found = low_nodes(net)

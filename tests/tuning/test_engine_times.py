@@ -39,7 +39,7 @@ def chain() -> ModelProto:
 FEEDS = {"x": np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)}
 
 
-def test_kernels_are_apportioned_to_the_nodes_between_their_neighbours() -> None:
+def test_kernels_are_apportioned_to_the_nodes_between_their_neighbors() -> None:
     space = space_of(chain())
     found = apportioned(space.all_low.graph, {"a": 4e-6, "Fused_3": 2e-6, "e": 3e-6}, space.estimate)
     assert (found["a"], found["e"], found["y"]) == (4e-6, 3e-6, 0.0), "what is fused into a node costs nothing"
@@ -112,7 +112,7 @@ def test_nodes_with_kernels_and_views_are_not_fused() -> None:
     assert find_fusions(graph, space.estimate, unseen, unseen) == ()
 
 
-def test_nodes_of_decomposed_normalisations_have_kernels_of_their_own() -> None:
+def test_nodes_of_decomposed_normalizations_have_kernels_of_their_own() -> None:
     text = """(float[8,64] x, float[64,64] w) => (float[8,64] y) <float e = {1e-5}> {
         a = MatMul (x, w) m = ReduceMean <axes = [-1]> (a) d = Sub (a, m) s = Mul (d, d)
         v = ReduceMean <axes = [-1]> (s) f = Add (v, e) r = Sqrt (f) y = Div (d, r) }"""

@@ -80,7 +80,7 @@ def test_the_report_and_the_state(tmp_path, monkeypatch) -> None:
     assert "These exponents are used: with them" in " ".join(first.output.split())
     written = onnx.load("low.onnx")
     again = run(*command)
-    assert "Sensitivities of 0 samples, 1 taken from the state file" in again.output
+    assert "Sensitivities come from 1 sample (1 in the state file)" in again.output
     assert onnx.load("low.onnx") == written
     picked = run(*command, "--pick", 0)
     assert picked.exit_code == 0, picked.output

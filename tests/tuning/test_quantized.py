@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from graphs.case import add_weights, parse
 from onnx import ModelProto
 from quantized import images, quantized
 
@@ -82,6 +83,30 @@ def test_the_float_rest_of_a_network_of_ops_on_integers_is_tuned() -> None:
     assert found.plan.expected.spread == ()
     assert found.plan.expected.error
     assert any(row.low for row in found.plan.rows if row.op == "Relu")
+
+
+MOVED = """(float[2,3,8,8] image) => (float[2,9] scores) <float s = {0.03}, float t = {0.1}, uint8 z = {128}> {
+    q = QuantizeLinear (image, s, z)  c = QLinearConv <pads = [1, 1, 1, 1]> (q, s, z, k, s, zero, t, z)
+    p = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (c)  a, b = Split <axis = 1> (p)
+    g = GatherElements <axis = 2> (a, at)  f = Flatten (g)  d = DequantizeLinear (f, t, z)
+    h = MatMul (d, w)  scores = Softmax (h) }"""
+
+
+def test_integers_that_nodes_move_have_gradients() -> None:
+    """Also in networks that are older than nodes that quantize along an axis."""
+    random = np.random.default_rng(0)
+    weights = {
+        "k": random.integers(-30, 30, (4, 3, 3, 3)).astype(np.int8),
+        "zero": np.asarray(0, np.int8),
+        "at": random.integers(0, 4, (2, 2, 1, 4)),
+        "w": random.standard_normal((8, 9)).astype(np.float32),
+    }
+    model = add_weights(parse(MOVED, 12), weights)
+    found = onnxamp.tune_model(model, samples=SAMPLES, target="cuda", provider="cpu", allow_slower=True).tuned
+    assert found.held
+    assert found.coarse > 0
+    assert found.plan.expected is not None
+    assert found.plan.expected.spread == ()
 
 
 @pytest.mark.parametrize("target", ["cuda", "tensorrt"])

@@ -37,7 +37,8 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     walks = _Walks()
     # Zeros come first, because walks end where earlier ones have been.
     for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
-        why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} cannot hold"
+        fate = "rounds to zero" if value in zeros else "holds with fewer digits"
+        why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} {fate}"
         may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
         behind = (
             list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []

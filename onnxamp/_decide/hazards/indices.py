@@ -9,7 +9,7 @@ from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import FLOAT, FORMATS, Format
 from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
@@ -101,11 +101,7 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
             yield node, node.inputs[0], "becomes integers at"
         for port in sized.get(node.key, ()):
             value = node.input(port)
-            if (
-                value != ABSENT
-                and graph.types[value] == FLOAT
-                and not _is_roi(node, port)
-            ):
+            if graph.types[value] == FLOAT and not _is_roi(node, port):
                 yield node, value, "is a size or step of"
 
 
@@ -158,7 +154,7 @@ def _counts(graph: Graph, value: int) -> bool:
 
 def _is_wide(graph: Graph, value: int) -> bool:
     """Return whether a value is a float that low precision would round."""
-    return value != ABSENT and graph.types[value] in _WIDE
+    return graph.types[value] in _WIDE
 
 
 def _is_roi(node: Node, port: int) -> bool:

@@ -23,7 +23,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     leading = _leading(graph)
     walked: set[int] = set()
     kept: set[int] = set()
-    for node in (graph.nodes[index] for index in sorted(leading)):
+    for node in graph.at(leading):
         if node.index in kept:
             continue  # if a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
@@ -63,7 +63,7 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
     groups = []
     leading = _leading(graph)
     walked: set[int] = set()
-    for node in (graph.nodes[index] for index in sorted(leading)):
+    for node in graph.at(leading):
         read = (value for _, value in graph.float_inputs(node))
         values = [value for value in read if _holds_sentinel(graph, low, value)]
         if not values:

@@ -11,7 +11,7 @@ from onnxamp._decide.hazards.indices import INTEGERS, loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import Node, Origin
 from onnxamp._ops.facts import op_facts
 
 
@@ -29,13 +29,12 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
         if is_given and graph.types[index] in FLOAT_TENSORS:
             position.add(index)
     sinks: list[Node] = []
-    for index in graph.order:
-        node = graph.nodes[index]
+    for node in graph.order:
         if node.key in facts.position_sources:
             counting.update(node.outputs)
             position.update(node.outputs)
             continue
-        given = [value for value in node.inputs if value != ABSENT]
+        given = node.reads
         if node.key == "Cast" and given and graph.types[given[0]] in INTEGERS:
             position.update(node.outputs)
             continue
@@ -56,7 +55,7 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
                 position.update(node.outputs)
             if any(value in counting for value in sources):
                 counting.update(node.outputs)
-                yield Hazard(index, KIND, "computes positions")
+                yield Hazard(node.index, KIND, "computes positions")
     yield from _leading_to(graph, sinks, position)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._target.targets import target_of
 
@@ -30,19 +30,19 @@ def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]
 
 def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
     """Return whether all floats that a node reads are dequantized, and whether a result is quantized."""
-    producers = [graph.producer(value) for _, value in graph.float_inputs(node)]
-    fed = [p is not None and p.key in op_facts().dequantize for p in producers]
+    ops = op_facts().dequantize
+    fed = [graph.producer(value, *ops) for _, value in graph.float_inputs(node)]
     feeds = any(
         reader.key in op_facts().quantize and port == 0
         for value in node.outputs
         for reader, port in graph.consumers(value)
     )
-    return bool(fed) and all(fed), feeds
+    return bool(fed) and None not in fed, feeds
 
 
 def _is_alone(graph: Graph, node: Node) -> bool:
     """Return whether the results of a node are quantized, and nothing else reads them."""
-    results = [value for value in node.outputs if value != ABSENT]
+    results = node.writes
     readers = [reader for value in results for reader, _ in graph.consumers(value)]
     quantize = op_facts().quantize
     return bool(readers) and (
@@ -70,14 +70,12 @@ def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
 def _reads_integers(graph: Graph, node: Node) -> bool:
     """Return whether a node reads dequantized numbers and stored parameters alone."""
     makers = [
-        graph.producer(value)
+        graph.producer(value, *op_facts().dequantize)
         for _, value in graph.float_inputs(node)
         if graph.values[value].origin is not Origin.DEFAULT
         and not graph.constants.is_constant(value)
     ]
-    return bool(makers) and all(
-        maker is not None and maker.key in op_facts().dequantize for maker in makers
-    )
+    return bool(makers) and None not in makers
 
 
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
@@ -113,10 +111,11 @@ def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
                     f"scales the integer sums of {node.label!r}",
                 )
                 makers = [
-                    graph.producer(value) for _, value in graph.float_inputs(reader)
+                    graph.producer(value, "Mul")
+                    for _, value in graph.float_inputs(reader)
                 ]
                 for maker in makers if reader.key == "Mul" else ():
-                    if maker is not None and maker.key == "Mul":
+                    if maker is not None:
                         yield Hazard(
                             maker.index, KIND, f"computes the scale of {node.label!r}"
                         )

@@ -58,7 +58,7 @@ def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
 def _reading(graph: Graph, values: Iterable[int]) -> list[Node]:
     """Return the nodes that read one of some values, in node order."""
     readers = {node for value in values for node, _ in graph.uses[value]}
-    return [graph.nodes[index] for index in sorted(readers)]
+    return graph.at(readers)
 
 
 def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:

@@ -96,7 +96,7 @@ class _Going:
                     for made in producer.outputs
                 ):
                     self.nodes.add(producer.index)
-                    pending += [found for found in producer.inputs if found != ABSENT]
+                    pending += producer.reads
             elif (
                 self.view.values[value].origin is Origin.INITIALIZER
                 and value not in listed
@@ -235,9 +235,7 @@ def apply(draft: Draft, options: Options) -> Passed:
         try:
             graph = upgraded(graph, wanted)
             needed = told([fold for fold in possible if current < fold.opset <= wanted])
-            notes.append(
-                f"Upgraded from opset {current} to {wanted}, for the sake of {needed}."
-            )
+            notes.append(f"Upgraded from opset {current} to {wanted} to fold {needed}.")
         except OpsetError as error:
             refused.append(str(error))
     found = find_folds(graph, with_weights=selection.changes_weights)

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS
+from onnxamp._dtypes import (
+    ELEM_NUMBERS,
+    FLOAT,
+    LOW_TENSORS,
+)
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
@@ -230,7 +234,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     ):
         return None
     match = _narrowed(graph, match)
-    dims = _normalised(graph, match)
+    dims = _normalized(graph, match)
     given = {
         name: match.values[name] for name in ("gain", "bias") if name in match.values
     }
@@ -283,9 +287,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
-    if low != graph.types[behind.outputs[0]] or low not in {
-        kind.tensor for kind in FORMATS.values()
-    }:
+    if low != graph.types[behind.outputs[0]] or low not in LOW_TENSORS:
         return match
     if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
         return match
@@ -298,7 +300,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     )
 
 
-def _normalised(graph: Graph, match: Match) -> tuple[int | None, ...]:
+def _normalized(graph: Graph, match: Match) -> tuple[int | None, ...]:
     """The shape over which is normalized, as far as it is known."""
     shape, count = graph.shapes[match.values["x"]], len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])

@@ -53,12 +53,12 @@ class Site:
     def type_of(self, name: str) -> str | None:
         """Return the type of a value that the node reads or writes; None if it is not known."""
         value = self.values.get(name, ABSENT)
-        return None if value == ABSENT else self.graph.types[value]
+        return self.graph.types[value]
 
     def shape_of(self, name: str) -> Shape | None:
         """Return the shape of a value that the node reads or writes; None if it is not known."""
         value = self.values.get(name, ABSENT)
-        return None if value == ABSENT else self.graph.shapes[value]
+        return self.graph.shapes[value]
 
     def rank_of(self, name: str) -> int:
         """Return the number of dimensions of a value.

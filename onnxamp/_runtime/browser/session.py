@@ -25,7 +25,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.stats import lowest_precision
+from onnxamp._graph.types import lowest_precision
 from onnxamp._model.storage import find_data_files, load_model
 from onnxamp._ops.targets import read_table
 from onnxamp._paths.paths import as_path

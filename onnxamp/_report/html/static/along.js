@@ -91,10 +91,10 @@ const zoomTo = (from, to) => {
   draw();
 };
 const zoomBy = (factor) => {
-  const centre = cursor === null ? (sight.from + sight.to) / 2 : cursor + 0.5;
+  const center = cursor === null ? (sight.from + sight.to) / 2 : cursor + 0.5;
   const span = (sight.to - sight.from) * factor;
-  const share = (centre - sight.from) / (sight.to - sight.from);
-  zoomTo(centre - share * span, centre + (1 - share) * span);
+  const share = (center - sight.from) / (sight.to - sight.from);
+  zoomTo(center - share * span, center + (1 - share) * span);
 };
 
 const placeCursor = () => {

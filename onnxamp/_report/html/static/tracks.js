@@ -340,7 +340,7 @@ const histogram = (c, y, floor, ceiling, scale) => {
   ];
 };
 
-/** What the colours mean; only those that occur. */
+/** What the colors mean; only those that occur. */
 const legend = () => {
   const items = [];
   const item = (kind, text) => items.push(element("li", {}, element("span", { class: `swatch ${kind}` }), text));

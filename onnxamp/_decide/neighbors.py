@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from onnxamp._decide.ports import HIGH, NONE, PortVariables
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 
 
 def followers(
@@ -25,9 +25,8 @@ def followers(
         is_low: returns whether a node without such a variable is low in any case.
     """
     low, found = set[int](), set[int]()
-    for index in graph.order:
-        node = graph.nodes[index]
-        roots = [ports.root(one) for one in ports.of_node.get(index, {}).values()]
+    for node in graph.order:
+        roots = [ports.root(one) for one in ports.of(node.index)]
         if not roots or any(root in high for root in roots):
             continue
         read = [
@@ -39,8 +38,8 @@ def followers(
         is_follower = bool(read) and low.issuperset(read)
         if is_settled or is_follower:
             low.update(node.outputs)
-        if is_follower and not is_settled and index not in graph.exact:
-            found.add(index)
+        if is_follower and not is_settled and node.index not in graph.exact:
+            found.add(node.index)
     return frozenset(found)
 
 
@@ -85,15 +84,13 @@ def _sides(
     """
     node = graph.nodes[index]
     for value in node.inputs:
-        if value == ABSENT or value in ports.free or ports.produced[value] == NONE:
+        if value in ports.free or ports.produced[value] == NONE:
             continue
         variable = ports.produced[value]
         is_made = graph.producer(value) is not None or value in given
         if is_made or variable in ports.requested_low:
             yield variable
     for value in node.outputs:
-        if value == ABSENT:
-            continue
         for reader, port in graph.uses[value]:
             if ports.consumed[reader][port] != NONE:
                 yield ports.consumed[reader][port]

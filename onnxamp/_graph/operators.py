@@ -1,4 +1,4 @@
-"""Ops on integers, rewritten as the equivalent float ops, which have gradients.
+"""Ops on integers, rewritten as the equivalent float ops.
 
 A node on integers dequantizes its inputs, computes with floats and quantizes the result, all in one kernel.
 """
@@ -16,7 +16,8 @@ from onnxamp._ops.facts import attribute_of
 from onnxamp._ops.targets import read_table
 
 _PER_AXIS: Final = 13
-"""The first opset at which nodes that quantize and dequantize have an axis."""
+"""The first opset at which nodes that quantize and dequantize have an axis; ONNX Runtime's own always have one."""
+_OWN: Final = "com.microsoft"
 
 
 class Operator(NamedTuple):
@@ -24,6 +25,7 @@ class Operator(NamedTuple):
 
     Attributes:
         op: the op on floats.
+        plain: positions of the inputs before its terms, which are not quantized.
         terms: for each input, the positions of its integers, scale and zero point.
         result: positions of the scale and the zero point of the output.
         bias: position of the bias, whose scale is the product of the first two terms' scales; -1 if there is none.
@@ -36,22 +38,21 @@ class Operator(NamedTuple):
     result: Sequence[int]
     bias: int = -1
     axis: int = 0
+    plain: Sequence[int] = ()
     repeats: bool = False
 
 
 OPERATORS: Final[Mapping[str, Operator]] = {
-    key: Operator(**row) for key, row in read_table("gradients")["operators"].items()
+    key: Operator(**row) for key, row in read_table("operators").items()
 }
 
 
 def as_floats(model: ModelProto) -> ModelProto:
     """Return a model with these nodes rewritten as dequantize nodes, a float op and a quantize node.
 
-    Nodes are kept if their channels are last, if their result has no zero point, or if the opset is below 13. If no
-    node changes, return the model itself. Complexity: linear in nodes.
+    Nodes are kept if their channels are last, or if their result has no zero point. If no node changes, return the
+    model itself. Complexity: linear in nodes.
     """
-    if opset_imports(model).get("", 0) < _PER_AXIS:
-        return model
     graph = Graph.of(model)
     nodes = [node for node in graph.nodes_of(OPERATORS) if _has_form(node)]
     if not nodes:
@@ -59,7 +60,11 @@ def as_floats(model: ModelProto) -> ModelProto:
     editor = GraphEditor(graph)
     for node in nodes:
         editor.replace(node.index, _Form(editor, node).nodes())
-    return editor.finish()
+    result = editor.finish()
+    versions = opset_imports(model)
+    if versions[""] < _PER_AXIS and _OWN not in versions:
+        result.opset_import.add(domain=_OWN, version=1)
+    return result
 
 
 def _has_form(node: Node) -> bool:
@@ -73,13 +78,16 @@ class _Form:
     def __init__(self, editor: GraphEditor, node: Node) -> None:
         self._editor, self._node = editor, node
         self._inputs = node.proto.input
+        versions = opset_imports(editor.view.model)
+        self._domain = "" if versions[""] >= _PER_AXIS else _OWN
         self._made: list[NodeProto] = []
 
     def nodes(self) -> list[NodeProto]:
         """Return them in order."""
         operator = OPERATORS[self._node.key]
         axis = (operator.axis + attribute_of(self._node.proto, "transB", 0)) % 2
-        inputs = [
+        inputs = [self._name(at) for at in operator.plain]
+        inputs += [
             self._dequantized([self._name(at) for at in term], axis)
             for term in self._terms(operator)
         ]
@@ -99,6 +107,7 @@ class _Form:
             quantize = self._editor.make(
                 "QuantizeLinear", [made, scale, zero], [output]
             )
+            quantize.domain = self._domain
             self._made.append(quantize)
         return self._made
 
@@ -113,7 +122,9 @@ class _Form:
 
     def _dequantized(self, names: Sequence[str], axis: int) -> str:
         given = [name for name in names if name]
-        return self._add("DequantizeLinear", given, f"{names[0]}_float", axis=axis)
+        output = self._add("DequantizeLinear", given, f"{names[0]}_float", axis=axis)
+        self._made[-1].domain = self._domain
+        return output
 
     def _add(self, op: str, inputs: Sequence[str], base: str, **attributes: Any) -> str:
         output = self._editor.names.fresh(base)

@@ -25,15 +25,15 @@ RUNNING: Final = "running"
 """Suffix for its running statistics and the nodes that compute them."""
 
 
-def _normalised(
-    x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
+def _normalized(
+    x: Tensor, axes: Sequence[int], epsilon: float, *, centered: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return normalized ``x``, the reciprocal of its standard deviation, its mean and its variance.
 
-    ``x`` is divided by its standard deviation and, if ``centred``, its mean is subtracted first.
+    ``x`` is divided by its standard deviation and, if ``centered``, its mean is subtracted first.
     """
-    mean = x.mean(axes) if centred else x
-    shifted = x - mean if centred else x
+    mean = x.mean(axes) if centered else x
+    shifted = x - mean if centered else x
     variance = (shifted * shifted).mean(axes)
     inverse = (variance + epsilon).op("Sqrt").op("Reciprocal")
     return shifted * inverse, inverse, mean, variance
@@ -45,11 +45,11 @@ def _through(
     inverse: Tensor,
     axes: Sequence[int],
     *,
-    centred: bool = True,
+    centered: bool = True,
 ) -> Tensor:
-    """Return the gradient of the input of :func:`_normalised`, from the gradient ``dy`` of its result ``unit``."""
+    """Return the gradient of the input of :func:`_normalized`, from the gradient ``dy`` of its result ``unit``."""
     rest = dy - unit * (dy * unit).mean(axes)
-    return (rest - dy.mean(axes) if centred else rest) * inverse
+    return (rest - dy.mean(axes) if centered else rest) * inverse
 
 
 def _layer(call: Call) -> Grads:
@@ -58,14 +58,14 @@ def _layer(call: Call) -> Grads:
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
-    centred, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
+    centered, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
     start = call.attribute("axis", -1)
     axes = range(start, 0 if start < 0 else call.rank())
-    unit, inverse, *_ = _normalised(
-        call.x, axes, call.attribute("epsilon", 1e-5), centred=centred
+    unit, inverse, *_ = _normalized(
+        call.x, axes, call.attribute("epsilon", 1e-5), centered=centered
     )
     return [
-        lambda: _through(dy * scale, unit, inverse, axes, centred=centred),
+        lambda: _through(dy * scale, unit, inverse, axes, centered=centered),
         lambda: call.summed(dy * unit, 1),
         lambda: call.summed(dy, 2),
     ]
@@ -77,19 +77,19 @@ def _skip(call: Call) -> Grads:
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
-    centred = call.node.key == "com.microsoft::SkipLayerNormalization"
-    added = [call[at] for at in (1, 4 if centred else 3) if call.has(at)]
+    centered = call.node.key == "com.microsoft::SkipLayerNormalization"
+    added = [call[at] for at in (1, 4 if centered else 3) if call.has(at)]
     total = (*call.outputs, None, None, None)[3] or call.x.op("Sum", *added)
     changes = [dy for dy in call.dys[3:] if dy is not None]
-    unit, inverse, *_ = _normalised(
-        total, [-1], call.attribute("epsilon", 1e-12), centred=centred
+    unit, inverse, *_ = _normalized(
+        total, [-1], call.attribute("epsilon", 1e-12), centered=centered
     )
     dy = call.dys[0]
     if dy is not None:
-        changes.append(_through(dy * call[2], unit, inverse, [-1], centred=centred))
+        changes.append(_through(dy * call[2], unit, inverse, [-1], centered=centered))
     dx = changes[0].op("Sum", *changes[1:]) if changes[1:] else changes[0]
     rows = [None if dy is None else lambda: call.summed(dy * unit, 2)]
-    if centred:
+    if centered:
         rows.append(None if dy is None else lambda: call.summed(dy, 3))
     bias = len(rows) + 2
     return [dx, lambda: call.summed(dx, 1), *rows, lambda: call.summed(dx, bias)]
@@ -98,7 +98,7 @@ def _skip(call: Call) -> Grads:
 def _instance(call: Call) -> Grads:
     dy, rank = call.dy, call.rank()
     axes = range(2, rank)
-    unit, inverse, *_ = _normalised(call.x, axes, call.attribute("epsilon"))
+    unit, inverse, *_ = _normalized(call.x, axes, call.attribute("epsilon"))
     return [
         lambda: _through(dy * _per_channel(call[1], rank), unit, inverse, axes),
         *_sums(dy, unit, [0, *axes]),
@@ -122,7 +122,7 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
     if not call.attribute("training_mode"):
         return ()
     rank = call.rank()
-    unit, inverse, mean, variance = _normalised(
+    unit, inverse, mean, variance = _normalized(
         call.x, [0, *range(2, rank)], call.attribute("epsilon")
     )
     call.writer.prefix = f"{call.node.label}/{SCALED}"

@@ -119,7 +119,7 @@ def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     return Model(remove_redundant_casts(proto))
 
 
-def misspelt(model: Model, options: Options) -> list[Unmatched]:
+def misspelled(model: Model, options: Options) -> list[Unmatched]:
     """Return the names that match nothing, neither in the model as it is nor after folding and inlining.
 
     Raises:
@@ -146,14 +146,14 @@ def _measurable(options: Options) -> Options:
     )
 
 
-def refuse_misspelt(model: Model, options: Options) -> None:
+def refuse_misspelled(model: Model, options: Options) -> None:
     """Check the names in options that are strict about them.
 
     Raises:
-        ArgumentError: a name matches nothing. Others as :func:`misspelt`.
+        ArgumentError: a name matches nothing. Others as :func:`misspelled`.
     """
     if options.strict_options:
-        refuse(misspelt(model, options))
+        refuse(misspelled(model, options))
 
 
 def refuse(found: Sequence[Unmatched]) -> None:
@@ -163,7 +163,10 @@ def refuse(found: Sequence[Unmatched]) -> None:
         ArgumentError: there is one.
     """
     if found:
-        raise ArgumentError(" ".join(dict.fromkeys(one.text for one in found)))
+        texts = dict.fromkeys(one.text for one in found)
+        if any(one.is_unaided for one in found):
+            texts["onnxamp inspect -v lists the names."] = None
+        raise ArgumentError(" ".join(texts))
 
 
 def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
@@ -229,9 +232,9 @@ def early_warnings(model: Model, options: Options) -> list[str]:
 
     Raises:
         ArgumentError: a name matches nothing, and the options are strict about names.
-        ContradictionError: two overrides of a node exclude each other. Others as :func:`misspelt`.
+        ContradictionError: two overrides of a node exclude each other. Others as :func:`misspelled`.
     """
-    refuse_misspelt(model, options)
+    refuse_misspelled(model, options)
     if not options.has_names:
         return []
     return list(

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp import convert_model
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.walk import Walk, pair
+from onnxamp._numerics.paired import PairedExecution, pair
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow
-from onnxamp._runtime.pieces import Runner
+from onnxamp._runtime.pieces import Executor
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import to_value
@@ -399,17 +399,17 @@ def test_string_inputs_and_sequence_outputs():
 
 
 def test_memory_is_given_back():
-    """At the end a walk holds the outputs alone."""
+    """At the end a execution holds the outputs alone."""
     body = " ".join(f"v{i + 1} = Exp (v{i})" for i in range(8)).replace("v0", "X")
     model = parse(f"(float[3] X) => (float[3] Y) {{ {body} Y = Tanh (v8) }}")
     one, other = flows(model, lowered(model, "float16"))
-    walk = Walk(Runner(one, "cpu"), Runner(other, "cpu"), pair(one, other), 0)
+    execution = PairedExecution(Executor(one, "cpu"), Executor(other, "cpu"), pair(one, other), 0)
     steps = []
     feeds = {"X": np.float32([-1, -2, -3])}
-    walked = walk.run(feeds, lambda done, total: steps.append((done, total)))
+    outputs = execution.run(feeds, lambda done, total: steps.append((done, total)))
     assert steps == [*((done, 9) for done in range(1, 10)), (9, 9)]
-    assert list(walked.compared) == [*(f"v{i}" for i in range(1, 9)), "Y"]
-    assert set(walked.reference) == set(walked.result) == {"Y"}
+    assert list(outputs.compared) == [*(f"v{i}" for i in range(1, 9)), "Y"]
+    assert set(outputs.reference) == set(outputs.result) == {"Y"}
 
 
 def test_names_that_end_in_what_replays_are_called():

@@ -8,7 +8,7 @@ from graphs.case import add_weights, parse
 from judge_numbers import session
 from onnx import ModelProto
 
-from onnxamp._gradients.operators import OPERATORS, as_floats
+from onnxamp._graph.operators import OPERATORS, as_floats
 
 RANDOM = np.random.default_rng(0)
 HEAD = "({inputs}) => (int8{dims} y) <{scales}> {{"
@@ -20,19 +20,22 @@ COLUMNS = SCALES.replace(
 )
 
 
-def network(node: str, shapes: dict[str, tuple[int, ...]], dims: str, scales: str = SCALES) -> ModelProto:
-    """Return a model of one node; ``c`` is an int32 bias, and what is not ``x`` is stored."""
+def network(
+    node: str, shapes: dict[str, tuple[int, ...]], dims: str, scales: str = SCALES, opset: int = 17
+) -> ModelProto:
+    """Return a model of one node; ``c`` is an int32 bias, ``m`` a mask, and what is not ``x`` is stored."""
     kinds = {"x": "int8", "z": "int8"}
     inputs = ", ".join(
         f"{kinds[name]}[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items() if name in kinds
     )
     text = HEAD.format(inputs=inputs, dims=dims, scales=scales)
     weights = {
-        name: RANDOM.integers(-100, 100, shape).astype(np.int32 if name == "c" else np.int8)
+        name: RANDOM.integers(-100, 100, shape).astype({"c": np.int32, "m": np.bool_}.get(name, np.int8))
         for name, shape in shapes.items()
         if name not in kinds
     }
-    return add_weights(parse(f"{text} {node} }}", domains=DOMAINS), weights)
+    domains = DOMAINS if "com.microsoft" in node else {}
+    return add_weights(parse(f"{text} {node} }}", opset, domains=domains), weights)
 
 
 IMAGE, KERNEL = (2, 4, 6, 6), (3, 4, 3, 3)
@@ -50,6 +53,11 @@ CASES = {
     "com.microsoft::QLinearConcat": (f"y = com.microsoft.QLinearConcat <axis = 1> ({Y}, {X}, z, bs, bz)", PAIR),
     "com.microsoft::QLinearLeakyRelu": (f"y = com.microsoft.QLinearLeakyRelu <alpha = 0.3> ({X}, {Y})", {"x": (5, 4)}),
     "com.microsoft::QLinearSigmoid": (f"y = com.microsoft.QLinearSigmoid ({X}, {Y})", {"x": (5, 4)}),
+    "com.microsoft::QLinearSoftmax": (
+        f"y = com.microsoft.QLinearSoftmax <axis = -1, opset = 13> ({X}, {Y})",
+        {"x": (5, 4)},
+    ),
+    "com.microsoft::QLinearWhere": (f"y = com.microsoft.QLinearWhere (m, {X}, z, bs, bz, {Y})", PAIR | {"m": (5, 4)}),
     "com.microsoft::QLinearAveragePool": (
         f"y = com.microsoft.QLinearAveragePool <kernel_shape = [2, 2]> ({X}, {Y})",
         {"x": IMAGE},
@@ -89,7 +97,7 @@ def test_each_operator_has_a_case() -> None:
 @pytest.mark.parametrize("op", CASES)
 def test_floats_give_the_same_integers(op: str) -> None:
     node, shapes = CASES[op]
-    scales = SCALES.replace("ys = {0.4}", "ys = {0.01}") if op.endswith("Sigmoid") else SCALES
+    scales = SCALES.replace("ys = {0.4}", "ys = {0.01}") if op.endswith(("Sigmoid", "Softmax")) else SCALES
     rank = 4 if shapes["x"] == IMAGE else 2
     agree(network(node, shapes, f"[{','.join('ABCD'[:rank])}]", scales))
 
@@ -98,6 +106,12 @@ def test_floats_give_the_same_integers(op: str) -> None:
 def test_scales_of_columns_keep_their_axis(op: str) -> None:
     node, shapes = CASES[op]
     agree(network(node, shapes, "[A,B,C,D]" if op == "QLinearConv" else "[A,B]", COLUMNS))
+
+
+@pytest.mark.parametrize("op", ["QLinearConv", "QLinearMatMul", "com.microsoft::QGemm"])
+def test_scales_of_columns_keep_their_axis_where_quantizers_of_the_opset_have_none(op: str) -> None:
+    node, shapes = CASES[op]
+    agree(network(node, shapes, "[A,B,C,D]" if op == "QLinearConv" else "[A,B]", COLUMNS, opset=11))
 
 
 def test_a_transposed_matrix_has_its_columns_along_the_other_axis() -> None:
@@ -112,7 +126,7 @@ def test_a_result_without_a_scale_is_a_float() -> None:
         parse(f"{text} y = com.microsoft.QGemm <alpha = 1.0> ({X}, {B}, c) }}", domains=DOMAINS), weights
     )
     feeds = {"x": RANDOM.integers(-128, 128, (5, 4)).astype(np.int8)}
-    np.testing.assert_allclose(run(as_floats(model), feeds), run(model, feeds), rtol=1e-5)
+    np.testing.assert_allclose(run(as_floats(model), feeds), run(model, feeds), rtol=1e-5, atol=1e-5)
 
 
 def test_what_has_no_such_form_stays() -> None:

@@ -1,12 +1,12 @@
-"""Walking two models side by side, a few nodes at a time, to compare every value that they share.
+"""Running two models side by side, a few nodes at a time, to compare every value that they share.
 
 Each step runs some nodes of the reference, then those of the result that compute the same values, then once more the
 result's ops, fed with the reference's values, to tell their own error from what has accumulated. Values are measured
-and dropped when nobody needs them any more, so that memory holds one step and what later steps read.
+and then dropped, so that memory holds one step and what later steps read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -18,13 +18,12 @@ from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, Session
-from onnxamp._runtime.flow import Flow
+from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import (
+    Execution,
+    Executor,
     Piece,
-    Runner,
-    Side,
     ancestors,
-    fitting,
     parts_of,
     start,
 )
@@ -68,7 +67,7 @@ class Pairing(NamedTuple):
         )
 
 
-def pair(reference: Flow, result: Flow) -> Pairing:
+def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
     """Match values by name and type.
 
     Complexity: linear in nodes, times the few nodes (Casts) between shared values.
@@ -93,7 +92,9 @@ def pair(reference: Flow, result: Flow) -> Pairing:
     return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
 
 
-def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
+def exponents_between(
+    reference: DataflowGraph, result: DataflowGraph
+) -> dict[str, int]:
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
     one, other = reference.exponents, result.exponents
     differences = {
@@ -102,7 +103,9 @@ def exponents_between(reference: Flow, result: Flow) -> dict[str, int]:
     return {name: exponent for name, exponent in differences.items() if exponent}
 
 
-def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
+def _replay(
+    reference: DataflowGraph, result: DataflowGraph, target: str
+) -> Replay | None:
     nodes, reads = {result.maker[target]}, dict[str, None]()
     waiting = list(nodes)
     while waiting:
@@ -124,7 +127,7 @@ def _replay(reference: Flow, result: Flow, target: str) -> Replay | None:
     return Replay(tuple(sorted(nodes)), tuple(reads), rounded)
 
 
-def _can_replace(reference: Flow, result: Flow, name: str) -> bool:
+def _can_replace(reference: DataflowGraph, result: DataflowGraph, name: str) -> bool:
     """Return whether the reference's value can be fed to readers of the result's."""
     known = (
         name in reference.maker
@@ -151,7 +154,7 @@ class Compared(NamedTuple):
     note: str | None
 
 
-class Walked(NamedTuple):
+class PairedOutputs(NamedTuple):
     """Outputs of both models on one sample, and the values that they share, in the reference's order."""
 
     reference: Mapping[str, Any]
@@ -166,16 +169,16 @@ _Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str
 
 
 @dataclass(slots=True)
-class Walk:
+class PairedExecution:
     """Two models run side by side. The steps are found with the first sample and repeated with the others."""
 
-    reference: Runner
-    result: Runner
+    reference: Executor
+    result: Executor
     pairing: Pairing
     budget: int = BUDGET
     _steps: list[_Step] = field(default_factory=list)
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
         """Run one sample through both models.
 
         Args:
@@ -186,59 +189,33 @@ class Walk:
             RuntimeFailure: the reference does not load or run; the message names the outputs of the piece that fails.
             ArgumentError: a model has an input that is not fed.
         """
-        return self.run_together([feeds], progress)[0]
-
-    def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
-    ) -> list[Walked]:
-        """:meth:`run` of several samples, which share each weight that is read. The first that fails ends all."""
-        sides = [self._start(feeds) for feeds in samples]
-        walks = [Walked({}, {}, {}) for _ in samples]
+        shared = Counter(list(self.pairing.shared))
+        one = start(self.reference, feeds, self.pairing.reads() + shared)
+        own = shared if self.pairing.accumulated else Counter[str]()
+        other = start(self.result, feeds, own)
         if not self._steps:
             flows = self.reference.flow, self.result.flow
             self._steps = list(_steps(*flows, self.pairing, self.budget))
-        done, total = 0, len(self.reference.flow.nodes)
+        done, compared = 0, dict[str, Compared]()
         for part, groups, targets in self._steps:
-            for one, _ in sides:
-                one.run(part)
-            for nodes in groups:
-                for number, (_, other) in enumerate(sides):
-                    walks[number] = _advanced(walks[number], other, nodes)
-                if len(groups) > 1:
-                    self.result.forget()
-            for walked, (one, other) in zip(walks, sides, strict=True):
-                if walked.failure is None:
-                    walked.compared.update(self._compare(targets, one, other))
+            one.run(part)
+            try:
+                for nodes in groups:
+                    other.run(nodes)
+                    if len(groups) > 1:
+                        self.result.forget()
+            except RuntimeFailure as error:
+                return PairedOutputs({}, {}, compared, str(error))
+            compared |= self._compare(targets, one, other)
             self.reference.forget()
             self.result.forget()
             done += len(part)
             if progress is not None:
-                progress(done, total)
-            if all(walked.failure is not None for walked in walks):
-                break
-        return [
-            walked
-            if walked.failure is not None
-            else walked._replace(reference=_outputs(one), result=_outputs(other))
-            for walked, (one, other) in zip(walks, sides, strict=True)
-        ]
-
-    def together(self) -> int:
-        """Return how many samples fit the budget, as far as what they hold between steps is known."""
-        flow = self.reference.flow
-        parts = list(parts_of(flow, range(len(flow.nodes)), self.budget // 3))
-        return fitting(flow, parts, flow.outputs, self.budget // 2)
-
-    def _start(self, feeds: Feeds) -> tuple[Side, Side]:
-        shared = Counter(list(self.pairing.shared))
-        one = start(self.reference, feeds, self.pairing.reads() + shared)
-        other = start(
-            self.result, feeds, shared if self.pairing.accumulated else Counter()
-        )
-        return one, other
+                progress(done, len(self.reference.flow.nodes))
+        return PairedOutputs(_outputs(one), _outputs(other), compared)
 
     def _compare(
-        self, targets: Sequence[str], one: Side, other: Side
+        self, targets: Sequence[str], one: Execution, other: Execution
     ) -> dict[str, Compared]:
         replayed = self._replay(targets, one)
         compared = {}
@@ -272,7 +249,7 @@ class Walk:
         other.used(targets if self.pairing.accumulated else ())
         return compared
 
-    def _as_stored(self, one: Side, name: str) -> "ort.OrtValue | None":
+    def _as_stored(self, one: Execution, name: str) -> "ort.OrtValue | None":
         """Return a value of the reference as the result stores it."""
         value, exponent = one.values.get(name), self.pairing.exponents.get(name)
         if (
@@ -290,7 +267,7 @@ class Walk:
             )  # of a scalar, NumPy makes no array
 
     def _replay(
-        self, targets: Sequence[str], one: Side
+        self, targets: Sequence[str], one: Execution
     ) -> "dict[str, ort.OrtValue | str]":
         """By target: what the result's op makes of the reference's values, or a sentence if it fails."""
         able = [name for name in targets if self.pairing.shared[name] is not None]
@@ -307,7 +284,7 @@ class Walk:
         return replayed
 
     def _replay_together(
-        self, targets: Sequence[str], one: Side
+        self, targets: Sequence[str], one: Execution
     ) -> "dict[str, ort.OrtValue]":
         replays = [
             replay
@@ -344,15 +321,15 @@ class Walk:
         return dict(zip(targets, values.values(), strict=True))
 
 
-def _local_name(flow: Flow, name: str) -> str:
+def _local_name(flow: DataflowGraph, name: str) -> str:
     name += _LOCAL
     while name in flow.names:
         name += "_"
     return name
 
 
-def _outputs(side: Side) -> dict[str, Any]:
-    return {name: side.output(name) for name in side.flow.outputs}
+def _outputs(execution: Execution) -> dict[str, Any]:
+    return {name: execution.output(name) for name in execution.flow.outputs}
 
 
 def _measured(
@@ -374,7 +351,7 @@ def _measured(
 
 
 def _steps(
-    reference: Flow, result: Flow, pairing: Pairing, budget: int
+    reference: DataflowGraph, result: DataflowGraph, pairing: Pairing, budget: int
 ) -> Iterator[_Step]:
     """Cut the reference's nodes where the budget ends, and give each part the result's nodes for the same values.
 
@@ -392,25 +369,15 @@ def _steps(
     yield (), tuple(parts_of(result, rest, budget)), ()
 
 
-def _advanced(walked: Walked, side: Side, nodes: Sequence[int]) -> Walked:
-    """Run nodes of the result, unless some failed before; what is known of the sample then."""
-    if walked.failure is None:
-        try:
-            side.run(nodes)
-        except RuntimeFailure as error:
-            return walked._replace(failure=str(error))
-    return walked
-
-
 @dataclass(slots=True)
-class SideBySide:
-    """Two models to walk through; what one sample takes to prepare serves others that take the same branches."""
+class PairedSessions:
+    """Two models to run side by side. What is prepared for one sample serves others that take the same branches."""
 
     reference: Session
     result: Session
-    paired: Callable[[Flow, Flow], Pairing] = pair
+    paired: Callable[[DataflowGraph, DataflowGraph], Pairing] = pair
     """Finds the values to compare."""
-    _walk: Walk | None = None
+    _execution: PairedExecution | None = None
 
     def prepare(self, sample: Feeds) -> None:
         """Prepare both models for a sample that was not checked.
@@ -422,37 +389,15 @@ class SideBySide:
         self.reference.prepare(feeds)
         self.result.prepare(feeds)
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Walked:
-        """As :meth:`Walk.run`; raises what :meth:`Session.prepare` raises, too."""
-        return self._walk_for(feeds).run(feeds, progress)
-
-    def together(self, feeds: Feeds, others: Iterable[Feeds]) -> list[Feeds]:
-        """Return the sample and as many of those that follow as can be run together with it; raises likewise."""
-        walk, group = self._walk_for(feeds), [feeds]
-        room = walk.together()
-        for other in others if room > 1 else ():
-            same = walk.reference is self.reference.prepare(
-                other
-            ) and walk.result is self.result.prepare(other)
-            if len(group) == room or not same:
-                break
-            group.append(other)
-        return group
-
-    def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
-    ) -> list[Walked]:
-        """As :meth:`Walk.run_together`, for samples of :meth:`together`."""
-        return self._walk_for(samples[0]).run_together(samples, progress)
-
-    def _walk_for(self, feeds: Feeds) -> Walk:
+    def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
+        """As :meth:`PairedExecution.run`; raises what :meth:`Session.prepare` raises, too."""
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if (
-            self._walk is None
-            or self._walk.reference is not one
-            or self._walk.result is not other
+            self._execution is None
+            or self._execution.reference is not one
+            or self._execution.result is not other
         ):
-            self._walk = Walk(
+            self._execution = PairedExecution(
                 one, other, self.paired(one.flow, other.flow), self.reference.budget
             )
-        return self._walk
+        return self._execution.run(feeds, progress)
