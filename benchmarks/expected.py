@@ -99,6 +99,7 @@ def _worst(
         found.append(
             {
                 "numbers": min(one.size for one, _ in pairs),
+                "effective": [round(_effective(one[held]), 2) for (one, _), held in zip(pairs, finite, strict=True)],
                 "expected": _root(foreseen.sum(), norms.sum()),
                 "measured": _root(off.sum(), norms.sum()),
                 "ratios": [
@@ -109,6 +110,12 @@ def _worst(
             }
         )
     return max(found, key=lambda row: float(row["expected"]))
+
+
+def _effective(numbers: Any) -> float:
+    """Return how many equal numbers would scatter as these do, if errors are in proportion to them."""
+    squares = np.square(numbers / (np.abs(numbers).max(initial=0.0) or 1.0))
+    return float(squares.sum() ** 2 / (np.square(squares).sum() or 1.0)) or 1.0
 
 
 def _root(part: float, whole: float) -> float:
@@ -149,12 +156,13 @@ def by_size(rows: Sequence[Facts]) -> dict[str, Any]:
         mine = [row for row in rows if row["kind"] == KINDS[0] and ratio(row) and least <= row["numbers"] < beyond]
         ratios = [one for row in mine for one in row["ratios"]]
         if ratios:
-            ends = (chi2.cdf(row["numbers"] * np.array([FACTOR**-2, FACTOR**2]), row["numbers"]) for row in mine)
+            counts = np.concatenate([row["effective"] for row in mine])
+            low, high = (chi2.cdf(counts * end, counts) for end in (FACTOR**-2, FACTOR**2))
             found[str(least)] = {
                 "conversions": len(mine),
                 "inputs": len(ratios),
                 "near": round(sum(map(near, ratios)) / len(ratios), 3),
-                "near by chance": round(sum(float(high - low) for low, high in ends) / len(mine), 3),
+                "near by chance": round(float(np.mean(high - low)), 3),
             }
     return found
 
@@ -245,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = {**summary(rows), "single inputs": by_size(rows)}
     sys.stdout.write(json.dumps(told, indent=1) + "\n")
     if not options.quick:
-        kept = [{key: value for key, value in row.items() if key != "ratios"} for row in rows]
+        kept = [{key: value for key, value in row.items() if key not in ("effective", "ratios")} for row in rows]
         text = json.dumps({"summary": told, "rows": kept}, indent=1)
         (ROOT / "benchmarks" / "results" / "expected.json").write_text(text + "\n", encoding="utf-8")
         (ROOT / "docs" / "expected.svg").write_text(draw(rows), encoding="utf-8")

@@ -203,9 +203,12 @@ def expected_speed_up(
 
 def _usual_device(target: str) -> str:
     """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
+    if device := target_of(target).device:
+        rates = device_called(device)
+        return device if rates.low > rates.products else ""
     profile = profile_of(target)
     honors_types = profile is None or profile.values["honors_types"]
-    return target_of(target).device or (DEFAULT_DEVICE if honors_types else "")
+    return DEFAULT_DEVICE if honors_types else ""
 
 
 def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
@@ -225,17 +228,16 @@ def time_on_target(analysis: Analysis) -> float:
     """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
     in the cut.
     """
-    graph, costs = analysis.graph, target_of(analysis.options.target).costs
-    estimate = Estimate(
-        graph, device_called(DEFAULT_DEVICE), graph.shapes, analysis.options.low
-    )
+    graph, target = analysis.graph, target_of(analysis.options.target)
+    device = device_called(target.device or DEFAULT_DEVICE)
+    estimate = Estimate(graph, device, graph.shapes, analysis.options.low)
     fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])
         for node in fallbacks
         for value in (*node.reads, *node.writes)
     )
-    return time_of(analysis, estimate) + costs.host_time(FLOAT32_BYTES * moved)
+    return time_of(analysis, estimate) + target.costs.host_time(FLOAT32_BYTES * moved)
 
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:

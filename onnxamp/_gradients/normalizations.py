@@ -14,6 +14,13 @@ from onnxamp._gradients.writer import (
 
 SCALED: Final = "scaled"
 """Suffix of a batch normalization's label in the names of the nodes that scale and shift its normalized value."""
+SKIPPED: Final = frozenset(
+    {
+        "com.microsoft::SkipLayerNormalization",
+        "com.microsoft::SkipSimplifiedLayerNormalization",
+    }
+)
+"""Normalizations of a sum, which is the fourth output."""
 RUNNING: Final = "running"
 """Suffix for its running statistics and the nodes that compute them."""
 
@@ -46,22 +53,46 @@ def _through(
 
 
 def _layer(call: Call) -> Grads:
-    """Return gradients of LayerNormalization and RMSNormalization; their mean and deviation outputs have no rule."""
+    """Return gradients of normalizations of each row; their mean and deviation outputs have no rule."""
     if any(dy is not None for dy in call.dys[1:]):
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
     centered, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
-    start = call.attribute("axis")
+    start = call.attribute("axis", -1)
     axes = range(start, 0 if start < 0 else call.rank())
     unit, inverse, *_ = _normalized(
-        call.x, axes, call.attribute("epsilon"), centered=centered
+        call.x, axes, call.attribute("epsilon", 1e-5), centered=centered
     )
     return [
         lambda: _through(dy * scale, unit, inverse, axes, centered=centered),
         lambda: call.summed(dy * unit, 1),
         lambda: call.summed(dy, 2),
     ]
+
+
+def _skip(call: Call) -> Grads:
+    """Return gradients of the normalization of a sum, which is another output."""
+    if any(dy is not None for dy in call.dys[1:3]):
+        raise call.error(
+            "passes its mean or deviation on to the loss, for which there is no gradient rule"
+        )
+    centered = call.node.key == "com.microsoft::SkipLayerNormalization"
+    added = [call[at] for at in (1, 4 if centered else 3) if call.has(at)]
+    total = (*call.outputs, None, None, None)[3] or call.x.op("Sum", *added)
+    changes = [dy for dy in call.dys[3:] if dy is not None]
+    unit, inverse, *_ = _normalized(
+        total, [-1], call.attribute("epsilon", 1e-12), centered=centered
+    )
+    dy = call.dys[0]
+    if dy is not None:
+        changes.append(_through(dy * call[2], unit, inverse, [-1], centered=centered))
+    dx = changes[0].op("Sum", *changes[1:]) if changes[1:] else changes[0]
+    rows = [None if dy is None else lambda: call.summed(dy * unit, 2)]
+    if centered:
+        rows.append(None if dy is None else lambda: call.summed(dy, 3))
+    bias = len(rows) + 2
+    return [dx, lambda: call.summed(dx, 1), *rows, lambda: call.summed(dx, bias)]
 
 
 def _instance(call: Call) -> Grads:
@@ -147,5 +178,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "InstanceNormalization": _instance,
     "LayerNormalization": _layer,
     "RMSNormalization": _layer,
+    "SimplifiedLayerNormalization": _layer,
+    **dict.fromkeys(SKIPPED, _skip),
 }
 FORWARD: Final[Mapping[str, Forward]] = {"BatchNormalization": _batch_forward}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 from onnx import TensorProto
 
 from onnxamp._decide.hazards.scales import grids
@@ -15,17 +14,20 @@ from onnxamp._dtypes import ELEM_NAMES
 from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.view import Origin
-from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute_of, op_facts
 
 _SCALE: Final = 1
 _ZERO: Final = 2
 """Input positions of nodes that quantize or dequantize."""
 _MATRIX: Final = 2
-_BIAS: Final = 5
-"""Input position of MatMulNBits."""
-_MOST: Final = 2**36
-"""Most products of numbers to compute for the weight of MatMulNBits."""
+_ZEROS: Final = 3
+_GROUPS: Final = 4
+"""Input positions of MatMulNBits: zero points, and an order of its blocks."""
+_BYTE: Final = 8
+_UNPACKED: Final = (4, _BYTE)
+"""The bits of its numbers that have a rule."""
+_LOOKED_UP: Final = {"gather_axis": 0, "quantize_axis": 1}
+"""Attributes of GatherBlockQuantized, with their defaults."""
 
 
 def _quantize(call: Call) -> Grads:
@@ -59,6 +61,13 @@ def _inside(y: Tensor, dy: Tensor) -> Tensor:
         return (number > 0).op("And", number < grid.end).where(dy, 0)
     last = grid.end - 1 if name.startswith("int") else grid.end
     return (number.op("Abs") < last).where(dy, 0)
+
+
+def step_of(call: Call) -> Tensor:
+    """Return the step of the grid of a quantizer, in a shape that broadcasts to its numbers."""
+    if call.node.key in op_facts().quantize:
+        return _along(call)
+    return (*call.outputs, None)[_SCALE] or call.x.like(1)
 
 
 def _along(call: Call) -> Tensor:
@@ -117,21 +126,69 @@ def _product(rule: Rule) -> Rule:
 
 
 def _matmul_n_bits(call: Call) -> Grads:
-    """Return dY B^T, where B is the result of the node for the identity."""
-    size, columns = (attribute_of(call.node.proto, name, 0) for name in "KN")
-    if size * size * columns > _MOST:
-        raise call.error("has a matrix that is too large for its gradient rule")
-    writer, node = call.writer, copied(call.node.proto)
-    fresh = writer.editor.names.fresh
-    node.input[0] = writer.constant(np.eye(size, dtype=np.float32)).name
-    del node.input[_BIAS:]
-    node.name, node.output[0] = (
-        fresh(f"{call.node.label}/weight"),
-        fresh(f"{call.y.name}/weight"),
+    """Return the gradients of a product with a matrix in blocks of few bits, and of the blocks' scales."""
+    rows, columns, block = (call.attribute(name) for name in ("N", "K", "block_size"))
+    bits, blocks = call.attribute("bits", 4), -(-columns // block)
+    if bits not in _UNPACKED or call.has(_GROUPS):
+        raise call.error("has a matrix in a form without a gradient rule")
+    zeros: Tensor | float = 2.0 ** (bits - 1)
+    if call.has(_ZEROS):
+        given = call[_ZEROS].reshape(rows, -1)
+        if given.elem == TensorProto.UINT8:
+            given = _unpacked(given, bits).op("Slice", [0], [blocks], [1])
+        zeros = given.reshape(rows, blocks, 1)
+    numbers = _unpacked(call[1], bits).reshape(rows, blocks, block) - zeros
+    dy = call.dy
+
+    def of_input() -> Tensor:
+        weight = (numbers * call[2].reshape(rows, blocks, 1)).reshape(rows, -1)
+        return dy.op("MatMul", weight.op("Slice", [0], [columns], [1]))
+
+    def by_block() -> Tensor:
+        turned = dy.reshape(-1, rows).transpose([1, 0])
+        change = turned.op("MatMul", call.x.reshape(-1, columns))
+        change = change.op("Pad", [0, 0, 0, blocks * block - columns])
+        return change.reshape(rows, blocks, block)
+
+    def of_scales() -> Tensor:
+        terms = by_block() * numbers
+        return terms.sum([-1], keepdims=False).reshape_like(call[2])
+
+    def of_zeros() -> Tensor:
+        terms = -by_block() * call[2].reshape(rows, blocks, 1)
+        return terms.sum([-1], keepdims=False).reshape_like(call[_ZEROS])
+
+    def of_bias() -> Tensor:
+        return dy.reshape(-1, rows).sum([0], keepdims=False)
+
+    return [of_input, None, of_scales, of_zeros, None, of_bias]
+
+
+def _unpacked(x: Tensor, bits: int) -> Tensor:
+    """Return the numbers in bytes as floats; of two in a byte, the low one comes first."""
+    if bits == _BYTE:
+        return x.cast(TensorProto.FLOAT)
+    pair = (
+        x.op("BitwiseAnd", x.like(15)),
+        x.op("BitShift", x.like(4), direction="RIGHT"),
     )
-    writer.nodes.append(node)
-    weight = Tensor(writer, node.output[0], TensorProto.FLOAT)
-    return call.dy.op("MatMul", weight.transpose([1, 0]))
+    both = x.writer.concat([one.op("Unsqueeze", [-1]) for one in pair], -1)
+    return both.cast(TensorProto.FLOAT).reshape(x.size(0), -1)
+
+
+def _gather_blocks(call: Call) -> Grads:
+    """Return the gradients of the scales of rows that are looked up."""
+    axes = [call.attribute(name, usual) for name, usual in _LOOKED_UP.items()]
+    rank, places = call.rank(), call[1]
+    if axes[0] % rank or axes[1] % rank != rank - 1:
+        raise call.error("looks up or quantizes along an axis without a gradient rule")
+    used = call[2].op("Gather", places)
+    lead = [0] * (call.rank(1) + rank - 2)
+    terms = (call.dy * call.y).reshape(*lead, -1, call.attribute("block_size", 128))
+    change = terms.sum([-1], keepdims=False) / used
+    rows = places.cast(TensorProto.INT64).op("Unsqueeze", [-1])
+    zeros = call[2].zeros_like()
+    return [None, None, zeros.op("ScatterND", rows, change, reduction="add")]
 
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -139,6 +196,7 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(op_facts().dequantize, _dequantize),
     "ConvInteger": _product(linear.RULES["Conv"]),
     "DynamicQuantizeLinear": _dynamically,
+    "com.microsoft::GatherBlockQuantized": _gather_blocks,
     "com.microsoft::MatMulNBits": _matmul_n_bits,
     "MatMulInteger": _product(linear.RULES["MatMul"]),
 }

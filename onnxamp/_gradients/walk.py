@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import (
+    attention,
     linear,
     movement,
     normalizations,
@@ -38,6 +39,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 
 RULES: Final[Mapping[str, Rule]] = {
+    **attention.RULES,
     **linear.RULES,
     **movement.RULES,
     **normalizations.RULES,
@@ -56,14 +58,16 @@ FORWARD: Final[Mapping[str, Forward]] = {
 ALWAYS: Final = frozenset({"BatchNormalization"})
 """Those of them that may have no kernel, and are therefore decomposed even off the path to the loss."""
 
-_STEPS: Final = frozenset({"Ceil", "Floor", "Hardmax", "OneHot", "Round", "Sign"})
+ROUNDS: Final = frozenset({"Ceil", "Floor", "Round"})
+"""Ops that round to whole numbers."""
+_STEPS: Final = ROUNDS | {"Hardmax", "OneHot", "Sign"}
 FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 """Ops whose derivative is zero or undefined everywhere: no gradient flows through them.
 
 Outputs that are not floats also end the path, and need no entry.
 """
 
-_PARTIAL: Final = frozenset({"Split"})
+_PARTIAL: Final = normalizations.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
 SMALL: Final = 4096
@@ -82,6 +86,7 @@ class Pass:
         path: the nodes between wanted values and the loss, in order.
         moved: values that depend on a wanted value through floats.
         lacks: features that the intended engine cannot run, as in the ``engine.toml`` of a target.
+        rules: the rules by key of the op.
 
     Complexity: linear, except for onnx's shape inference.
     """
@@ -92,8 +97,9 @@ class Pass:
         path: Sequence[Node],
         moved: Container[int],
         lacks: Container[str],
+        rules: Mapping[str, Rule] = RULES,
     ) -> None:
-        self.graph, self.path, self.moved = graph, path, moved
+        self.graph, self.path, self.moved, self.rules = graph, path, moved, rules
         self.writer = Writer(GraphEditor(graph), lacks=lacks)
         self.dims = graph.ask(symbolic_shapes)
         self.known = _constants(graph, self.dims)
@@ -172,7 +178,7 @@ class Pass:
             call = self.call(node, saved=saved.get(node.index, ()), dys=dys)
             self.writer.prefix = f"{node.label}/gradient"
             try:
-                addends = self._addends(call, _rule_of(call))
+                addends = self._addends(call, self._rule_of(call))
             except GradientError:
                 if otherwise is None:
                     raise
@@ -196,6 +202,20 @@ class Pass:
             for value, dx in pairs
             if dx is not None and value in self.moved
         ]
+
+    def _rule_of(self, call: Call) -> Rule:
+        """Return the rule of a node.
+
+        Raises:
+            GradientError: there is none, or the loss depends on an output of the node that the rule does not cover.
+        """
+        if call.node.key not in self.rules:
+            raise call.error("has no gradient rule")
+        if call.dys[0] is None and call.node.key not in _PARTIAL:
+            raise call.error(
+                "reaches the loss through an output other than the first, which has no gradient rule"
+            )
+        return self.rules[call.node.key]
 
     def seed(self, loss: int) -> Tensor:
         """Return a one in the shape of the loss.
@@ -232,21 +252,6 @@ class Pass:
 def finite(x: Tensor) -> Tensor:
     """Return a tensor with zeros where it holds infinities and NaN."""
     return (x - x).op("IsNaN").where(0.0, x)
-
-
-def _rule_of(call: Call) -> Rule:
-    """Return the rule of a node.
-
-    Raises:
-        GradientError: there is none, or the loss depends on an output of the node that the rule does not cover.
-    """
-    if call.node.key not in RULES:
-        raise call.error("has no gradient rule")
-    if call.dys[0] is None and call.node.key not in _PARTIAL:
-        raise call.error(
-            "reaches the loss through an output other than the first, which has no gradient rule"
-        )
-    return RULES[call.node.key]
 
 
 def expand(

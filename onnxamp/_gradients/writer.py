@@ -320,15 +320,17 @@ class Call:
         """Return whether the node has this optional input."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
-    def attribute(self, name: str) -> Any:
-        """Return the value of an attribute, by default that of the schema; None if there is none. Bytes are decoded."""
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
         value = attribute(self.node.proto, name)
         opset = self.writer.editor.view.book.opsets[""]
-        declared = defs.get_schema(self.node.key, opset).attributes.get(name)
-        if value is None and declared is not None and declared.default_value.type:
-            value = helper.get_attribute_value(declared.default_value)
-            if isinstance(value, float):  # 0.9, not the nearest float32
-                value = float(str(np.float32(value)))
+        if value is None and defs.has(self.node.key):
+            declared = defs.get_schema(self.node.key, opset).attributes.get(name)
+            if declared is not None and declared.default_value.type:
+                value = helper.get_attribute_value(declared.default_value)
+                if isinstance(value, float):  # 0.9, not the nearest float32
+                    value = float(str(np.float32(value)))
+        value = default if value is None else value
         return value.decode() if isinstance(value, bytes) else value
 
     def constant(self, position: int) -> NDArray[Any] | None:

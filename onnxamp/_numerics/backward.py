@@ -11,13 +11,13 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.quantized import QUANTIZE
+from onnxamp._gradients.quantized import QUANTIZE, step_of
 from onnxamp._gradients.recurrent import UNROLLED
-from onnxamp._gradients.walk import FLAT, RULES, Pass, finite
-from onnxamp._gradients.writer import Call, Grads, Tensor
+from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.operators import as_floats
+from onnxamp._graph.operators import OPERATORS, as_floats
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
@@ -34,6 +34,15 @@ _STEP: Final = 2.0**-8
 
 _MOST: Final = 3e38
 """The largest gradient that counts, such as that of a mask."""
+
+_ERROR: Final = 0.2
+"""The root mean square of the error of rounding to nearest, relative to numbers and the distance of those above 1.
+
+It is uniform within half of the last digit, and the logarithms of numbers are spread evenly: 0.72 / 12**0.5.
+"""
+
+_ABSOLUTE: Final = 0.8
+"""The mean magnitude of a normal error, in multiples of its root mean square: (2 / pi)**0.5."""
 
 _MOVES: Final = 4
 """How often an input is moved where outputs have few rows."""
@@ -57,12 +66,14 @@ class WrittenPiece:
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],
+        last: Container[str],
         shared: Container[str],
         partial: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
-        self.partial = partial
-        path = [node for node in graph.order if not node.scope and node.key not in FLAT]
+        self.partial, self.last = partial, last
+        flat = FLAT - ROUNDS
+        path = [node for node in graph.order if not node.scope and node.key not in flat]
         names = graph.scopes[0].names
         self.floats = {
             name: value for name, value in names.items() if graph.types[value] == FLOAT
@@ -70,7 +81,10 @@ class WrittenPiece:
         self.moved = self.floats | {
             name: value for name, value in names.items() if name in integers
         }
-        self.backward = Pass(graph, path, frozenset(self.moved.values()), ())
+        rules = {key: self._by_steps(RULES[key]) for key in QUANTIZE}
+        rules |= dict.fromkeys(ROUNDS, self._by_steps(lambda call: call.dy))
+        moved = frozenset(self.moved.values())
+        self.backward = Pass(graph, path, moved, (), {**RULES, **rules})
         self.writer = self.backward.writer
         self.accumulator: Accumulator | None = None
         if arithmetic is not None and low is FLOAT16:
@@ -162,6 +176,24 @@ class WrittenPiece:
             self.writer.output(tensor, None)
         return tensor.name
 
+    def _by_steps(self, rule: Rule) -> Rule:
+        """Return the rule of a quantizer with the effect of small errors on its results.
+
+        An error d moves a number to another integer with the probability |d| / s, where s is the step of the grid, and
+        then by s: the squared error is s |d| on average. The error of this number alone in low precision stands for d.
+        What comes to further quantizers is not small any more, so that only the last one counts.
+        """
+
+        def written(call: Call) -> Grads:
+            if call.y.name not in self.last:
+                return rule(call)
+            size = (call.x * call.x).op("ReduceMean", keepdims=0).op("Sqrt")
+            error = size * (self.low.epsilon * _ERROR) + 1e-30
+            factor = (step_of(call) * _ABSOLUTE / error).op("Max", call.x.like(1))
+            return rule(replace(call, dys=(call.dy * factor.op("Sqrt"), *call.dys[1:])))
+
+        return written
+
     def _spread(self, call: Call) -> Grads:
         """Return the rule for nodes without one: the effect of moving each input, spread over that input."""
         self.spread[call.node.label] = None
@@ -240,6 +272,18 @@ def moved_integers(
             found.add(node.output[0])
         elif not found.isdisjoint(node.input):
             found.update(name for name in node.output if kinds.get(name) != FLOAT)
+    return found
+
+
+def last_quantizers(nodes: Sequence[NodeProto]) -> set[str]:
+    """Return the results of nodes in order that round to integers, and lead to no others that do."""
+    found, leading = set[str](), set[str]()
+    for node in reversed(nodes):
+        leads = not leading.isdisjoint(node.output)
+        if op_key(node) in QUANTIZE | ROUNDS | OPERATORS.keys():
+            found.update(() if leads else node.output[:1])
+            leads = True
+        leading.update(node.input if leads else ())
     return found
 
 

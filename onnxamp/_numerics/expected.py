@@ -16,17 +16,18 @@ import numpy.typing as npt
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Ports, View
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
-from onnxamp._numerics.sensitivity import Sensitivities, SensitivityProbe
-from onnxamp._ops.facts import is_exact, op_facts
+from onnxamp._numerics.low_nodes import LowNode, computes, low_node
+from onnxamp._numerics.passes import Sensitivities
+from onnxamp._numerics.sensitivity import SensitivityProbe
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
@@ -66,63 +67,6 @@ squares of several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal pr
 
 _SHOWN: Final = 10
 """Number of nodes whose contribution is reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class LowNode:
-    """A node that is in low precision, or can be.
-
-    Attributes:
-        key: its first output.
-        names: those of its first output, also as the result of an If.
-        node: its index.
-        ports: those that are in low precision.
-    """
-
-    key: str
-    names: tuple[str, ...]
-    node: int
-    ports: Ports
-
-
-def node_key(node: Node) -> str:
-    """The key of nodes in this module: their first output."""
-    return next((name for name in node.proto.output if name), "")
-
-
-def computes(node: Node) -> bool:
-    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
-    moves = is_exact(node.proto) or node.key in op_facts().following
-    return not moves and node.signature is not None
-
-
-def low_node(analysis: Analysis, node: Node) -> LowNode | None:
-    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
-    ports = low_ports(analysis, node)
-    if not (ports.inputs or ports.outputs):
-        return None
-    if not (computes(node) or is_exact(node.proto)):
-        return None
-    key = node_key(node)
-    return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
-
-
-def _results(view: View, node: Node) -> list[str]:
-    """Return names of Ifs' outputs that the node's first output becomes."""
-    names: list[str] = []
-    value = next(iter(node.writes), ABSENT)
-    while value != ABSENT:
-        owners = (
-            (view.nodes[view.scopes[scope].owner], port)
-            for scope, port in view.results[value]
-            if scope
-        )
-        value = next(
-            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
-        )
-        if value != ABSENT:
-            names.append(view.values[value].name)
-    return names
 
 
 class Settled(NamedTuple):
@@ -316,6 +260,11 @@ class ExpectedErrors:
         total = max(by_sample, default=0.0)
         decides = bool(rows) and self.decisive[rows].any()
         jumps = self.graph.nodes_of(op_facts().selections) if decides else ()
+        spread = (label for sample in self.samples for label in sample.spread)
+        moved = tuple(dict.fromkeys(spread))
+        if moved and not total and rows:
+            why = f"No error passes through {moved[0]!r}, which has no gradient."
+            return ExpectedError(why=why, spread=moved)
         return ExpectedError(
             error=sqrt(total),
             bound=QUANTILE * sqrt(total),
@@ -327,11 +276,7 @@ class ExpectedErrors:
                 if shares[owner]
             ),
             jumps=tuple(node.label for node in jumps),
-            spread=tuple(
-                dict.fromkeys(
-                    label for sample in self.samples for label in sample.spread
-                )
-            ),
+            spread=moved,
         )
 
     @cached_property
@@ -418,8 +363,20 @@ class ExpectedErrors:
         return tuple(self._places[key] for key in keys if key in self._places)[:1]
 
     def _maker(self, value: int) -> str:
-        """Return the key of the node that computes a value; "" if it is always float32."""
+        """Return the key of the node that computes a value, before its loops; "" if it is always float32."""
+        while (outer := self._before.get(value, ABSENT)) != ABSENT:
+            value = outer
         return self._keys.get(self.graph.values[value].producer, "")
+
+    @cached_property
+    def _before(self) -> Mapping[int, int]:
+        """By value that the body of a Loop or Scan takes: the value that it is in the first turn."""
+        found = dict[int, int]()
+        for node in self.graph.nodes_of({"Loop", "Scan"}):
+            for _, scope in node.bodies:
+                pairs = zip(self.graph.scopes[scope].inputs, node.inputs, strict=False)
+                found.update(pairs)
+        return found
 
     def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:
         rows = [

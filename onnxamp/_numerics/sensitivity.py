@@ -12,37 +12,33 @@ its outputs becomes a gradient of the same energy, spread over the input.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
-from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
 
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._dtypes import Format
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
-from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.backward import (
-    SUMMED,
     WrittenPiece,
     expanded,
+    last_quantizers,
     moved_integers,
 )
 from onnxamp._numerics.matrices import Floats, Moved, matrix_readers, stepped_back
-from onnxamp._numerics.turns import counted_turns, without_loops
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._numerics.passes import Passes, Sensitivities
+from onnxamp._numerics.turns import TurnCounter, without_loops
 from onnxamp._ops.profiles import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
-    Execution,
     Executor,
     Piece,
     batched,
@@ -50,7 +46,6 @@ from onnxamp._runtime.pieces import (
     parts_of,
     piece_inputs,
     piece_model,
-    start,
 )
 from onnxamp._runtime.session import make_session, run_values
 from onnxamp._runtime.values import Feeds, to_value
@@ -64,49 +59,6 @@ _NODES: Final = 96
 
 _TOGETHER: Final = 4
 """Samples that share the sessions of a piece."""
-
-_GROUPS: Final = 8
-"""Groups of outputs whose errors are measured separately. If there are more outputs, some share a group, and their sum
-counts.
-"""
-
-_PROBES: Final = 4
-"""Vectors of signs for an output of few elements."""
-
-_MANY: Final = 256
-"""Elements from which on one vector is enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """The effect of rounding a value.
-
-    Attributes:
-        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
-            weights.
-        costs: by group of outputs: the squared relative error that rounding this value alone causes; the last one is
-            that of values that decide what is selected, and which branches are taken.
-        summed: the same where its node sums up as the target does; empty where that makes no difference.
-        read: by first output of a node that reads it, where several do: the same where it is rounded for that node.
-    """
-
-    largest: float
-    costs: tuple[float, ...]
-    summed: tuple[float, ...]
-    read: Mapping[str, tuple[float, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitivities:
-    """The measurements of one sample.
-
-    Attributes:
-        values: by name of the value.
-        spread: labels of nodes without a gradient rule, whose inputs were moved instead.
-    """
-
-    values: Mapping[str, Rounded]
-    spread: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +118,13 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
+    _counters: dict[tuple[Any, ...], TurnCounter] = field(default_factory=dict)
     _flow: DataflowGraph | None = None
     """The model that the sessions belong to, with the branches that it takes."""
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
+    _last: Container[str] = ()
+    """The results of quantizers that lead to no others."""
     _shared: Container[str] = ()
     """Values that several nodes read."""
     _gathers: Container[int] = ()
@@ -194,7 +149,9 @@ class GradientWalk:
         if flow is not self._flow:  # in other branches, other nodes have these numbers
             self._flow = flow
             self._sessions.clear()
+            self._counters.clear()
         self._integers = moved_integers(flow.nodes, flow.types)
+        self._last = last_quantizers(flow.nodes)
         reads = Counter(
             name for names in (*flow.reads, flow.outputs) for name in set(names)
         )
@@ -213,7 +170,7 @@ class GradientWalk:
         products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
         again.update(flow.nodes[one].output[0] for one in products)
         self._gathers = readers - products
-        passes = [_Passes.begin(runner, feeds, again) for feeds in samples.values()]
+        passes = [Passes.begin(runner, feeds, again) for feeds in samples.values()]
         for part in whole:
             for one in passes:
                 one.forward(part)
@@ -229,10 +186,11 @@ class GradientWalk:
             runner.forget()
             if flow.large:  # otherwise, sessions would hold memory for each piece
                 self._sessions.clear()
+                self._counters.clear()
         for one in passes:
             yield one.found.sensitivities()
 
-    def _step(self, one: "_Passes", part: Sequence[int]) -> None:
+    def _step(self, one: Passes, part: Sequence[int]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
         side, waiting, found = one.side, one.waiting, one.found
         runner, flow = side.executor, side.flow
@@ -287,7 +245,7 @@ class GradientWalk:
         side.used(reads)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _step_together(self, passes: "Sequence[_Passes]", number: int) -> None:
+    def _step_together(self, passes: Sequence[Passes], number: int) -> None:
         """Run the backward pass of a product with a large matrix."""
         runner = passes[0].side.executor
         flow, low = runner.flow, self.low
@@ -334,8 +292,11 @@ class GradientWalk:
         if not any(runner.flow.nodes[node].op_type == "Loop" for node in part.nodes):
             return {}
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        model = piece_model(runner.flow, part, kinds)
-        return counted_turns(model, values, runner.provider)
+        key = (*part.nodes, *kinds.items())
+        if key not in self._counters:
+            model = piece_model(runner.flow, part, kinds)
+            self._counters[key] = TurnCounter.of(model, runner.provider)
+        return self._counters[key].turns(values)
 
     @no_collections()
     def _load(
@@ -368,6 +329,7 @@ class GradientWalk:
             arithmetic=self.arithmetic,
             turns=turns,
             integers=self._integers,
+            last=self._last,
             shared=self._shared,
             partial=partial,
         )
@@ -387,182 +349,6 @@ class GradientWalk:
             costs=written.costs,
             spread=tuple(written.spread),
         )
-
-
-@dataclass
-class _Passes:
-    """The passes of one sample.
-
-    Attributes:
-        side: the forward pass, and the values that the backward pass needs.
-        groups: outputs whose errors are told apart, and last what decides about selections and branches.
-        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
-            or what is no number, are negative.
-        shapes: the shapes of these values.
-    """
-
-    side: Execution
-    groups: list[list[str]]
-    largest: dict[str, float] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    seeds: "list[_Seed]" = field(default_factory=list)
-    waiting: list[dict[str, Floats]] = field(default_factory=list)
-
-    @classmethod
-    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "_Passes":
-        """A sample before the first node; ``again`` counts what the backward pass reads."""
-        flow = runner.flow
-        ends, decisive = _ends(flow), _decisive(flow)
-        names = (*flow.inputs, *flow.maker)
-        seen = [name for name in names if flow.types.get(name) == FLOAT]
-        side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
-        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        passes = cls(side, [*groups, decisive])
-        passes._see(seen)
-        return passes
-
-    def forward(self, part: Sequence[int]) -> None:
-        """Run a piece."""
-        self.side.run(part)
-        nodes = self.side.flow.nodes
-        self._see(name for node in part for name in nodes[node].output)
-
-    def _see(self, names: Iterable[str]) -> None:
-        """Note what is known of values that have just been computed."""
-        side = self.side
-        for name in names:
-            if side.flow.types.get(name) == FLOAT and name in side.values:
-                sizes = np.abs(side.values[name].numpy())
-                most = float(sizes.max(initial=0.0))
-                if not most < SENTINEL:
-                    most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
-                self.largest[name], self.shapes[name] = most, sizes.shape
-                side.used([name])
-
-    def turn(self, random: np.random.Generator) -> None:
-        """Draw the signs from which the backward pass begins."""
-        self.seeds = list(_seeds(self.side, self.groups, random))
-        self.waiting = [dict(seed.gradients) for seed in self.seeds]
-
-    @cached_property
-    def found(self) -> "_Found":
-        """What the passes show."""
-        return _Found(len(self.groups), self.largest)
-
-
-class _Seed(NamedTuple):
-    """A vector of signs over the outputs of a group, and how many the group has."""
-
-    group: int
-    probes: int
-    gradients: dict[str, Floats]
-
-
-def _seeds(
-    side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
-) -> Iterator[_Seed]:
-    """Signs over values, divided by their norms."""
-    for number, group in enumerate(groups):
-        arrays = {
-            name: np.asarray(side.output(name)) for name in group if name in side.values
-        }
-        arrays = {name: array for name, array in arrays.items() if array.size}
-        few = any(1 < array.size < _MANY for array in arrays.values())
-        probes = _PROBES if few else 1
-        for _ in range(probes if arrays else 0):
-            yield _Seed(
-                number,
-                probes,
-                {name: _signs(array, random) for name, array in arrays.items()},
-            )
-
-
-def _signs(array: Floats, random: np.random.Generator) -> Floats:
-    """Return random signs over the norm of an array, or zero if that is not finite."""
-    finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
-    norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
-    signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
-    return np.asarray(signs * finite / (norm or inf), np.float32)
-
-
-def _ends(flow: DataflowGraph) -> list[str]:
-    """Return the float outputs or, if there are none, the floats that the outputs depend on."""
-    made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
-    floats = [name for name in made if flow.types.get(name) == FLOAT]
-    return floats or _floats_before(flow, made)
-
-
-def _decisive(flow: DataflowGraph) -> list[str]:
-    """Return the floats that decide selections and branches."""
-    found = dict.fromkeys(
-        name
-        for node in flow.nodes
-        if op_key(node) in op_facts().selections
-        for name in node.input
-        if name in flow.maker and flow.types.get(name) == FLOAT
-    )
-    conditions = [name for name, _ in flow.choices if name in flow.maker]
-    return list(found | dict.fromkeys(_floats_before(flow, conditions)))
-
-
-def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
-    """Return the nearest floats that other values are computed from, and not only from their shapes."""
-    found, waiting, seen = dict[str, None](), list(names), set(names)
-    while waiting:
-        node = flow.maker[waiting.pop()]
-        is_view = op_key(flow.nodes[node]) in op_facts().views
-        for name in flow.reads[node]:
-            if is_view and flow.types.get(name) == FLOAT:
-                continue
-            if flow.types.get(name) == FLOAT and name in flow.maker:
-                found[name] = None
-            elif name in flow.maker and name not in seen:
-                seen.add(name)
-                waiting.append(name)
-    return list(found)
-
-
-@dataclass(slots=True)
-class _Found:
-    """The measurements of a sample's passes so far."""
-
-    groups: int
-    largest: Mapping[str, float]
-    costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    spread: dict[str, None] = field(default_factory=dict)
-
-    def add(self, key: tuple[str, str], group: int, cost: float) -> None:
-        """Add to a cost of a value."""
-        name, what = key
-        none = [0.0] * self.groups
-        self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
-
-    def sensitivities(self) -> Sensitivities:
-        """Return all of it."""
-        names = dict.fromkeys((*self.largest, *self.costs))
-        return Sensitivities(
-            {name: self._of(name) for name in names}, tuple(self.spread)
-        )
-
-    def _of(self, name: str) -> Rounded:
-        largest = self.largest.get(name, 0.0)
-        costs = {
-            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
-            for what, row in self.costs.get(name, {}).items()
-        }
-        return Rounded(
-            largest=abs(largest),
-            costs=costs.pop("", (0.0,) * self.groups),
-            summed=costs.pop(SUMMED, ()),
-            read=costs,
-        )
-
-
-def _known(cost: float, *, is_plain: bool) -> float:
-    """Return a cost. NaN exceeds all bounds, unless it may come from a sentinel that met no gradient."""
-    if isnan(cost):
-        return inf if is_plain else 0.0
-    return cost
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

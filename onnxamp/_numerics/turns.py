@@ -1,7 +1,7 @@
 """Loops written as their turns, one after the other, so that their bodies have gradients."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
@@ -21,14 +21,23 @@ _MOST: Final = 2048
 """Nodes at most that a loop is written as."""
 
 
-def counted_turns(
-    model: ModelProto, values: Mapping[str, "ort.OrtValue"], provider: Provider
-) -> Mapping[str, int]:
-    """Run a model, and return how often each of its Loops turns, by its first output."""
-    model, rows = _counting(model)
-    session = make_session(model, provider, optimize=False, lean=True)
-    found = run_values(session, dict(values), list(rows.values()))
-    return {name: found[output].shape()[0] for name, output in rows.items()}
+class TurnCounter(NamedTuple):
+    """A session that tells how often Loops turn, each by its first output."""
+
+    session: "ort.InferenceSession"
+    rows: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: ModelProto, provider: Provider) -> "TurnCounter":
+        """Load a model with the Loops; its samples may have any shapes."""
+        model, rows = _counting(model)
+        session = make_session(model, provider, optimize=False, lean=True)
+        return cls(session, rows)
+
+    def turns(self, values: Mapping[str, "ort.OrtValue"]) -> Mapping[str, int]:
+        """Run the model, and return how often each of its Loops turns."""
+        found = run_values(self.session, dict(values), list(self.rows.values()))
+        return {name: found[output].shape()[0] for name, output in self.rows.items()}
 
 
 def _counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:

@@ -244,12 +244,15 @@ class _Job:
     ) -> "_Job":
         """Create a job by running the pipeline twice in float32."""
         metric = make_metric(pipeline.metric, pipeline.tolerance)
-        engines = {
-            member.name: judging_engine(
-                options.provider, member.asked(Level.O2, "float16").target
-            )
+        targets = {
+            member.name: member.asked(Level.O2, "float16").target
             for member in pipeline.members
         }
+        engines = {
+            name: judging_engine(options.provider, target)
+            for name, target in targets.items()
+        }
+        common = set(targets.values())
         low = _names(engines, "float16")
         part = (
             None
@@ -264,9 +267,8 @@ class _Job:
             budget=options.budget,
             state=PipelineState.of(part),
         )
-        asked = replace(
-            asked, tolerance=metric.tolerance, device=meant_device(asked.device)
-        )
+        device = meant_device(asked.device, common.pop() if len(common) == 1 else "")
+        asked = replace(asked, tolerance=metric.tolerance, device=device)
         options.report("running in float32", 0, asked.runs)
         runs.start()
         noise = runs.measure({}).error

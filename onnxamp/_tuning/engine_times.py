@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
-from onnxamp._numerics.expected import node_key
+from onnxamp._numerics.low_nodes import node_key
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.runs import profile_nodes

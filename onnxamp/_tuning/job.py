@@ -22,9 +22,9 @@ from onnxamp._numerics.expected import (
     Settled,
     measured_sensitivities,
 )
+from onnxamp._numerics.passes import Sensitivities
 from onnxamp._numerics.ranges import ROUNDS
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
-from onnxamp._numerics.sensitivity import Sensitivities
 from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run

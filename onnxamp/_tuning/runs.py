@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.expected import node_key
+from onnxamp._numerics.low_nodes import node_key
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import (
     Engine,

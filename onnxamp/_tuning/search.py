@@ -36,6 +36,9 @@ _FAR: Final = 4.0
 """Factor between what two candidates show of expected errors above which these are worth little, as where the order of
 results flips: then the list is halved."""
 
+_REFINED: Final = 3
+"""How often choices between the best that passes and the one before it, which misses, are looked for."""
+
 _CLOSE: Final = 1.02
 """Models whose times differ by less are equally fast."""
 
@@ -71,12 +74,16 @@ class CandidateSearch:
         """The best candidate that may be written and meets the tolerance; None if float32 is."""
         able = self.front
         end = self._searched(able, len(able))
-        if end and not self.stopped:
+        for _ in range(_REFINED):
+            if not end or self.stopped:
+                break
             after = able[end] if end < len(able) else self.aim.nothing
             more = self.frontier.refined(able[end - 1], after)
-            self.front = sorted([*able, *more], key=self.aim.merit)
-            able = [*more, *able[end:]]
-            end = self._searched(able, len(more))
+            if not more:
+                break
+            self.front = sorted([*self.front, *more], key=self.aim.merit)
+            able = [able[end - 1], *more, *able[end:]]
+            end = 1 + self._searched(able[1:], len(more))
         return able[end] if end < len(able) else None
 
     def _searched(self, able: Sequence[Candidate], end: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final
 
-from onnxamp._numerics.sensitivity import Sensitivities
+from onnxamp._numerics.passes import Sensitivities
 from onnxamp._options.options import Options
 from onnxamp._runtime.loop import KeptSamples
 from onnxamp._runtime.samples import Samples

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from commands import report_of, run
+from decoders import HEAD, KV_HEADS, grouped
 from graphs.case import add_weights, parse
 from repository import ROOT
 
@@ -159,3 +160,57 @@ def test_commands_that_write_no_model_show_it(command: str, tmp_path: Path) -> N
         assert "Error to expect" in told
         assert "share of the squared error" in told
     assert "Error to expect" not in run(command, path).stdout
+
+
+@pytest.mark.parametrize("form", [{}, {"int4": True}, {"window": 16}], ids=["float", "int4", "window"])
+def test_decoders_of_genai_have_gradients_throughout(form: dict[str, Any]) -> None:
+    """Attention over a cache that is shifted, rotary tables, skipped norms and matrices of 4 bits."""
+    past, new = form.get("window", 5), 4
+    model = grouped(**form)
+    sample = {
+        entry.name: RANDOM.standard_normal([1, KV_HEADS, past, HEAD]).astype(np.float32)
+        for entry in model.graph.input
+        if "past" in entry.name
+    }
+    sample |= {"input_ids": np.arange(new)[None], "attention_mask": np.ones((1, past + new), np.int64)}
+    plan = plan_model(model, "O3", samples=sample)
+    assert plan.expected is not None
+    assert plan.expected.spread == ()
+    low = apply_plan(model, plan)
+    error = max(row.rel_l2 for row in diff_models(model, low, sample, provider="cpu", layers=False).outputs)
+    assert plan.expected.error is not None
+    assert 1 / 1.7 < error / plan.expected.error < 1.7
+
+
+def measured(model: onnx.ModelProto, sample: dict[str, Any]) -> tuple[ExpectedError, float]:
+    """The expected error at O3, and the measured one."""
+    plan = plan_model(model, "O3", samples=sample)
+    assert plan.expected is not None
+    rows = diff_models(model, apply_plan(model, plan), sample, provider="cpu", layers=False).outputs
+    return plan.expected, max(row.rel_l2 for row in rows)
+
+
+def test_a_state_that_is_low_before_its_loop_is_not_cast_in_it() -> None:
+    text = """(float[32,32] x) => (float[32,32] y) <int64 n = {9}, bool go = {1}> {
+        s = MatMul (x, w)
+        z = Loop (n, go, s) <body = b (int64 i, bool c, float[32,32] v) => (bool d, float[32,32] t) {
+            d = Identity (c)
+            t = Identity (v)
+        }>
+        y = Relu (z)
+    }"""
+    weights = {"w": RANDOM.standard_normal((32, 32)).astype(np.float32)}
+    sample = {"x": RANDOM.standard_normal((32, 32)).astype(np.float32)}
+    found, error = measured(add_weights(parse(text, 18), weights), sample)
+    assert found.error is not None
+    assert 1 / 1.3 < error / found.error < 1.3
+
+
+def test_what_enters_a_sequence_counts_as_an_output() -> None:
+    text = """(float[32,32] x) => (float[32,32] y) {
+        s = MatMul (x, w) q = SplitToSequence <axis = 0> (s) y = ConcatFromSequence <axis = 0> (q) }"""
+    weights = {"w": RANDOM.standard_normal((32, 32)).astype(np.float32)}
+    sample = {"x": RANDOM.standard_normal((32, 32)).astype(np.float32)}
+    found, error = measured(add_weights(parse(text, 18), weights), sample)
+    assert found.error is not None
+    assert 1 / 1.5 < error / found.error < 1.5

@@ -6,16 +6,17 @@ import numpy as np
 import onnx
 import pytest
 from graphs.case import add_weights, parse
-from judge_numbers import run_original
+from judge_numbers import emulated, run_original
 from onnx import ModelProto
 from quantized import float_network, images, quantized
 from repository import ROOT
 
-from onnxamp import convert_model, diff_models, random_samples
+from onnxamp import apply_plan, convert_model, diff_models, plan_model, random_samples
 from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.sensitivity import GradientWalk, Sensitivities
+from onnxamp._numerics.passes import Sensitivities
+from onnxamp._numerics.sensitivity import GradientWalk
 from onnxamp._ops.profiles import emulated_arithmetic
 from onnxamp._rewrite.upgrade.upgrade import upgraded
 from onnxamp._runtime.engines import engine_on
@@ -250,15 +251,26 @@ def test_loops_of_samples_that_are_measured_together_may_turn_more_or_less_often
         assert found.values["m"].costs == pytest.approx(alone.values["m"].costs)
 
 
-@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic", "nbits", "nbits in qdq"])
-def test_a_quantized_network_is_as_sensitive_as_the_float_one(tool: str) -> None:
-    """Gradients go straight through integers, whatever quantized them."""
+@pytest.mark.parametrize("tool", ["nbits", "nbits in qdq"])
+def test_a_network_of_quantized_weights_is_as_sensitive_as_the_float_one(tool: str) -> None:
     feeds = images(1)[0]
     floats, found = measured(float_network(21), feeds).values, measured(quantized(tool), feeds).values
     for name in ("c1", "r1", "c2", "r2", "p", "t1"):
         ratio = np.sqrt(found[name].costs[0] / floats[name].costs[0])
         assert 0.6 < ratio < 1.6, name
     assert found.keys() >= {"image", "scores"}
+
+
+@pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic"])
+def test_small_errors_before_a_quantizer_move_some_numbers_by_a_step(tool: str) -> None:
+    model, samples = quantized(tool), images(16)
+    plan = plan_model(model, "O3", target="cuda", samples=samples)
+    assert plan.expected is not None
+    assert plan.expected.error is not None
+    low = apply_plan(model, plan)
+    pairs = [(run_original(model, feeds)[0], emulated(low, feeds)[0]) for feeds in samples]
+    worst = max(float(np.linalg.norm(one - other) / np.linalg.norm(one)) for one, other in pairs)
+    assert 0.4 < worst / plan.expected.error < 2.5
 
 
 @pytest.mark.parametrize("tool", ["qdq", "dynamic"])
@@ -278,8 +290,36 @@ def test_what_is_saturated_has_no_gradient(kind: str, zero: int, ends: tuple[int
     outer = np.array([[ends[0] * 0.5 - 40.1, ends[1] * 0.5 + 100.1, 0.3, 1.1]], np.float32)
     for x, counted in ((inner, inner), (outer, outer[:, 2:])):
         y = run_original(parse(text, 21), {"x": x})[0]
-        cost = np.sum(rounding(counted) ** 2) / y[0, 0] ** 2
+        # Errors of 0.2 of the last digit cross a border of the steps of 0.5 as often as their mean magnitude says.
+        crossing = 0.8 * 0.5 / (0.2 * 2**-10 * np.sqrt(np.mean(x**2)))
+        cost = crossing * np.sum(rounding(counted) ** 2) / y[0, 0] ** 2
         assert measured(parse(text, 21), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", ["Floor", "Round", "Ceil"])
+def test_small_errors_before_whole_numbers_move_some_by_one(op: str) -> None:
+    text = f"(float[1,8] x) => (float[1,1] y) {{ t = Identity (x) r = {op} (t) y = MatMul (r, v) }}"
+    model = add_weights(parse(text, 18), {"v": np.ones((8, 1), np.float32)})
+    x = RANDOM.uniform(3, 9, (1, 8)).astype(np.float32)
+    crossing = 0.8 / (0.2 * 2**-10 * np.sqrt(np.mean(x**2)))
+    cost = crossing * np.sum(rounding(x) ** 2) / run_original(model, {"x": x})[0][0, 0] ** 2
+    assert measured(model, {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
+
+
+def test_four_elements_are_exact() -> None:
+    """Their vectors of signs are orthogonal: no two elements are taken together, whatever is drawn."""
+    text = "(float[1,6] x) => (float[1,4] y) { t = Identity (x) y = MatMul (t, w) }"
+    w, x = RANDOM.standard_normal((6, 4)).astype(np.float32), RANDOM.standard_normal((1, 6)).astype(np.float32)
+    cost = np.sum((rounding(x).T * w) ** 2) / np.sum((x @ w) ** 2)
+    found = measured(add_weights(parse(text, 18), {"w": w}), {"x": x})
+    assert found.values["t"].costs[0] == pytest.approx(cost, rel=1e-4)
+
+
+def test_an_output_without_axes_is_measured() -> None:
+    text = "(float[4] x) => (float y) { t = Identity (x) y = ReduceSum <keepdims = 0> (t) }"
+    x = RANDOM.uniform(1, 2, 4).astype(np.float32)
+    cost = np.sum(rounding(x) ** 2) / x.sum(dtype=np.float64) ** 2
+    assert measured(parse(text, 18), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
 
 
 def test_large_matrices_cost_what_their_gradients_say() -> None:

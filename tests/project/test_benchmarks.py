@@ -200,6 +200,17 @@ def test_a_small_decoder_is_tuned(tmp_path: Path) -> None:
     assert run["peak"] >= run["anonymous"] > 0
 
 
+def test_wider_tolerances_are_compared() -> None:
+    import frontier
+
+    samples = onnxamp.random_samples(CLASSIFIER, 1)
+    rows = [frontier.tuned("classifier", onnx.load(CLASSIFIER), samples, tolerance, "T4") for tolerance in (1e-9, 1)]
+    assert (frontier.is_monotone(rows), frontier.summary(rows)["models"]) == (True, 1)
+    slower = [rows[0], {**rows[1], "time": rows[0]["time"] + 1, "held": False}]
+    told = frontier.summary(slower)
+    assert (told["not monotone"], told["missed"]) == (["classifier on T4"], ["classifier on T4 at 1"])
+
+
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "vae-decoder", "mel front end"])
 def test_overflow_is_removed(name: str) -> None:
     import rescale

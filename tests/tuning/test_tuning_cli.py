@@ -71,7 +71,9 @@ def test_json() -> None:
     assert weight_types("out.onnx") >= {TensorProto.FLOAT16}
 
 
-@pytest.mark.parametrize(("target", "device"), [("openvino", "Xeon-8480"), ("cuda", "A100")])
+@pytest.mark.parametrize(
+    ("target", "device"), [("openvino", "Xeon-8480"), ("cpu", "Xeon-8480-float32"), ("cuda", "A100")]
+)
 def test_times_are_those_of_what_the_target_is_for(target: str, device: str) -> None:
     if cuda_available():
         pytest.skip("there is a CUDA device, which times are estimated for")

@@ -1,0 +1,255 @@
+"""The passes of one sample: values of the forward pass, vectors of signs over its outputs, and what they cost."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isnan
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from onnxamp._dtypes import FLOAT
+from onnxamp._model.statistics import SENTINEL
+from onnxamp._numerics.backward import SUMMED
+from onnxamp._numerics.matrices import Floats
+from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.pieces import Execution, Executor, start
+from onnxamp._runtime.values import Feeds
+
+_GROUPS: Final = 8
+"""Groups of outputs whose errors are measured separately. If there are more outputs, some share a group, and their sum
+counts.
+"""
+
+_HOLDERS: Final = ("seq(", "optional(")
+"""How the types of values that hold tensors begin."""
+
+_TURNS: Final = np.array(
+    [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], np.float32
+)
+"""The signs of four elements, repeated, for each vector of signs of an output of few elements. These rows are
+orthogonal, so that four vectors are exact for four elements."""
+
+_MANY: Final = 256
+"""Elements from which on one vector is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """The effect of rounding a value.
+
+    Attributes:
+        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
+            weights.
+        costs: by group of outputs: the squared relative error that rounding this value alone causes; the last one is
+            that of values that decide what is selected, and which branches are taken.
+        summed: the same where its node sums up as the target does; empty where that makes no difference.
+        read: by first output of a node that reads it, where several do: the same where it is rounded for that node.
+    """
+
+    largest: float
+    costs: tuple[float, ...]
+    summed: tuple[float, ...]
+    read: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivities:
+    """The measurements of one sample.
+
+    Attributes:
+        values: by name of the value.
+        spread: labels of nodes without a gradient rule, whose inputs were moved instead.
+    """
+
+    values: Mapping[str, Rounded]
+    spread: tuple[str, ...]
+
+
+class Seed(NamedTuple):
+    """A vector of signs over the outputs of a group, and how many the group has."""
+
+    group: int
+    probes: int
+    gradients: dict[str, Floats]
+
+
+@dataclass(slots=True)
+class Found:
+    """The measurements of a sample's passes so far."""
+
+    groups: int
+    largest: Mapping[str, float]
+    costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    spread: dict[str, None] = field(default_factory=dict)
+
+    def add(self, key: tuple[str, str], group: int, cost: float) -> None:
+        """Add to a cost of a value."""
+        name, what = key
+        none = [0.0] * self.groups
+        self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
+
+    def sensitivities(self) -> Sensitivities:
+        """Return all of it."""
+        names = dict.fromkeys((*self.largest, *self.costs))
+        return Sensitivities(
+            {name: self._of(name) for name in names}, tuple(self.spread)
+        )
+
+    def _of(self, name: str) -> Rounded:
+        largest = self.largest.get(name, 0.0)
+        costs = {
+            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
+            for what, row in self.costs.get(name, {}).items()
+        }
+        return Rounded(
+            largest=abs(largest),
+            costs=costs.pop("", (0.0,) * self.groups),
+            summed=costs.pop(SUMMED, ()),
+            read=costs,
+        )
+
+
+@dataclass
+class Passes:
+    """The passes of one sample.
+
+    Attributes:
+        side: the forward pass, and the values that the backward pass needs.
+        groups: outputs whose errors are told apart, and last what decides about selections and branches.
+        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
+            or what is no number, are negative.
+        shapes: the shapes of these values.
+    """
+
+    side: Execution
+    groups: list[list[str]]
+    largest: dict[str, float] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    seeds: list[Seed] = field(default_factory=list)
+    waiting: list[dict[str, Floats]] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "Passes":
+        """A sample before the first node; ``again`` counts what the backward pass reads."""
+        flow = runner.flow
+        ends, decisive = _ends(flow), _decisive(flow)
+        names = (*flow.inputs, *flow.maker)
+        seen = [name for name in names if flow.types.get(name) == FLOAT]
+        side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
+        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        passes = cls(side, [*groups, decisive])
+        passes._see(seen)
+        return passes
+
+    def forward(self, part: Sequence[int]) -> None:
+        """Run a piece."""
+        self.side.run(part)
+        nodes = self.side.flow.nodes
+        self._see(name for node in part for name in nodes[node].output)
+
+    def _see(self, names: Iterable[str]) -> None:
+        """Note what is known of values that have just been computed."""
+        side = self.side
+        for name in names:
+            if side.flow.types.get(name) == FLOAT and name in side.values:
+                sizes = np.abs(side.values[name].numpy())
+                most = float(sizes.max(initial=0.0))
+                if not most < SENTINEL:
+                    most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
+                self.largest[name], self.shapes[name] = most, sizes.shape
+                side.used([name])
+
+    def turn(self, random: np.random.Generator) -> None:
+        """Draw the signs from which the backward pass begins."""
+        self.seeds = list(_seeds(self.side, self.groups, random))
+        self.waiting = [dict(seed.gradients) for seed in self.seeds]
+
+    @cached_property
+    def found(self) -> "Found":
+        """What the passes show."""
+        return Found(len(self.groups), self.largest)
+
+
+def _seeds(
+    side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
+) -> Iterator[Seed]:
+    """Signs over values, divided by their norms."""
+    for number, group in enumerate(groups):
+        arrays = {
+            name: np.asarray(side.output(name)) for name in group if name in side.values
+        }
+        arrays = {name: array for name, array in arrays.items() if array.size}
+        few = any(1 < array.size < _MANY for array in arrays.values())
+        probes = len(_TURNS) if few else 1
+        signs = {name: _signs(array, random) for name, array in arrays.items()}
+        for turns in _TURNS[: probes if arrays else 0]:
+            gradients = {
+                name: np.multiply(one, np.resize(turns, one.shape), out=one.copy())
+                for name, one in signs.items()
+            }
+            yield Seed(number, probes, gradients)
+
+
+def _signs(array: Floats, random: np.random.Generator) -> Floats:
+    """Return random signs over the norm of an array, or zero if that is not finite."""
+    finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
+    norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
+    signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
+    return np.asarray(signs * finite / (norm or inf), np.float32)
+
+
+def _ends(flow: DataflowGraph) -> list[str]:
+    """Return the float outputs or, if there are none, the floats that they depend on; and those that sequences hold."""
+    made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
+    floats = [name for name in made if flow.types.get(name) == FLOAT]
+    return list(dict.fromkeys((*(floats or _floats_before(flow, made)), *_kept(flow))))
+
+
+def _kept(flow: DataflowGraph) -> Iterator[str]:
+    """Yield the floats that enter sequences and optional values, through which no gradient flows."""
+    for node in flow.nodes:
+        if any(
+            (flow.types.get(name) or "").startswith(_HOLDERS) for name in node.output
+        ):
+            names = (name for name in node.input if name in flow.maker)
+            yield from (name for name in names if flow.types.get(name) == FLOAT)
+
+
+def _decisive(flow: DataflowGraph) -> list[str]:
+    """Return the floats that decide selections and branches."""
+    found = dict.fromkeys(
+        name
+        for node in flow.nodes
+        if op_key(node) in op_facts().selections
+        for name in node.input
+        if name in flow.maker and flow.types.get(name) == FLOAT
+    )
+    conditions = [name for name, _ in flow.choices if name in flow.maker]
+    return list(found | dict.fromkeys(_floats_before(flow, conditions)))
+
+
+def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
+    """Return the nearest floats that other values are computed from, and not only from their shapes."""
+    found, waiting, seen = dict[str, None](), list(names), set(names)
+    while waiting:
+        node = flow.maker[waiting.pop()]
+        is_view = op_key(flow.nodes[node]) in op_facts().views
+        for name in flow.reads[node]:
+            if is_view and flow.types.get(name) == FLOAT:
+                continue
+            if flow.types.get(name) == FLOAT and name in flow.maker:
+                found[name] = None
+            elif name in flow.maker and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return list(found)
+
+
+def _known(cost: float, *, is_plain: bool) -> float:
+    """Return a cost. NaN exceeds all bounds, unless it may come from a sentinel that met no gradient."""
+    if isnan(cost):
+        return inf if is_plain else 0.0
+    return cost
