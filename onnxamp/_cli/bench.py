@@ -1,5 +1,6 @@
 """``onnxamp bench``."""
 
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -91,14 +92,20 @@ def _decoder(folder: Path) -> Path:
         ArgumentError: there is none, or several.
     """
     packages = Packages(folder)
-    ranks = dict[Path, tuple[int, bool]]()
+    homes = defaultdict[Path, dict[Path, tuple[int, bool]]](dict)
     for path in files_below(folder):
         if path.suffix == ".onnx" and reads_prompts(model := Model.read(path)):
             package = packages.of(path)
+            home = path.parent if package is None else package.folder
             rank = 0 if package is None else package.kind.rank(path)
-            ranks[path] = rank, not Decoder.of(model).flags
+            homes[home][path] = rank, not Decoder.of(model).flags
     # If a network exists in several types, only the most precise one is used; of its decoders, the merged one.
-    found = [path for path, rank in ranks.items() if rank == min(ranks.values())]
+    found = [
+        path
+        for ranks in homes.values()
+        for path, rank in ranks.items()
+        if rank == min(ranks.values())
+    ]
     if len(found) == 1:
         return found[0]
     if not found:

@@ -85,11 +85,8 @@ class Estimate:
             constant_nodes
         ):
             return 0
-        types = self.graph.types
         values = (*node.inputs, *node.outputs)
-        if FLOAT_TENSORS.isdisjoint(
-            [types[value] for value in values if value != ABSENT]
-        ):
+        if FLOAT_TENSORS.isdisjoint(self.graph.types_of(values)):
             return 0
         return self.trips[node.scope]
 
@@ -284,7 +281,9 @@ def shapes_at(
     graph: Graph, given: Mapping[str, tuple[int, ...]]
 ) -> Sequence[Shape | None]:
     """:func:`bound_shapes` for inputs of these shapes."""
-    if given == declared_shapes(graph) and not any(map(_is_open, graph.shapes[:-1])):
+    if given == declared_shapes(graph) and not any(
+        _is_open(graph.shapes[value.index]) for value in graph.values
+    ):
         return graph.shapes
     named: dict[str, int] = {}
     for entry in graph.model.graph.input:

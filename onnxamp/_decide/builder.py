@@ -119,7 +119,7 @@ class Builder:
         types = self.graph.types
         if producer.key == "Cast" and types[read.value] in LOW_TENSORS:
             source = producer.input(0)  # where a conversion lowers the reader alone
-            is_lowered = source != ABSENT and types[source] == FLOAT
+            is_lowered = types[source] == FLOAT
             return Read(read.owner, source, producer.index, 0) if is_lowered else None
         states = {
             producer.outputs[output]: output

@@ -145,16 +145,13 @@ class Unmatched:
         option: its field of :class:`onnxamp.Options`, or another argument.
         name: the name or pattern.
         text: the message, in sentences.
+        is_unaided: whether the message says nothing about the names that exist.
     """
 
     option: str
     name: str
     text: str
-
-    @property
-    def is_unaided(self) -> bool:
-        """Return whether the message says nothing about the names that exist."""
-        return self.text.endswith((" name.", " reads one.", f" called {self.name!r}."))
+    is_unaided: bool = False
 
 
 def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
@@ -184,7 +181,8 @@ def _patterns(
     for pattern in patterns:
         if not any(map(pattern.fullmatch, names)):
             text = f"The pattern {pattern.pattern!r} matches no {what}."
-            yield Unmatched(option, pattern.pattern, text + _suggested(names, pattern))
+            hint = _suggested(names, pattern)
+            yield Unmatched(option, pattern.pattern, text + hint, is_unaided=not hint)
 
 
 def weight_names(graph: Graph) -> set[str]:
@@ -201,7 +199,8 @@ def _nodes(graph: Graph, given: Iterable[str]) -> Iterator[Unmatched]:
     names = node_names(graph) if given else []
     for name in sorted(set(given).difference(names)):
         text = f"No node and no output of a node is called {name!r}."
-        yield Unmatched("keep_nodes", name, text + suggestion(names, name))
+        hint = suggestion(names, name)
+        yield Unmatched("keep_nodes", name, text + hint, is_unaided=not hint)
 
 
 def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:

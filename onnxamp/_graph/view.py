@@ -177,7 +177,10 @@ class View:
         return (use for value in node.outputs for use in self.consumers(value))
 
     def around(self, value: int) -> Iterator[Node]:
-        """Yield the nodes that produce or read the value, and the owners of bodies that it enters or leaves."""
+        """Yield the nodes that produce or read a value, and the owners of bodies that it enters or leaves.
+
+        The value is not ABSENT.
+        """
         named = self.values[value]
         passed = [scope for scope, _ in self.results[value]]
         if named.origin is Origin.INPUT:

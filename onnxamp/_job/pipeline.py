@@ -72,7 +72,7 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         if comparison is None:
             with staged_conversion(job, sink, kept=kept) as made:
                 if request.compares is not None:
-                    compared = _compared(request, made, layers=request.compares)
+                    compared = _compared(job, made, layers=request.compares)
             conversion = made.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
@@ -246,23 +246,14 @@ def _validated(
     return replace(conversion, validation=report)
 
 
-def _compared(
-    request: Request, made: "StagedConversion", *, layers: bool
-) -> "DiffReport":
-    """Compare a result with the original, which it may replace."""
+def _compared(job: Job, made: "StagedConversion", *, layers: bool) -> "DiffReport":
+    """Compare a result with the original, which it may replace, on the samples of the job."""
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
-    asked, model = request.run, request.model
-    run = Run(
-        inputs=asked.draw(model),
-        provider=asked.provider,
-        report=asked.report,
-        budget=asked.budget,
-    )
+    comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
     with made.saved.stage.shown() as written:
-        return Comparison.of(model, run).compare(
-            Model.read(written, model), layers=layers, activity="comparing values"
-        )
+        result = Model.read(written, job.model)
+        return comparison.compare(result, layers=layers, activity="comparing values")
 
 
 def _unvalidated(conversion: "Conversion") -> "DiffReport":

@@ -66,8 +66,8 @@ class Request:
             at level auto, and to leave it out of a validation.
         validation: how the result is validated; None to leave that out.
         expects: whether plans contain the expected error.
-        compares: compare a result that is not validated with the original, with all values or without; None to leave
-            that out.
+        compares: compare a result of level auto that is not validated with the original, with all values or without;
+            None to leave that out.
         warn: receives warnings: early ones before anything runs, the others at the end.
     """
 

@@ -25,11 +25,6 @@ class LowNode:
     ports: Ports
 
 
-def node_key(node: Node) -> str:
-    """The key of nodes in this module: their first output."""
-    return next((name for name in node.proto.output if name), "")
-
-
 def computes(node: Node) -> bool:
     """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
     moves = is_exact(node.proto) or node.key in op_facts().following
@@ -43,7 +38,7 @@ def low_node(analysis: Analysis, node: Node) -> LowNode | None:
         return None
     if not (computes(node) or is_exact(node.proto)):
         return None
-    key = node_key(node)
+    key = node.first_output
     return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
 
 

@@ -16,7 +16,7 @@ from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, Origin, scope_path
+from onnxamp._graph.view import Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
@@ -91,7 +91,7 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
             del proto.input[2:]
         for port in range(len(proto.input)):
             value = node.inputs[port]
-            if value == ABSENT or graph.types[value] != FLOAT:
+            if graph.types[value] != FLOAT:
                 continue
             if (value, node.scope) not in magnitudes:
                 name = editor.names.fresh(f"{graph.values[value].name}_magnitude")

@@ -117,7 +117,7 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
             value = _centered_alone(graph, first)
             if value == ABSENT and not mixed:
                 value = _divided_square(graph, first)
-            if value == ABSENT or graph.types[value] != FLOAT:
+            if graph.types[value] != FLOAT:
                 continue
             absorbed[value], before = first.label, graph.producer(value)
             while before is not None and before.key in op_facts().eliminated:

@@ -282,7 +282,7 @@ def _why_nothing(made: Conversion) -> str:
 
 _NOTHING: Final = {
     "cut": "Most nodes stay float32 because the Casts around them would cost more than they gain.",
-    "measured": "No conversion is both faster and within the tolerance: onnxamp tune shows what was tried.",
+    "measured": "No conversion that was tried is both faster and within the tolerance: onnxamp tune shows them.",
 }
 """The most frequent reason why nodes do not change -> the sentence about it, where its title is not enough."""
 

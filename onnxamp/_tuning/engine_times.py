@@ -16,7 +16,6 @@ from onnx import ModelProto
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._convert.estimate import Estimate
 from onnxamp._graph.graph import Graph
-from onnxamp._numerics.low_nodes import node_key
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.job import Job, converted_model
 from onnxamp._tuning.runs import profile_nodes
@@ -34,7 +33,7 @@ def apportioned(
     Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
     neighbors.
     """
-    at = {node_key(node): place for place, node in enumerate(graph.order)}
+    at = {node.first_output: place for place, node in enumerate(graph.order)}
     seconds = _of_nodes(seconds, at)
     found = dict.fromkeys(at, 0.0) | {
         key: time for key, time in seconds.items() if key in at
@@ -52,13 +51,13 @@ def apportioned(
         free = [
             node
             for node in nodes
-            if node_key(node) not in seconds and estimate.launches(node)
+            if node.first_output not in seconds and estimate.launches(node)
         ]
         shares = [
             estimate.work(node).time(estimate.device, low=None) or 1e-9 for node in free
         ]
         for node, share in zip(free, shares, strict=True):
-            found[node_key(node)] += seconds[kernel] * share / sum(shares)
+            found[node.first_output] += seconds[kernel] * share / sum(shares)
     return found
 
 
@@ -104,8 +103,8 @@ def measure_times(job: Job, device: str) -> str:
     if not job.engine.is_reference:
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
-    own = {node_key(node) for node in space.all_low.graph.nodes}
-    inserted = {node_key(node) for node in graph.nodes if node.key == "Cast"} - own
+    own = {node.first_output for node in space.all_low.graph.nodes}
+    inserted = {node.first_output for node in graph.nodes if node.key == "Cast"} - own
     casts = sum(low.get(key, 0.0) for key in inserted) * 1e6
     if not job.engine.is_reference:
         estimate = replace(space.estimate, graph=graph, shapes=graph.shapes)

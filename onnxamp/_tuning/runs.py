@@ -14,7 +14,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.low_nodes import node_key
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import (
     Engine,
@@ -223,7 +222,7 @@ def profile_nodes(model: Model, sample: Sample, provider: Provider) -> dict[str,
     """
     named = copied(_without_empty_inputs(model.embedded(), sample, provider))
     for node in Graph.of(named).nodes:
-        node.proto.name = node_key(node)
+        node.proto.name = node.first_output
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}
     feeds = {
         name: as_typed(feed, kinds[name])

@@ -19,7 +19,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
-from onnxamp._numerics.low_nodes import LowNode, computes, low_node, node_key
+from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import patterns_of
@@ -66,7 +66,7 @@ def find_fusions(
     """Products and what is fused into them, in execution order."""
     found: list[Fusion] = []
     for at, node in enumerate(graph.order):
-        index, key = node.index, node_key(node)
+        index, key = node.index, node.first_output
         times = high.get(key, 1.0), low.get(key, 1.0)
         if node.key in op_facts().contractions:
             if all(times):  # else no profile shows it, as in the body of a loop
@@ -80,7 +80,7 @@ def find_fusions(
             last, place[index] = max(inside, key=place.__getitem__), at
             time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
             found.append(
-                Fusion((node_key(graph.nodes[last]), key), (last, index), time)
+                Fusion((graph.nodes[last].first_output, key), (last, index), time)
             )
     return tuple(found)
 
@@ -262,9 +262,11 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     Complexity: that of an analysis.
     """
     problem, nodes = find_problem(graph, options), graph.nodes
-    taken = Counter(node_key(node) for node in nodes)
+    taken = Counter(node.first_output for node in nodes)
     able = [node for node in nodes if computes(node) or is_exact(node.proto)]
-    ambiguous = {node.index: _AMBIGUOUS for node in able if taken[node_key(node)] > 1}
+    ambiguous = {
+        node.index: _AMBIGUOUS for node in able if taken[node.first_output] > 1
+    }
     eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
     all_low = decided(problem, prices=eager)
     tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
