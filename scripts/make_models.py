@@ -178,7 +178,7 @@ def detector() -> gs.Graph:
     classes, cells, kept = 3, 16, 32
     x = g.input("image", np.uint8, "batch", 3, 128, 128)
     x = g.op("Cast", "image/cast", x, to=onnx.TensorProto.FLOAT)
-    x = g.op("Div", "image/scaled", g.op("Sub", "image/centered", x, 127.5), 73.9)
+    x = g.op("Div", "image/scaled", g.op("Sub", "image/centred", x, 127.5), 73.9)
     for index, size in enumerate([(3, 16), (16, 32), (32, 48)]):
         x = g.silu(f"backbone/{index}/silu", g.conv(f"backbone/{index}/conv", x, size, stride=2))
     x = g.conv("head/conv", x, (48, 4 + classes), kernel=1)
@@ -187,7 +187,7 @@ def detector() -> gs.Graph:
 
     grid = np.stack(np.meshgrid(np.arange(cells), np.arange(cells)), -1).reshape(1, -1, 2).astype(np.float32)
     center = g.op("Add", "boxes/grid", g.op("Sigmoid", "boxes/offset", center), grid)
-    center = g.op("Mul", "boxes/center", center, 8.0)
+    center = g.op("Mul", "boxes/centre", center, 8.0)
     half = g.op("Mul", "boxes/half", g.op("Exp", "boxes/exp", extent), 8.0)
     corners = [g.op("Sub", "boxes/low", center, half), g.op("Add", "boxes/high", center, half)]
     boxes = g.op("Concat", "boxes/corners", *corners, axis=2)

@@ -133,7 +133,7 @@ def instance_norm(self: gs.Graph, name: str, x: gs.Tensor, channels: int) -> gs.
 def layer_norm(self: gs.Graph, name: str, x: gs.Tensor, size: int) -> gs.Variable:
     """LayerNormalization in its parts. BERT's epsilon of 1e-12 is zero in float16."""
     mean = self.op("ReduceMean", f"{name}/mean", x, axes=[-1])
-    centered = self.op("Sub", f"{name}/centered", x, mean)
+    centered = self.op("Sub", f"{name}/centred", x, mean)
     square = self.op("Pow", f"{name}/square", centered, 2.0)
     variance = self.op("ReduceMean", f"{name}/variance", square, axes=[-1])
     deviation = self.op("Sqrt", f"{name}/deviation", self.op("Add", f"{name}/epsilon", variance, 1e-12))

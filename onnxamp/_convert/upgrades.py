@@ -80,8 +80,8 @@ class HeldBack:
         lowered = list[int]()
         for node in self.first:
             name = self.analysis.graph.nodes[node].first_output
-            sides = after.ports.of_node.get(makers.get(name, ABSENT), {})
-            if any(after.decision.low[variable] for variable in sides.values()):
+            variables = after.ports.of(makers.get(name, ABSENT))
+            if any(after.decision.low[variable] for variable in variables):
                 lowered.append(node)
         return lowered
 

@@ -176,14 +176,13 @@ class _Places(NamedTuple):
         """Write the positions, as ONNX Runtime's description of the op says."""
         length, writer = call.x.size(1), call.writer
         steps = _count(writer, length).op("Unsqueeze", [0])
-        until = call[_LENGTHS].cast(TensorProto.INT64) + 1
-        until = until.op("Unsqueeze", [1])
+        until = call[_LENGTHS].cast(TensorProto.INT64).reshape(-1, 1) + 1
         count = writer.vector(length)
         past = (until - count).op("Max", until.like(0))
         new, old = steps + past, None
         if call.has(_PAST[0]):
             old = _rows(call, past, call[_PAST[0]].size(2))
-        present = call.outputs[1]
+        present = call.output(1)
         written = new if present is None else _rows(call, past + count, present.size(2))
         keys = new if old is None else writer.concat([old, new], 1)
         return cls(new, keys, written)
@@ -220,7 +219,8 @@ def _group_query(call: Call) -> Grads:
     """Return the gradients of GroupQueryAttention, those of its tables of angles included."""
     usual = {"smooth_softmax": 0, "causal": 1}
     unusual = any(call.attribute(name, value) != value for name, value in usual.items())
-    if unusual or any(map(call.has, range(_EXTRA, len(call.inputs)))):
+    extra = any(map(call.has, range(_EXTRA, len(call.inputs))))
+    if unusual or extra or any(dy is not None for dy in call.dys[3:]):
         raise call.error("has a form without a gradient rule")
     heads, shared = (call.attribute(name) for name in ("num_heads", "kv_num_heads"))
     query, key, value = (

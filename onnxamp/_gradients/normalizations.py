@@ -52,12 +52,21 @@ def _through(
     return (rest - dy.mean(axes) if centered else rest) * inverse
 
 
-def _layer(call: Call) -> Grads:
-    """Return gradients of normalizations of each row; their mean and deviation outputs have no rule."""
-    if any(dy is not None for dy in call.dys[1:]):
+def _refuse_moments(call: Call, changes: Sequence[Tensor | None]) -> None:
+    """Refuse a node whose mean or deviation has a gradient.
+
+    Raises:
+        GradientError: one has.
+    """
+    if any(change is not None for change in changes):
         raise call.error(
             "passes its mean or deviation on to the loss, for which there is no gradient rule"
         )
+
+
+def _layer(call: Call) -> Grads:
+    """Return gradients of normalizations of each row; their mean and deviation outputs have no rule."""
+    _refuse_moments(call, call.dys[1:])
     centered, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
     start = call.attribute("axis", -1)
     axes = range(start, 0 if start < 0 else call.rank())
@@ -73,13 +82,10 @@ def _layer(call: Call) -> Grads:
 
 def _skip(call: Call) -> Grads:
     """Return gradients of the normalization of a sum, which is another output."""
-    if any(dy is not None for dy in call.dys[1:3]):
-        raise call.error(
-            "passes its mean or deviation on to the loss, for which there is no gradient rule"
-        )
+    _refuse_moments(call, call.dys[1:3])
     centered = call.node.key == "com.microsoft::SkipLayerNormalization"
     added = [call[at] for at in (1, 4 if centered else 3) if call.has(at)]
-    total = (*call.outputs, None, None, None)[3] or call.x.op("Sum", *added)
+    total = call.output(3) or call.x.op("Sum", *added)
     changes = [dy for dy in call.dys[3:] if dy is not None]
     unit, inverse, *_ = _normalized(
         total, [-1], call.attribute("epsilon", 1e-12), centered=centered

@@ -26,8 +26,6 @@ _GROUPS: Final = 4
 _BYTE: Final = 8
 _UNPACKED: Final = (4, _BYTE)
 """The bits of its numbers that have a rule."""
-_LOOKED_UP: Final = {"gather_axis": 0, "quantize_axis": 1}
-"""Attributes of GatherBlockQuantized, with their defaults."""
 
 
 def _quantize(call: Call) -> Grads:
@@ -67,7 +65,7 @@ def step_of(call: Call) -> Tensor:
     """Return the step of the grid of a quantizer, in a shape that broadcasts to its numbers."""
     if call.node.key in op_facts().quantize:
         return _along(call)
-    return (*call.outputs, None)[_SCALE] or call.x.like(1)
+    return call.output(_SCALE) or call.x.like(1)
 
 
 def _along(call: Call) -> Tensor:
@@ -178,14 +176,23 @@ def _unpacked(x: Tensor, bits: int) -> Tensor:
 
 def _gather_blocks(call: Call) -> Grads:
     """Return the gradients of the scales of rows that are looked up."""
-    axes = [call.attribute(name, usual) for name, usual in _LOOKED_UP.items()]
+    gathered, quantized = (
+        call.attribute("gather_axis", 0),
+        call.attribute("quantize_axis", 1),
+    )
     rank, places = call.rank(), call[1]
-    if axes[0] % rank or axes[1] % rank != rank - 1:
+    if gathered % rank or quantized % rank != rank - 1:
         raise call.error("looks up or quantizes along an axis without a gradient rule")
     used = call[2].op("Gather", places)
     lead = [0] * (call.rank(1) + rank - 2)
-    terms = (call.dy * call.y).reshape(*lead, -1, call.attribute("block_size", 128))
-    change = terms.sum([-1], keepdims=False) / used
+    terms, block = call.dy * call.y, call.attribute("block_size", 128)
+    packs = (
+        _BYTE // call.attribute("bits", 4) if call.x.elem == TensorProto.UINT8 else 1
+    )
+    if over := -packs * (call.x.known_size(-1) or 0) % block:
+        terms = terms.op("Pad", [*lead, 0, *lead, over])
+    sums = terms.reshape(*lead, -1, block).sum([-1], keepdims=False)
+    change = used.equals(0).where(0, sums / used)
     rows = places.cast(TensorProto.INT64).op("Unsqueeze", [-1])
     zeros = call[2].zeros_like()
     return [None, None, zeros.op("ScatterND", rows, change, reduction="add")]

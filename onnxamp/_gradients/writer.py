@@ -316,6 +316,10 @@ class Call:
         assert self.dys[0] is not None
         return self.dys[0]
 
+    def output(self, position: int) -> Tensor | None:
+        """Return an output; None if it is omitted."""
+        return self.outputs[position] if position < len(self.outputs) else None
+
     def has(self, position: int) -> bool:
         """Return whether the node has this optional input."""
         return position < len(self.inputs) and self.inputs[position] is not None

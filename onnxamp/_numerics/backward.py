@@ -278,9 +278,10 @@ def moved_integers(
 def last_quantizers(nodes: Sequence[NodeProto]) -> set[str]:
     """Return the results of nodes in order that round to integers, and lead to no others that do."""
     found, leading = set[str](), set[str]()
+    rounding = QUANTIZE | ROUNDS | OPERATORS.keys()
     for node in reversed(nodes):
         leads = not leading.isdisjoint(node.output)
-        if op_key(node) in QUANTIZE | ROUNDS | OPERATORS.keys():
+        if op_key(node) in rounding:
             found.update(() if leads else node.output[:1])
             leads = True
         leading.update(node.input if leads else ())

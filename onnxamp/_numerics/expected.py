@@ -21,6 +21,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
+from onnxamp._graph.bodies import body_sources
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
@@ -374,8 +375,13 @@ class ExpectedErrors:
         found = dict[int, int]()
         for node in self.graph.nodes_of({"Loop", "Scan"}):
             for _, scope in node.bodies:
-                pairs = zip(self.graph.scopes[scope].inputs, node.inputs, strict=False)
-                found.update(pairs)
+                inner = self.graph.scopes[scope].inputs
+                sources = body_sources(node, len(inner))
+                found |= {
+                    value: node.input(source)
+                    for value, source in zip(inner, sources, strict=True)
+                    if source != ABSENT
+                }
         return found
 
     def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:

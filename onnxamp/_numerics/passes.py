@@ -183,14 +183,21 @@ def _seeds(
         }
         arrays = {name: array for name, array in arrays.items() if array.size}
         few = any(1 < array.size < _MANY for array in arrays.values())
-        probes = len(_TURNS) if few else 1
         signs = {name: _signs(array, random) for name, array in arrays.items()}
-        for turns in _TURNS[: probes if arrays else 0]:
-            gradients = {
-                name: np.multiply(one, np.resize(turns, one.shape), out=one.copy())
-                for name, one in signs.items()
-            }
-            yield Seed(number, probes, gradients)
+        vectors = _orthogonal(signs) if few else [signs]
+        for gradients in vectors if arrays else ():
+            yield Seed(number, len(vectors), gradients)
+
+
+def _orthogonal(signs: Mapping[str, Floats]) -> list[dict[str, Floats]]:
+    """Return as many vectors of signs as there are turns, each of which begins with one of them."""
+    return [
+        {
+            name: np.asarray(one * np.resize(turns, one.shape))
+            for name, one in signs.items()
+        }
+        for turns in _TURNS
+    ]
 
 
 def _signs(array: Floats, random: np.random.Generator) -> Floats:

@@ -150,8 +150,8 @@ class GradientWalk:
             self._flow = flow
             self._sessions.clear()
             self._counters.clear()
-        self._integers = moved_integers(flow.nodes, flow.types)
-        self._last = last_quantizers(flow.nodes)
+            self._integers = moved_integers(flow.nodes, flow.types)
+            self._last = last_quantizers(flow.nodes)
         reads = Counter(
             name for names in (*flow.reads, flow.outputs) for name in set(names)
         )

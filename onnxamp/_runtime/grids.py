@@ -1,6 +1,6 @@
 """The float network that a quantized one stands for, which shows the effect of rounding to integers."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto, TensorProto
@@ -64,16 +64,30 @@ def _before(graph: Graph, editor: GraphEditor) -> Mapping[int, _Float]:
         if node.key in facts.quantize and node.input(0) != ABSENT:
             name = graph.values[node.inputs[0]].name
             found[node.outputs[0]] = _Float(name, graph.types[node.inputs[0]])
-        elif node.index in able and node.input(0) in found:
-            positions = facts.moved_inputs.get(node.key, (0,))
-            numbers = {at for at, _ in enumerate(node.inputs) if at in positions}
-            if all(node.inputs[at] in found for at in numbers):
+        elif node.index in able:
+            numbers = _moved_numbers(node)
+            if numbers and all(node.inputs[at] in found for at in numbers):
                 _repeat(editor, node, numbers, found)
     return found
 
 
+def _moved_numbers(node: Node) -> list[int]:
+    """Return the positions of the inputs with the numbers that a node moves, which share a type parameter; none if that
+    is unknown.
+    """
+    signature = node.signature
+    if signature is None:
+        return []
+    first = op_facts().moved_inputs.get(node.key, (0,))[0]
+    moved = signature.input(first)
+    formals = map(signature.input, range(len(node.inputs)))
+    return [
+        at for at, one in enumerate(formals) if one and moved and one.type == moved.type
+    ]
+
+
 def _repeat(
-    editor: GraphEditor, node: Node, numbers: Iterable[int], found: dict[int, _Float]
+    editor: GraphEditor, node: Node, numbers: Sequence[int], found: dict[int, _Float]
 ) -> None:
     """Let a node that moves integers move floats as well, which it reads from the input positions ``numbers``."""
     twin, label = copied(node.proto), f"{node.label}_float"
@@ -83,7 +97,7 @@ def _repeat(
     for at, value in enumerate(node.outputs):
         if value != ABSENT:
             twin.output[at] = editor.names.fresh(label)
-            found[value] = _Float(twin.output[at], found[node.inputs[0]].type)
+            found[value] = _Float(twin.output[at], found[node.inputs[numbers[0]]].type)
     editor.insert_after(node.index, twin)
 
 

@@ -418,7 +418,7 @@ def test_failing_results_are_healed_once() -> None:
     result = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
     assert result.exit_code == 0, result.output
     assert "Kept in float32 to pass validation" in result.stdout
-    assert "Values vanished" in result.stdout
+    assert "Values vanished" in " ".join(result.stdout.split())
     assert run("diff", "in/norm.onnx", "out/norm.onnx").exit_code == 0
     again = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
     assert "1 up to date" in again.stdout

@@ -36,6 +36,7 @@ def attention(
     rotary: int = 0,
     packed: bool = False,
     lengths: Array | None = None,
+    outputs: int = 3,
     **more: Any,
 ) -> tuple[Any, ...]:
     """A GroupQueryAttention; all of the cache holds tokens, unless ``lengths`` says how many there are then."""
@@ -48,7 +49,7 @@ def attention(
     tables = angles(64, rotary // 2) if rotary else (None, None)
     inputs = (*tokens, *caches, used, np.array(int(used.max()) + 1, np.int32), *tables)
     more |= {"num_heads": heads, "kv_num_heads": shared, "do_rotary": int(bool(rotary))}
-    return "com.microsoft::GroupQueryAttention", inputs, 3, more
+    return "com.microsoft::GroupQueryAttention", inputs, outputs, more
 
 
 def packed(rows: int, columns: int, *, block: int = 32, bits: int = 4, zeros: str = "", bias: bool = False) -> Any:
@@ -80,6 +81,8 @@ CASES = {
     "group-partly-rotary": attention(rotary=16, packed=True, size=32),
     "group-capped": attention(softcap=2.0),
     "group-packed": attention(packed=True, rotary=16, batch=2, length=1),
+    "group-alone": attention(past=0, outputs=1),
+    "group-columns": attention(batch=2, length=1, lengths=ints(2, 4)[:, None], rotary=16),
     "group-window": attention(local_window_size=3, length=5),
     "group-shorter": attention(batch=2, length=1, lengths=ints(2, 4)),
     "group-window-cache": attention(local_window_size=3, sliding_window_cache=1, lengths=ints(4), length=2),
@@ -105,6 +108,11 @@ CASES = {
         "com.microsoft::GatherBlockQuantized",
         (RNG.integers(0, 256, (7, 16)).astype(np.uint8), np.array([[1, 3, 1]]), n(7, 2)), 1,
         {"block_size": 16, "bits": 4, "quantize_axis": 1},
+    ),
+    "looked-up-partly": (
+        "com.microsoft::GatherBlockQuantized",
+        (RNG.integers(0, 256, (7, 24)).astype(np.uint8), np.array([[1, 3, 1]]), n(7, 2)), 1,
+        {"block_size": 32, "bits": 4, "quantize_axis": 1},
     ),
     "rotary": (TURN, (n(2, 3, 12), np.array([[0, 1, 2], [5, 1, 7]]), *angles(9, 3)), 1, {}),
     "rotary-apart": (TURN, (n(2, 2, 3, 6), np.array([4]), *angles(9, 3)), 1, {"interleaved": 1}),

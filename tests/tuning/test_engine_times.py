@@ -14,7 +14,6 @@ from onnxamp import RuntimeFailure, bench_models
 from onnxamp._bench.bench import BenchOptions
 from onnxamp._convert.analysis import decided
 from onnxamp._convert.estimate import low_nodes
-from onnxamp._numerics.expected import node_key
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._tuning.candidates import CandidateSolver
@@ -63,7 +62,7 @@ def test_a_choice_is_what_is_low_whatever_weights_take_and_nodes_gain() -> None:
     assert {unit.gain for unit in space.tunable} == {1}
     for low in (frozenset[str](), frozenset({"a"}), frozenset({"a", "e"})):
         analysis = decided(space.all_low.problem, prices=exactly(space, low, {}))
-        keys = {node_key(analysis.graph.nodes[index]) for index in low_nodes(analysis)}
+        keys = {analysis.graph.nodes[index].first_output for index in low_nodes(analysis)}
         assert keys == low
 
 
