@@ -125,6 +125,8 @@ _SOON: Final = 0.05
 """Seconds after which unwinding is tried again."""
 _CLEANING: Final = 10.0
 """Seconds that the last actions get, including child processes."""
+_POPEN: Final = "multiprocessing.popen_"
+"""How the names of the modules that launch processes begin."""
 _AGAIN: Final = 1.0
 """Seconds after which a repeated signal means "at once". A signal that a terminal and a parent both send counts
 once.
@@ -289,12 +291,14 @@ def _raise_soon(number: int) -> None:
 def _cannot_raise(frame: FrameType | None) -> bool:
     """Return whether no error can be raised in a frame.
 
-    Native code that is being initialized may abort the process, and Python discards errors that are raised while it
-    handles an unraisable error.
+    Native code that is being initialized may abort the process, Python discards errors that are raised while it handles
+    an unraisable error, and a process that multiprocessing is launching prints an error if it gets no instructions.
     """
     while frame is not None:
         is_loading = isinstance(frame.f_locals.get("self"), ExtensionFileLoader)
-        if is_loading or frame.f_code is Watch._unraisable.__code__:
+        module = str(frame.f_globals.get("__name__"))
+        is_launching = frame.f_code.co_name == "_launch" and module.startswith(_POPEN)
+        if is_loading or is_launching or frame.f_code is Watch._unraisable.__code__:
             return True
         frame = frame.f_back
     return False

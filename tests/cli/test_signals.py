@@ -134,6 +134,29 @@ def test_signals_at_any_moment(place: Path, command: str) -> None:
     assert ended > 1
 
 
+IN_A_LAUNCH = """
+import multiprocessing.util as util, os
+launch = util.spawnv_passfds
+def interrupted(*arguments):
+    child = launch(*arguments)
+    if "spawn_main" in str(arguments[1]):
+        os.kill(os.getpid(), {number})
+    return child
+util.spawnv_passfds = interrupted
+"""
+"""Interrupts this process when a worker has been started, and waits for what it has to do."""
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_worker_gets_its_instructions(place: Path, number: signal.Signals) -> None:
+    """It would print an error of its own if its parent ended before."""
+    with started(place, *COMMANDS["folder"], before=IN_A_LAUNCH.format(number=int(number))) as process:
+        _, said = process.communicate(timeout=_HANGS)
+    assert process.returncode == INTERRUPTED + number, said
+    assert said == "Aborted!\n"
+    assert left(place) == []
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_native_code_ends(place: Path, number: signal.Signals) -> None:
     """A product that takes minutes, in the middle of a conversion with its files and its temporary ones."""
