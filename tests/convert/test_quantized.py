@@ -134,7 +134,8 @@ def test_results_may_be_off_by_what_integers_cost(text: str, opset: int, factor:
 @pytest.mark.parametrize("moved", ["ScatterND (d, i, d)", "Where (p, d, d)", "Concat <axis = 1> (d)"])
 def test_integers_that_move_together_have_floats_that_do(moved: str) -> None:
     """Every one of several inputs with numbers becomes a float."""
-    text = COARSE.replace("int8 z = {0}>", "int8 z = {0}, int64[4,1] i = {0, 1, 2, 3}, bool[1] p = {1}>")
+    more = "uint8 z = {128}, int64[4,1] i = {0, 1, 2, 3}, bool[1] p = {1}>"  # Where has no kernel for int8 before 1.31
+    text = COARSE.replace("int8 z = {0}>", more).replace("(wq, r, z)", "(wq, r)")
     model = coarse(text.replace("Flatten (d)", moved))
     (judged,) = onnxamp.diff_models(model, changed(model, 1.01), provider="cpu").judgements
     (usual,) = onnxamp.diff_models(coarse(), changed(coarse(), 1.01), provider="cpu").judgements
