@@ -39,6 +39,9 @@ results flips: then the list is halved."""
 _REFINED: Final = 3
 """How often choices between the best that passes and the one before it, which misses, are looked for."""
 
+_WORTH: Final = 0.998
+"""The largest share of the time of the best that passes at which a choice between is worth converting and judging."""
+
 _CLOSE: Final = 1.02
 """Models whose times differ by less are equally fast."""
 
@@ -78,7 +81,11 @@ class CandidateSearch:
             if not end or self.stopped:
                 break
             after = able[end] if end < len(able) else self.aim.nothing
-            more = self.frontier.refined(able[end - 1], after)
+            more = [
+                one
+                for one in self.frontier.refined(able[end - 1], after)
+                if one.time < _WORTH * after.time
+            ]
             if not more:
                 break
             self.front = sorted([*self.front, *more], key=self.aim.merit)
