@@ -80,12 +80,11 @@ class CandidateSearch:
         for _ in range(_REFINED):
             if not end or self.stopped:
                 break
-            after = able[end] if end < len(able) else self.aim.nothing
-            more = [
-                one
-                for one in self.frontier.refined(able[end - 1], after)
-                if one.time < _WORTH * after.time
-            ]
+            passes = end < len(able)
+            after = able[end] if passes else self.aim.nothing
+            more = self.frontier.refined(able[end - 1], after)
+            if passes:
+                more = [one for one in more if one.time < _WORTH * after.time]
             if not more:
                 break
             self.front = sorted([*self.front, *more], key=self.aim.merit)

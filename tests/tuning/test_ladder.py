@@ -87,7 +87,7 @@ def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
     check_times(found)
 
 
-@pytest.mark.parametrize(("seed", "limit", "runs"), [(1, 3e-3, 1), (17, 8e-3, 1), (20, 5e-3, 1), (66, 8e-3, 2)])
+@pytest.mark.parametrize(("seed", "limit", "runs"), [(1, 3e-3, 1), (22, 8e-3, 1), (20, 5e-3, 1), (66, 8e-3, 2)])
 def test_a_search_that_ends_early_writes_the_best_that_holds(seed: int, limit: float, runs: int) -> None:
     """Also where it ends while it looks between that and the next better candidate, which misses."""
     _, tuned = tune_model(network(seed, size=2 * SIZE), limit, dtype="bfloat16", runs=runs, **HOW)
