@@ -68,7 +68,7 @@ def tuned(name: str, model: ModelProto, samples: Samples, tolerance: float, devi
 
 
 def is_monotone(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether no result of one model on one device is slower than another of a smaller tolerance."""
+    """Return whether a model's results on a device never get slower as the tolerance widens."""
     times = [row["time"] for row in sorted(rows, key=lambda row: float(row["tolerance"]))]
     return all(later <= earlier for earlier, later in pairwise(times))
 

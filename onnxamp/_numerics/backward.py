@@ -181,7 +181,7 @@ class WrittenPiece:
 
         An error d moves a number to another integer with the probability |d| / s, where s is the step of the grid, and
         then by s: the squared error is s |d| on average. The error of this number alone in low precision stands for d.
-        What comes to further quantizers is not small any more, so that only the last one counts.
+        Errors are no longer small when they reach a further quantizer, so only the last one counts.
         """
 
         def written(call: Call) -> Grads:

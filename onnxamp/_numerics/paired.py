@@ -390,7 +390,7 @@ class PairedSessions:
         self.result.prepare(feeds)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
-        """As :meth:`PairedExecution.run`; raises what :meth:`Session.prepare` raises, too."""
+        """See :meth:`PairedExecution.run`. Errors of :meth:`Session.prepare` are raised as well."""
         one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
         if (
             self._execution is None

@@ -118,7 +118,7 @@ class Passes:
 
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
-        groups: outputs whose errors are told apart, and last what decides about selections and branches.
+        groups: outputs whose errors are kept apart. The last group holds what decides selections and branches.
         largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
             or what is no number, are negative.
         shapes: the shapes of these values.
@@ -190,7 +190,7 @@ def _seeds(
 
 
 def _orthogonal(signs: Mapping[str, Floats]) -> list[dict[str, Floats]]:
-    """Return as many vectors of signs as there are turns, each of which begins with one of them."""
+    """Return a vector of signs for each row of ``_TURNS``; over each four elements, the vectors are orthogonal."""
     return [
         {
             name: np.asarray(one * np.resize(turns, one.shape))

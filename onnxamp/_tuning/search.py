@@ -37,10 +37,10 @@ _FAR: Final = 4.0
 results flips: then the list is halved."""
 
 _REFINED: Final = 3
-"""How often choices between the best that passes and the one before it, which misses, are looked for."""
+"""How often to look for choices between the best that passes and its faster neighbor, which misses."""
 
 _WORTH: Final = 0.998
-"""The largest share of the time of the best that passes at which a choice between is worth converting and judging."""
+"""A choice in between is converted and judged only if it takes less than this share of the time of the best."""
 
 _CLOSE: Final = 1.02
 """Models whose times differ by less are equally fast."""
