@@ -67,6 +67,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
     double = CudaDouble()
     real = ort.InferenceSession
 
+    class Binding(ort.IOBinding):
+        def bind_output(self, name: str, device_type: str = "cpu", *rest: Any) -> None:
+            super().bind_output(name, "cpu", *rest)
+
     class Session(real):
         def __init__(self, source: Any, options: Any, *, providers: Any, **given: Any) -> None:
             named = {item: {} for item in providers} if isinstance(providers[0], str) else dict(providers)
@@ -77,6 +81,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
 
         def get_providers(self) -> list[str]:
             return [CUDA, CPU] if self.on_cuda else [CPU]
+
+        def io_binding(self) -> Binding:
+            return Binding(self)
 
         def run(self, *arguments: Any, **given: Any) -> list[Any]:
             found = super().run(*arguments, **given)

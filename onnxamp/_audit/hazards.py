@@ -171,9 +171,7 @@ def low_hazards(
     for low in lows:
         view = view_in(low)
         findings |= {
-            (finding.node, finding.text): finding
-            for rule in _RULES
-            for finding in rule(view)
+            (found.node, found.text): found for rule in _RULES for found in rule(view)
         }
     if lows or FLOAT not in present:
         return list(findings.values())

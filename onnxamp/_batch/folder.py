@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
-from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
@@ -36,7 +35,7 @@ from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._paths.paths import as_path, is_remote, made_folder
-from onnxamp._runtime.fingerprints import runtime_version
+from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._state import Part, State, as_data, opened
@@ -491,7 +490,7 @@ class _Prints(NamedTuple):
 def _fingerprints(options: FolderOptions) -> _Prints:
     names = [item.name for item in fields(options) if item.name != "conversion"]
     facts = {name: getattr(options, name) for name in names}
-    facts |= {"onnxamp": version("onnxamp"), "options": options.conversion.as_json()}
+    facts |= {"onnxamp": own_version(), "options": options.conversion.as_json()}
     here = facts | {"runtime": runtime_version()}
     searched = {name: value for name, value in here.items() if name not in _OF_FILES}
     versions = {name: here[name] for name in ("onnxamp", "runtime", "provider")}

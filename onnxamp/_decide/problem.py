@@ -11,7 +11,7 @@ from onnxamp._decide.hazards.long_products import accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.hazards.quantized import bounded_nodes
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
-from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.ports import Layout, PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.splits import SUM
 from onnxamp._decide.variables import find_variables
@@ -27,6 +27,7 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
+from onnxamp._target.kernels import Typed, deciding_form, freedom
 from onnxamp._target.targets import target_of
 
 
@@ -135,7 +136,9 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
         shares=shares,
-        twofold=_twofold(graph, options, {*wished, *(one.node for one in hazards)}),
+        twofold=_twofold(
+            graph, options, ports, {*wished, *(one.node for one in hazards)}
+        ),
         bounded=graph.ask(bounded_nodes, options.target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, options.target)),
     )
@@ -161,17 +164,30 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 
 
 def _twofold(
-    graph: Graph, options: Options, settled: AbstractSet[int]
+    graph: Graph, options: Options, ports: PortVariables, settled: AbstractSet[int]
 ) -> frozenset[int]:
     """Return nodes that dequantize, except settled ones: no Cast may separate them from nodes that an engine fuses with
     them.
 
-    There are none if the target only fuses float32.
+    There are none if the target only fuses float32, or has no kernel that dequantizes to the low-precision type.
     """
     if target_of(options.target).fuses_quantized:
         return frozenset()
-    nodes = graph.nodes_of(op_facts().dequantize)
-    return frozenset(node.index for node in nodes) - settled
+    able = dict[tuple[Layout, object], bool]()
+    found = set[int]()
+    for node in graph.nodes_of(op_facts().dequantize):
+        layout = ports.layouts.get(node.index)
+        if layout is None or node.index in settled:
+            continue
+        key = (layout, deciding_form(options.target, node))
+        if key not in able:
+            assert node.signature is not None
+            typed = Typed(node.signature, layout.bound, node.proto)
+            free = freedom(options.target, typed, layout.params, options.low)
+            able[key] = not free.high
+        if able[key]:
+            found.add(node.index)
+    return frozenset(found)
 
 
 def _constant_fed(

@@ -109,7 +109,17 @@ def source_print(function: Callable[..., Any]) -> str:
 
 def runtime_version() -> str:
     """Return the version of ONNX Runtime, which is not imported for that."""
-    for name in ("onnxruntime-gpu", "onnxruntime"):
+    return _installed("onnxruntime-gpu", "onnxruntime")
+
+
+def own_version() -> str:
+    """Return the version of onnxamp; "" for a checkout that is on Python's path, but not installed."""
+    return _installed("onnxamp")
+
+
+def _installed(*packages: str) -> str:
+    """Return the version of the first of these packages that is installed, or ""."""
+    for name in packages:
         with suppress(PackageNotFoundError):
             return version(name)
     return ""
@@ -117,7 +127,7 @@ def runtime_version() -> str:
 
 def versions() -> str:
     """Return the versions of the software that measures."""
-    return f"onnxamp {version('onnxamp')}, ONNX Runtime {runtime_version()}"
+    return f"onnxamp {own_version()}, ONNX Runtime {runtime_version()}"
 
 
 @dataclass(slots=True)

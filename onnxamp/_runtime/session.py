@@ -375,20 +375,21 @@ def run_values(
     with session_failures(
         f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"
     ):
+        wanted = list(dict.fromkeys(outputs))  # a binding returns each but once
         if session.get_providers()[0] != _CUDA:
-            results = session.run_with_ort_values(list(outputs), dict(values))
+            results = session.run_with_ort_values(wanted, dict(values))
         else:
             kinds = {item.name: item.type for item in session.get_outputs()}
             binding = session.io_binding()
             for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
-            for name in outputs:
+            for name in wanted:
                 binding.bind_output(
                     name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu"
                 )
             session.run_with_iobinding(binding)
             results = binding.get_outputs()
-        return dict(zip(outputs, results, strict=True))
+        return dict(zip(wanted, results, strict=True))
 
 
 def bind(

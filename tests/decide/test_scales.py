@@ -239,6 +239,9 @@ def test_what_both_precisions_read_is_dequantized_twice() -> None:
         load(result)
         np.testing.assert_allclose(outputs(emulate(result)), outputs(model), atol=0.5)
         assert onnxamp.convert_model(result, target=target, black_list=["Concat"]) == result
+    for target, options in (("tensorrt", {"keep_nodes": ["b"]}), ("cuda", {"dtype": "bfloat16"})):  # without a kernel
+        held = onnxamp.convert_model(model, target=target, black_list=["Concat"], **options)
+        assert not [one for one in onnxamp.audit_model(held, target).findings if one.severity == "error"]
     held = onnxamp.convert_model(model, target="tensorrt", keep_nodes=["b"])
     assert sum(node.op_type == "DequantizeLinear" for node in held.graph.node) == 2
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import logging
 import subprocess
+import symtable
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -176,6 +177,32 @@ def test_no_module_is_too_long() -> None:
 
 def test_no_function_is_too_long() -> None:
     assert [f"{name}.{node.name}" for name, node in functions() if lines_of(node) > MAX_FUNCTION_LINES] == []
+
+
+def comprehensions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """Yield the scopes of the comprehensions in a function."""
+    for inner in table.get_children():
+        if inner.get_name() in ("listcomp", "setcomp", "dictcomp"):
+            yield inner
+            yield from comprehensions(inner)
+
+
+def clashes(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the functions one of whose comprehensions names a variable like a global that another one reads."""
+    symbols = [symbol for inner in comprehensions(table) for symbol in inner.get_symbols()]
+    own = {symbol.get_name() for symbol in symbols if symbol.is_local()}
+    if table.get_type() == "function" and own & {symbol.get_name() for symbol in symbols if symbol.is_global()}:
+        yield table.get_name()
+    for inner in table.get_children():
+        yield from clashes(inner)
+
+
+def test_comprehensions_do_not_hide_what_others_read() -> None:
+    """Python 3.12 takes the global for the variable, and raises an UnboundLocalError (3.11 and 3.13 do not)."""
+    code = "def f(): return [len for len in 'a'], [len(a) for a in 'a']"
+    assert list(clashes(symtable.symtable(code, "", "exec"))) == ["f"]
+    tables = {name: symtable.symtable(path.read_text(encoding="utf-8"), name, "exec") for name, path in FILES.items()}
+    assert {name: found for name, table in tables.items() if (found := [*clashes(table)])} == {}
 
 
 def test_no_mutable_defaults() -> None:

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_mod
 from onnxamp._errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run
+from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run, run_values
 from onnxamp._runtime.starting import is_large, save_spilled
-from onnxamp._runtime.values import check_inputs
+from onnxamp._runtime.values import check_inputs, to_value
 
 
 def graph(inputs, outputs, body, *, defaults="", extra="", opset=21):
@@ -135,6 +135,11 @@ class TestSession:
         cuda_double.falls_back = True
         with pytest.raises(RuntimeFailure, match="on the CPU, although"):
             make_session(double, "cuda")
+
+    def test_one_output_for_two_who_ask(self, double, cuda_double):
+        session = make_session(double, "cuda")
+        found = run_values(session, {"x": to_value(np.ones(2, np.float32))}, ["y", "y"])
+        assert {name: value.numpy().tolist() for name, value in found.items()} == {"y": [2, 2]}
 
     def test_without_a_driver_no_cuda_session_is_tried(self, no_cuda, monkeypatch):
         monkeypatch.setattr(onnxruntime, "InferenceSession", None)
