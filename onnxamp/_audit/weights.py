@@ -25,8 +25,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.statistics import blocks_of
-from onnxamp._model.weights import read_array
+from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._ops.facts import op_facts
 
 _SCALE = 1

@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.companions import PART, ship
 from onnxamp._batch.job import (
     NAME,
     Entry,
@@ -24,8 +23,7 @@ from onnxamp._batch.job import (
     written_by,
 )
 from onnxamp._batch.kinds import SAME, Package, Packages, files_below
-from onnxamp._batch.placing import STAGE
-from onnxamp._batch.sharing import share_weights
+from onnxamp._batch.package import PART, STAGE, share_weights, ship
 from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of

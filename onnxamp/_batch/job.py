@@ -231,7 +231,7 @@ class Job:
     """One model: its name, its file, the path of the result or the failure, its inputs, and its folder of results.
 
     With ``stage``, a hidden folder in ``home``, results wait there until all results of the ``package`` are there (see
-    :mod:`onnxamp._batch.placing`). ``cure`` has the options that passed in an earlier run; None if none are known.
+    :mod:`onnxamp._batch.package`). ``cure`` has the options that passed in an earlier run; None if none are known.
     ``page`` is the path of its report, ``search`` the path of level auto's measurements, and ``shared`` are files that
     all models depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` is the
     software's name for the types of the result.

@@ -15,7 +15,7 @@ from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
-from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.providers import computes_low
 from onnxamp._report.check import check_json, check_report, check_status
 from onnxamp._report.html.page import check_page
 from onnxamp._report.parts import Status

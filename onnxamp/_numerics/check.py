@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import (

@@ -33,7 +33,7 @@ from onnxamp._numerics.backward import (
 from onnxamp._numerics.matrices import Floats, Moved, matrix_readers, stepped_back
 from onnxamp._numerics.passes import Passes, Sensitivities
 from onnxamp._numerics.turns import TurnCounter, without_loops
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph

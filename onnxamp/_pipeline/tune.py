@@ -37,8 +37,7 @@ from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.run import Report, Run, RunOptions, silent
 from onnxamp._runtime.session import Provider
 from onnxamp._state import State, StateLike, opened
-from onnxamp._target.roofline import device_called
-from onnxamp._target.targets import AUTO
+from onnxamp._target.targets import AUTO, device_called
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._warnings import warn

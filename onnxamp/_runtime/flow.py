@@ -27,7 +27,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import View
-from onnxamp._model import lowering
+from onnxamp._model import weights
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
@@ -39,7 +39,7 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.weights import embed, read_array, stored_exponents
 from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
 from onnxamp._paths.paths import as_path
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
@@ -79,7 +79,7 @@ class Shell(NamedTuple):
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
         return (
-            lowering.raised(array, tensor.data_type)
+            weights.raised(array, tensor.data_type)
             if raised and tensor.data_type in LOW_ELEMS
             else array
         )

@@ -19,8 +19,6 @@ from onnxamp._errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
-from onnxamp._model.external_data import external_tensor
-from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
     copied,
@@ -30,8 +28,8 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._model.sources import confirm_sources
-from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._model.sources import confirm_sources, external_tensor
+from onnxamp._model.storage import data_files, folder_of, is_text, load_model
 from onnxamp._model.weights import embed
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED

@@ -3,7 +3,7 @@
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
    (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
-   (:mod:`onnxamp._tuning.frontier`).
+   (:mod:`onnxamp._tuning.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
   that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
 4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
@@ -39,10 +39,9 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
-from onnxamp._target.roofline import Device, device_called
+from onnxamp._target.targets import Device, device_called
 from onnxamp._tuning.arguments import Search, meant_device
-from onnxamp._tuning.engine_times import measure_times
-from onnxamp._tuning.job import Job
+from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
 from onnxamp._tuning.results import (
     Compensation,

@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import folded_first
+from onnxamp._ops.providers import folded_first
 from onnxamp._ops.signature import lookup
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
