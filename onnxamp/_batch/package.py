@@ -55,7 +55,7 @@ from onnxamp._model.storage import (
     weight_bytes,
     write_file,
 )
-from onnxamp._paths.paths import is_remote, made_folder
+from onnxamp._paths import is_remote, made_folder
 from onnxamp._state import Part, fingerprint
 
 STAGE: Final = ".onnxamp.new"

@@ -29,10 +29,9 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._optional import optional
 from onnxamp._runtime.building import Child
-from onnxamp._runtime.decoder import LOGITS, Decoder
+from onnxamp._runtime.decoder import LOGITS, Decoder, Prompts, PromptWriter
 from onnxamp._runtime.engines import Engine, choose_engine, engine_on, on_cpu
 from onnxamp._runtime.plugins import device_memory_used
-from onnxamp._runtime.prompts import Prompts, PromptWriter
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import BROWSER, Provider, make_session, run_values
 from onnxamp._runtime.starting import active_libraries, custom_ops

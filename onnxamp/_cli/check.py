@@ -8,8 +8,16 @@ import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._audit.findings import Audit
-from onnxamp._cli.common import Given, check_outputs, first_arrays, show, write_page
-from onnxamp._cli.given import check_dims, place_of, run_options_of
+from onnxamp._cli.common import (
+    Given,
+    check_dims,
+    check_outputs,
+    first_arrays,
+    place_of,
+    run_options_of,
+    show,
+    write_page,
+)
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run

@@ -30,8 +30,8 @@ from onnxamp._model.storage import load_external_data
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import apply_edits
-from onnxamp._rewrite.fold.fold import output_of
-from onnxamp._rewrite.fold.search import find_folds
+from onnxamp._rewrite.fold import output_of
+from onnxamp._rewrite.fold_search import find_folds
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 

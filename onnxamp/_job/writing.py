@@ -41,7 +41,7 @@ from onnxamp._model.storage import (
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths import is_remote
 from onnxamp._public import Shown
 from onnxamp._state import Part, fingerprint
 

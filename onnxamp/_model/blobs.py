@@ -39,7 +39,7 @@ from onnxamp._model.weights import (
     read_array,
     times_power,
 )
-from onnxamp._paths.paths import is_remote, read_range, writing
+from onnxamp._paths import is_remote, read_range, writing
 from onnxamp._workers.executor import core_count, thread_limit
 
 PIECE: Final = 4 << 20

@@ -24,7 +24,7 @@ from onnxamp._model.storage import (
     read_model,
     weight_bytes,
 )
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 
 
 def is_graphsurgeon(model: object) -> bool:

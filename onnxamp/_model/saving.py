@@ -49,7 +49,7 @@ from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
 from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
-from onnxamp._paths.paths import is_remote, writing
+from onnxamp._paths import is_remote, writing
 from onnxamp._state import Part
 from onnxamp._workers.executor import Workers
 

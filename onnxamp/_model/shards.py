@@ -26,7 +26,7 @@ from onnxamp._model.weights import (
     constant_stats,
     read_array,
 )
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths import is_remote
 from onnxamp._public import active_within
 from onnxamp._state import Part, as_data, fingerprint, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order

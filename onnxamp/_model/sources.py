@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 from onnxamp._errors import ExternalDataError, MissingDataError, SourceChangedError
 from onnxamp._model.protos import stored_bytes
-from onnxamp._paths.paths import as_path, is_remote, read_range
+from onnxamp._paths import as_path, is_remote, read_range
 from onnxamp._public import active_within
 
 INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"

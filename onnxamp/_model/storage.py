@@ -39,7 +39,7 @@ from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
 from onnxamp._ops.targets import read_table
-from onnxamp._paths.paths import is_remote, near_file, read_range, reason_of
+from onnxamp._paths import is_remote, near_file, read_range, reason_of
 
 _HEAD: Final = 4096
 """Bytes in which a format shows."""

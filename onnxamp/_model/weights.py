@@ -32,7 +32,7 @@ from onnxamp._model.sources import (
     scaled_tensor,
 )
 from onnxamp._optional import has_runtime
-from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._paths import as_path, is_remote
 
 _BLOCK: Final = 1 << 18
 """Elements converted at once: few enough to stay in the processor's cache."""

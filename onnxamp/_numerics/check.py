@@ -22,7 +22,7 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe

@@ -34,7 +34,7 @@ from onnxamp._model.weights import ConversionCounts, Scratch, lower, read_array,
 from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._optional import require
 from onnxamp._options.options import Options
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (

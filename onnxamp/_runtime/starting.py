@@ -34,7 +34,7 @@ from onnxamp._model.weights import embed
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
 from onnxamp._optional import require_runtime
-from onnxamp._paths.paths import as_path, is_remote, reason_of
+from onnxamp._paths import as_path, is_remote, reason_of
 from onnxamp._public import active_within
 from onnxamp._workers.executor import temporary_folder, thread_limit
 

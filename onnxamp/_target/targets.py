@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from onnxamp._dtypes import FLOAT32_BYTES, Format
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, warn
 from onnxamp._graph.constants import expected_terms
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
@@ -23,7 +23,6 @@ from onnxamp._ops.targets import (
     target_table,
 )
 from onnxamp._optional import has_runtime, require
-from onnxamp._warnings import warn
 
 DEFAULT_DEVICE: Final = "A100"
 """The device for estimates if none of ``_data/devices.toml`` is installed."""

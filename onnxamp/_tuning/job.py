@@ -41,9 +41,14 @@ from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Compensation, KeptNode
-from onnxamp._tuning.runs import converted_error, device_noise, profile_nodes, run_noise
+from onnxamp._tuning.runs import (
+    TuningState,
+    converted_error,
+    device_noise,
+    profile_nodes,
+    run_noise,
+)
 from onnxamp._tuning.space import UNSEEN, Fusion, SearchSpace, exactly, find_fusions
-from onnxamp._tuning.state import TuningState
 
 _IN_MEMORY: Final = 256 << 20
 """Bytes of weights up to which converted models are kept in memory."""

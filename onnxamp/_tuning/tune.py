@@ -6,7 +6,7 @@
    (:mod:`onnxamp._tuning.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
   that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
-4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
+4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.runs`).
 """
 
 import logging
@@ -50,10 +50,9 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
-from onnxamp._tuning.runs import converted_error
+from onnxamp._tuning.runs import PARTS, TuningState, converted_error, part_of
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
-from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")

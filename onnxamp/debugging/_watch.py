@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError, suggestion
+from onnxamp._errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NumericsError,
+    suggestion,
+    warn,
+)
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelSource
@@ -35,7 +41,6 @@ from onnxamp._runtime.pieces import Executor
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, check_inputs, from_value
-from onnxamp._warnings import warn
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import (
     StepCheck,

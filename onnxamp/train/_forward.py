@@ -28,7 +28,7 @@ from onnxamp._model.weights import convert
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
-from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._runtime.emulate import without_rounding
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {

@@ -410,7 +410,7 @@ BOUNDED = """
 import os, sys, threading, time
 from pathlib import Path
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -272,11 +272,11 @@ def test_what_a_public_package_imports_is_public(name: str) -> None:
     assert imported - {"", "export", "Shown"} == set(importlib.import_module(name).__all__) - {"__version__"}
 
 
-def test_every_error_is_public() -> None:
+def test_every_error_and_warning_is_public() -> None:
     tree = {node.name for node in trees()["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
     assert tree <= set(onnxamp.__all__)
     for name in tree:
-        assert issubclass(getattr(onnxamp, name), onnxamp.OnnxAmpError)
+        assert issubclass(getattr(onnxamp, name), (onnxamp.OnnxAmpError, onnxamp.OnnxAmpWarning))
 
 
 def test_lazy_names_are_where_the_package_says() -> None:

@@ -1,4 +1,7 @@
-"""Folding a whole model: which folds there are, the opset that they need, and the model with them."""
+"""Decomposed patterns, rewritten into the one standard op that they are, exactly, before anything is decided.
+
+The forms are data (``_data/folds.toml``).
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,10 +23,10 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
-from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
-from onnxamp._rewrite.fold.search import Fold, find_folds
+from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
+from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.passes import Draft, Passed
-from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._target.kernels import float_types, takes_anywhere
 from onnxamp._target.targets import release, target_of, version_meant
 
