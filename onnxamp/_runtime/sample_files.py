@@ -9,6 +9,7 @@ import lzma
 import math
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -46,8 +47,10 @@ _READ_FAILURES: Final = (
     zlib.error,
     struct.error,
     lzma.LZMAError,
+    tokenize.TokenError,
 )
-"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError."""
+"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError, and a header of an
+array that is no Python a TokenError."""
 
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
