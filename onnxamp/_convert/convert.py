@@ -186,8 +186,8 @@ def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | Non
 
 
 def _candidates(analysis: Analysis) -> tuple[str, ...]:
-    """Return the outputs of the patterns that are not low as they are, or not fused by the runtime, unless the user named
-    one of their nodes.
+    """Return the outputs of the patterns that are not low as they are, or not fused by the runtime, unless the user
+    named one of their nodes.
     """
     graph = analysis.graph
     folds = graph.ask(find_folds, with_weights=False)
