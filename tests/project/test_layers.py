@@ -182,7 +182,7 @@ def test_no_function_is_too_long() -> None:
 def comprehensions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
     """Yield the scopes of the comprehensions in a function."""
     for inner in table.get_children():
-        if inner.get_name() in ("listcomp", "setcomp", "dictcomp"):
+        if inner.get_name().strip("<>") in ("listcomp", "setcomp", "dictcomp"):
             yield inner
             yield from comprehensions(inner)
 
