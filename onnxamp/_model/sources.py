@@ -316,7 +316,7 @@ def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
         )
     if not path.is_file():
         file = f"The data file {str(path)!r} of the weight {name!r}"
-        if path.exists():
+        if path.exists() or path.is_symlink():  # a link that leads to itself
             raise ExternalDataError(f"{file} is not a regular file.")
         raise MissingDataError(f"{file} is missing: copy it there under that name.")
     return DataFile(path, FileStamp.of(path.stat()))

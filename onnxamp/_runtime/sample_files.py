@@ -12,6 +12,7 @@ import pickle
 import re
 import shutil
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,8 +55,10 @@ _READ_FAILURES: Final = (
     zlib.error,
     struct.error,
     lzma.LZMAError,
+    tokenize.TokenError,
 )
-"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError."""
+"""Exceptions of NumPy, zipfile and json about broken files; an encrypted member is a RuntimeError, and a header of an
+array that is no Python a TokenError."""
 
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
