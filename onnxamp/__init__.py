@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from onnxamp._api import convert_model as convert_model
     from onnxamp._api import plan_model as plan_model
     from onnxamp._api import tune_model as tune_model
+    from onnxamp._audit import Audit as Audit
     from onnxamp._audit.audit import audit_model as audit_model
-    from onnxamp._audit.findings import Audit as Audit
     from onnxamp._batch.folder import convert_folder as convert_folder
+    from onnxamp._bench import BenchReport as BenchReport
     from onnxamp._bench.bench import BenchOptions as BenchOptions
     from onnxamp._bench.bench import bench_models as bench_models
-    from onnxamp._bench.records import BenchReport as BenchReport
     from onnxamp._convert.plan import Plan as Plan
     from onnxamp._convert.plan import load_plan as load_plan
     from onnxamp._errors import ArgumentError as ArgumentError
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from onnxamp._errors import OutputError as OutputError
     from onnxamp._errors import RuntimeFailure as RuntimeFailure
     from onnxamp._errors import SourceChangedError as SourceChangedError
+    from onnxamp._extract import Region as Region
+    from onnxamp._extract import save_region as save_region
     from onnxamp._extract.around import extract_region as extract_region
-    from onnxamp._extract.region import Region as Region
-    from onnxamp._extract.region import save_region as save_region
     from onnxamp._job.folder import FolderReport as FolderReport
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
     from onnxamp._numerics.results import RunCheck as RunCheck
-    from onnxamp._ops.custom import CustomOp as CustomOp
+    from onnxamp._ops.signature import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
     from onnxamp._pipeline.runs import TunedPipeline as TunedPipeline
     from onnxamp._pipeline.tune import tune_pipeline as tune_pipeline
@@ -85,10 +85,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "": ("amp", "compat", "debugging", "train"),
     "_api": ("apply_plan", "convert_file", "convert_model", "plan_model", "tune_model"),
     "_audit.audit": ("audit_model",),
-    "_audit.findings": ("Audit",),
+    "_audit": ("Audit",),
     "_batch.folder": ("convert_folder",),
     "_bench.bench": ("BenchOptions", "bench_models"),
-    "_bench.records": ("BenchReport",),
+    "_bench": ("BenchReport",),
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
         "ArgumentError",
@@ -115,11 +115,11 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SourceChangedError",
     ),
     "_extract.around": ("extract_region",),
-    "_extract.region": ("Region", "save_region"),
+    "_extract": ("Region", "save_region"),
     "_job.folder": ("FolderReport",),
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
-    "_ops.custom": ("CustomOp",),
+    "_ops.signature": ("CustomOp",),
     "_numerics.diff": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),

@@ -14,7 +14,7 @@ from onnxamp._optional import require
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._target.targets import targets
+from onnxamp._target import targets
 
 require("olive", "onnxamp.olive needs Olive", "olive")
 from olive.common.config_utils import ParamCategory  # noqa: E402 - missing packages are reported by name

@@ -38,8 +38,8 @@ from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import assigned_nodes, make_session, run
+from onnxamp._target import older_installed, release
 from onnxamp._target.kernels import Typed, runs_on
-from onnxamp._target.targets import older_installed, release
 
 EXPORTS = ROOT / "tests" / "exports.toml"
 LEFT = "left to the CPU"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import GraphProto, ModelProto
 
+from onnxamp._audit import Audit
 from onnxamp._audit.audit import audit_model
-from onnxamp._audit.findings import Audit
 from onnxamp._errors import OnnxAmpError
 from onnxamp._runtime.session import Provider, assigned_nodes, make_session
 

@@ -7,13 +7,12 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis, analyze
-from onnxamp._convert.estimate import Estimate
+from onnxamp._convert.analysis import Analysis, Estimate, analyze
 from onnxamp._model.model import Model
 from onnxamp._numerics.expected import ExpectedErrors, Settled
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._target.targets import device_called
+from onnxamp._target import device_called
 from onnxamp._tuning.space import SearchSpace, find_space
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
+from onnxamp._audit import Audit, Casts, Finding, NodeFacts
 from onnxamp._convert.plan import HazardRow, Plan, PlanRow
 from onnxamp._convert.summary import KeptWeight, Summary
 from onnxamp._job.writing import Conversion

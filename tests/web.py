@@ -14,8 +14,8 @@ from repository import ROOT
 
 from onnxamp._bench.javascript import PACKAGE
 from onnxamp._errors import RuntimeFailure
+from onnxamp._runtime.browser import CHROMIUM, find_chromium, open_browser
 from onnxamp._runtime.browser.server import WEB, find_package, find_web
-from onnxamp._runtime.browser.session import CHROMIUM, find_chromium, open_browser
 
 SOURCE = Path(__file__).parent / "standin" / "any_vulkan.c"
 DRIVERS = Path("/usr/share/vulkan/icd.d")

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
-from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
-from onnxamp._audit.findings import (
+from onnxamp._audit import (
     Audit,
     Casts,
     Engine,
@@ -25,6 +23,8 @@ from onnxamp._audit.findings import (
     finding,
     ordered,
 )
+from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
+from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
 from onnxamp._audit.hazards import RaisedGraph, low_hazards, raised
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
@@ -53,14 +53,8 @@ from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
+from onnxamp._target import known_versions, release, target_of, targets, version_of
 from onnxamp._target.kernels import check_target
-from onnxamp._target.targets import (
-    known_versions,
-    release,
-    target_of,
-    targets,
-    version_of,
-)
 
 _SCALE = 1
 """Position of the scale among the inputs of nodes that quantize or dequantize."""

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Final, NamedTuple
 
+from onnxamp._audit import Finding, finding
 from onnxamp._audit.faults import Sized, element_bytes
-from onnxamp._audit.findings import Finding, finding
-from onnxamp._convert.estimate import constant_nodes
+from onnxamp._convert.analysis import constant_nodes
 from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -22,6 +22,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
+from onnxamp._target import CPU, cpu_of, target_of, version_of
 from onnxamp._target.kernels import (
     Kernel,
     Typed,
@@ -32,7 +33,6 @@ from onnxamp._target.kernels import (
     kernel_table,
     runs_on,
 )
-from onnxamp._target.targets import CPU, cpu_of, target_of, version_of
 
 
 def home(target: str) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._audit.findings import Casts, Finding, finding
-from onnxamp._convert.estimate import shapes_at
+from onnxamp._audit import Casts, Finding, finding
+from onnxamp._convert.analysis import shapes_at
 from onnxamp._dtypes import (
     ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,

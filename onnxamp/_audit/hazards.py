@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from onnxamp._audit.findings import Finding, finding
+from onnxamp._audit import Finding, finding
 from onnxamp._decide.hazards import find_hazards, kinds, masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
 from onnxamp._decide.verdicts import Audit

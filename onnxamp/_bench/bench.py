@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import ModelProto
 
-from onnxamp._bench.records import Bench, BenchReport, Timing
+from onnxamp._bench import Bench, BenchReport, Timing
 from onnxamp._bench.timing import (
     Clock,
     Evidence,

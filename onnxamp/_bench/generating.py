@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from onnxamp._bench import Generation, GenerationReport
 from onnxamp._bench.bench import CPU_NOTE
-from onnxamp._bench.records import Generation, GenerationReport
 from onnxamp._bench.timing import Blocks, latency, ratio
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import graph_of

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from onnxamp._bench.generating import Text
 from onnxamp._errors import MissingPackageError, RuntimeFailure
+from onnxamp._runtime.browser import open_browser
 from onnxamp._runtime.browser.server import find_package
-from onnxamp._runtime.browser.session import open_browser
 from onnxamp._runtime.decoder import Decoder
 from onnxamp._runtime.session import BROWSER, Provider
 from onnxamp._runtime.values import Feeds

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._bench.records import Bench, Cause, Latency, OpTime, Ratio, Timing
+from onnxamp._bench import Bench, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._dtypes import FORMATS, LOWEST_FIRST
 from onnxamp._graph.collecting import no_collections
 from onnxamp._ops.facts import op_facts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from onnxamp._audit import Audit
 from onnxamp._audit.audit import audit_model
-from onnxamp._audit.findings import Audit
 from onnxamp._cli.common import (
     Given,
     check_dims,
@@ -31,7 +31,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._state import opened
-from onnxamp._target.targets import target_of, targets
+from onnxamp._target import target_of, targets
 
 
 def run(given: Given) -> None:

@@ -31,7 +31,7 @@ from onnxamp._paths import is_remote, made_folder
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.starting import custom_ops
-from onnxamp._target.targets import targets
+from onnxamp._target import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:

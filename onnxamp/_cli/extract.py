@@ -3,11 +3,11 @@
 from functools import partial
 
 from onnxamp._cli.common import Given, check_outputs, custom_arguments, show
+from onnxamp._extract import region_files, save_region
 from onnxamp._extract.around import extract_region
-from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._report.extract import region_json, region_report
+from onnxamp._report.inspect import region_json, region_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import load_samples
 

@@ -1,21 +1,55 @@
-"""The read-only half of the pipeline: Graph -> Problem -> Pins -> Decision -> Edits."""
+"""The read-only half of the pipeline, Graph -> Problem -> Pins -> Decision -> Edits, and what its result costs on a
+device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
 
-from collections.abc import Callable, Mapping
+The time of a model is the sum over its nodes of a launch and the node's own time
+(:mod:`onnxamp._target`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
+precisions, are not foreseen. Nodes without floats run on the host or are shapes: they do not count.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
 
 from onnxamp._decide.pins import Pins, find_pins
-from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._decide.precision import CutProblem, Decision, Prices
 from onnxamp._decide.problem import Problem, find_problem
 from onnxamp._decide.verdicts import Basis
+from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.view import ABSENT, Node, Ports
 from onnxamp._model.blobs import Chosen
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import Edits
 from onnxamp._rewrite.plan_edits import plan_edits
+from onnxamp._target import (
+    DEFAULT_DEVICE,
+    LAUNCH,
+    Device,
+    Work,
+    device_called,
+    target_of,
+    work_of,
+)
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.values import Feed
+
+UNIT_US: Final = 0.0327
+"""Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
+
+LAUNCH_US: Final = LAUNCH * UNIT_US
+"""Microseconds for launching a kernel, as in the cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +211,265 @@ def with_rounding(
         pins=pins,
         edits=replace(edits, rounded={**edits.rounded, **found.chosen}),
     ), found
+
+
+def constant_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes that depend on constants only: runtimes compute them once, while they load the model."""
+    known, folded = {ABSENT, *graph.constants.tensors}, set[int]()
+    for node in graph.order:
+        is_settled = node.key not in op_facts().random and not node.bodies
+        if is_settled and known.issuperset(node.inputs):
+            folded.add(node.index)
+            known.update(node.outputs)
+    return frozenset(folded)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A graph on a device, for certain shapes of its values."""
+
+    graph: Graph
+    device: Device
+    shapes: Sequence[Shape | None]
+    low: Format = FLOAT16
+
+    @cached_property
+    def floats(self) -> Sequence[tuple[Node, int, Work]]:
+        """Nodes that launch kernels, with the number of kernels and their work."""
+        nodes = ((node, self.launches(node)) for node in self.graph.nodes)
+        return [(node, count, self.work(node)) for node, count in nodes if count]
+
+    @cached_property
+    def trips(self) -> Sequence[int]:
+        """Return how often each scope runs."""
+        return self.graph.ask(loop_trips)
+
+    def work(self, node: Node) -> Work:
+        """The work of a node in one run of the model."""
+        return work_of(node, self.shapes, self.trips[node.scope])
+
+    def launches(self, node: Node) -> int:
+        """Kernels that a node launches in one run of the model."""
+        if node.key in op_facts().unlaunched or node.index in self.graph.ask(
+            constant_nodes
+        ):
+            return 0
+        values = (*node.inputs, *node.outputs)
+        if FLOAT_TENSORS.isdisjoint(self.graph.types_of(values)):
+            return 0
+        return self.trips[node.scope]
+
+    def cast_time(self, value: int) -> float:
+        """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
+        size = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value])
+        trips = self.trips[self.graph.values[value].scope]
+        return (LAUNCH_US + size / self.device.bandwidth) * trips
+
+    def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
+        """Return values that need a Cast, one for all readers. Constants need none, because they are stored in the
+        precision in which they are read.
+        """
+        return [
+            value
+            for value, made, needed in self._needs(ports, decision)
+            if value not in ports.free and not needed <= {made}
+        ]
+
+    def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
+        """Bytes of float constants, each in the precisions that it is read in."""
+        sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
+        return sum(
+            sum(sizes[low] for low in needed or {made}) * elements(self.shapes[value])
+            for value, made, needed in self._needs(ports, decision)
+            if value in self.graph.constants.tensors
+        )
+
+    def _needs(
+        self, ports: PortVariables, decision: Decision
+    ) -> Iterator[tuple[int, bool, set[bool]]]:
+        """Yield (value, whether it is low precision, precisions in which it is read)."""
+        for value, produced in enumerate(ports.produced):
+            if produced != NONE:
+                read = [
+                    ports.consumed[node][port] for node, port in self.graph.uses[value]
+                ]
+                read += [
+                    ports.returned.get(key, NONE) for key in self.graph.results[value]
+                ]
+                needed = {
+                    decision.is_low(variable) for variable in read if variable != NONE
+                }
+                yield value, decision.is_low(produced), needed
+
+    def time(self, low: AbstractSet[int] = frozenset()) -> float:
+        """Microseconds of all nodes in one run with these in low precision, without Casts."""
+        time = 0.0
+        for node, launches, work in self.floats:
+            made = self.low if node.index in low else None
+            time += launches * LAUNCH_US + work.time(self.device, low=made)
+        return time
+
+
+def time_of(analysis: Analysis, estimate: Estimate) -> float:
+    """Return the microseconds per run of an analysis, as a search space's ``time`` does for its choices.
+
+    Complexity: linear in nodes and uses of values.
+    """
+    casts = estimate.casts(analysis.ports, analysis.decision)
+    return estimate.time(low_nodes(analysis)) + sum(map(estimate.cast_time, casts))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """The estimated gain of a conversion.
+
+    Attributes:
+        device: the device that the estimate is for, by its name in ``_data/devices.toml``.
+        before: microseconds of a run in float32.
+        after: microseconds of a run of the result.
+        shapes: the shapes of the inputs for which these are estimated, by name.
+    """
+
+    device: str
+    before: float
+    after: float
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def factor(self) -> float:
+        """The estimated speed-up of the result."""
+        return self.before / self.after
+
+
+def expected_speed_up(
+    analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None
+) -> SpeedUp | None:
+    """Return the expected gain of a conversion.
+
+    None if the target computes no faster in low precision, if sizes are unknown, or if nothing is low.
+
+    Args:
+        analysis: the analysis.
+        shapes: shapes of the inputs, by name; by default, those that the model declares.
+    """
+    device, graph = _usual_device(analysis.options.target), analysis.graph
+    declared = declared_shapes(graph) if shapes is None else shapes
+    if not device or declared is None or not any(analysis.decision.low):
+        return None
+    estimate = Estimate(
+        graph, device_called(device), shapes_at(graph, declared), analysis.options.low
+    )
+    before = estimate.time()
+    return (
+        SpeedUp(device, before, time_of(analysis, estimate), declared)
+        if before
+        else None
+    )
+
+
+def _usual_device(target: str) -> str:
+    """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
+    if device := target_of(target).device:
+        rates = device_called(device)
+        return device if rates.low > rates.products else ""
+    profile = profile_of(target)
+    honors_types = profile is None or profile.values["honors_types"]
+    return DEFAULT_DEVICE if honors_types else ""
+
+
+def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
+    """Return the shapes of the model's inputs, by name; None if one has an open dimension."""
+    found = dict[str, tuple[int, ...]]()
+    for value in graph.scopes[0].inputs:
+        shape = graph.shapes[value]
+        if shape is None or None in shape:
+            return None
+        found[graph.values[value].name] = tuple(
+            size for size in shape if size is not None
+        )
+    return found
+
+
+def time_on_target(analysis: Analysis) -> float:
+    """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
+    in the cut.
+    """
+    graph, target = analysis.graph, target_of(analysis.options.target)
+    device = device_called(target.device or DEFAULT_DEVICE)
+    estimate = Estimate(graph, device, graph.shapes, analysis.options.low)
+    fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
+    moved = sum(
+        estimate.trips[node.scope] * elements(graph.shapes[value])
+        for node in fallbacks
+        for value in (*node.reads, *node.writes)
+    )
+    return time_of(analysis, estimate) + target.costs.host_time(FLOAT32_BYTES * moved)
+
+
+def low_nodes(analysis: Analysis) -> frozenset[int]:
+    """Return nodes with a low-precision port."""
+    low = (low_ports(analysis, node) for node in analysis.graph.nodes)
+    return frozenset(index for index, at in enumerate(low) if at.inputs or at.outputs)
+
+
+def low_ports(analysis: Analysis, node: Node) -> Ports:
+    """Return the low-precision ports of a node."""
+    types, is_low = analysis.graph.types, analysis.decision.is_low
+    consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
+    return Ports(
+        tuple(
+            [
+                port
+                for port, value in enumerate(node.inputs)
+                if types[value] == FLOAT and is_low(consumed[port])
+            ]
+        ),
+        tuple(
+            [
+                port
+                for port, value in enumerate(node.outputs)
+                if types[value] == FLOAT and is_low(made[value])
+            ]
+        ),
+    )
+
+
+def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
+    """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
+    return shapes_at(
+        graph,
+        {
+            name: feed.shape
+            for name, feed in feeds.items()
+            if isinstance(feed, np.ndarray)
+        },
+    )
+
+
+def shapes_at(
+    graph: Graph, given: Mapping[str, tuple[int, ...]]
+) -> Sequence[Shape | None]:
+    """:func:`bound_shapes` for inputs of these shapes."""
+    if given == declared_shapes(graph) and not any(
+        _is_open(graph.shapes[value.index]) for value in graph.values
+    ):
+        return graph.shapes
+    named: dict[str, int] = {}
+    for entry in graph.model.graph.input:
+        sizes = given.get(entry.name, ())
+        dims = entry.type.tensor_type.shape.dim
+        named |= {
+            dim.dim_param: size
+            for dim, size in zip(dims, sizes, strict=False)
+            if dim.dim_param
+        }
+    inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
+    pairs = zip(inferred, declared, strict=True)
+    return [
+        other if one is None or (None in one and other and None not in other) else one
+        for one, other in pairs
+    ]
+
+
+def _is_open(shape: Shape | None) -> bool:
+    return shape is None or None in shape

@@ -16,8 +16,13 @@ from typing import Final, TypeVar
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis, RoundedWeights, Rounder, with_rounding
-from onnxamp._convert.estimate import time_on_target
+from onnxamp._convert.analysis import (
+    Analysis,
+    RoundedWeights,
+    Rounder,
+    time_on_target,
+    with_rounding,
+)
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._errors import ArgumentError, InternalError

@@ -11,8 +11,7 @@ from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Final
 
-from onnxamp._convert.analysis import Analysis, analyze
-from onnxamp._convert.estimate import time_on_target
+from onnxamp._convert.analysis import Analysis, analyze, time_on_target
 from onnxamp._convert.misspelled import prepared as raised
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import Layout
@@ -31,8 +30,8 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade import Obstacle, plan_upgrade
 from onnxamp._rewrite.upgrade_rules import newest_loaded, steps_of
+from onnxamp._target import CPU, cpu_of, release, target_of, with_kernels
 from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
-from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
-from onnxamp._decide.neighbors import followers, stranded
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
-from onnxamp._decide.ports import HIGH, Layout, Variable
+from onnxamp._decide.ports import HIGH, Layout, Variable, followers, stranded
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings

@@ -26,8 +26,8 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
+from onnxamp._target import target_of
 from onnxamp._target.kernels import Typed, deciding_form, freedom
-from onnxamp._target.targets import target_of
 
 
 class Problem(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
-from onnxamp._extract.region import (
+from onnxamp._extract import (
     Cut,
     MainGraph,
     Recorded,

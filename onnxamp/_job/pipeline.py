@@ -19,7 +19,7 @@ from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._job.request import Job, Request, Validation
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
-from onnxamp._ops.custom import declared_ops
+from onnxamp._ops.signature import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._state import Part, opened

@@ -33,7 +33,7 @@ from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
 from onnxamp._state import Part
-from onnxamp._target.targets import older_installed, target_of, version_meant
+from onnxamp._target import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
+from onnxamp._convert.analysis import SpeedUp, expected_speed_up
 from onnxamp._convert.causes import (
     Cause,
     batch_norm_hint,
@@ -18,7 +19,6 @@ from onnxamp._convert.causes import (
     opset_hint,
 )
 from onnxamp._convert.convert import Converted, convert
-from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.misspelled import low_note
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.summary import Summary, summarize

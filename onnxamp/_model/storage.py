@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, parser
 
 from onnxamp._errors import MissingModelError, ModelError, OutputError
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import Ranges, find_data, replaced, stored_bytes, tensors_of
 from onnxamp._model.repair import tidied
 from onnxamp._model.sources import (
     INSIDE,
@@ -37,7 +37,6 @@ from onnxamp._model.sources import (
 )
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
-from onnxamp._model.wire import Ranges, find_data, replaced
 from onnxamp._ops.targets import read_table
 from onnxamp._paths import is_remote, near_file, read_range, reason_of
 

@@ -11,6 +11,7 @@ from typing import Final, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.detections import listed_outputs
@@ -42,7 +43,6 @@ from onnxamp._runtime.engines import (
     part_of,
 )
 from onnxamp._runtime.fingerprints import SentModel, print_facts
-from onnxamp._runtime.grids import without_grids
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples

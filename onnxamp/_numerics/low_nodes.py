@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.estimate import low_ports
+from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._graph.view import ABSENT, Node, Ports, View
 from onnxamp._ops.facts import is_exact, op_facts
 

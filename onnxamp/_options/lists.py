@@ -11,8 +11,8 @@ import onnx.defs
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.targets import read_table
+from onnxamp._target import with_kernels
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.targets import with_kernels
 
 PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)

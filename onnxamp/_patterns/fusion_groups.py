@@ -11,8 +11,8 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of
+from onnxamp._target import CPU, target_of
 from onnxamp._target.kernels import Typed, freedom, kernel_table
-from onnxamp._target.targets import CPU, target_of
 
 
 def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:

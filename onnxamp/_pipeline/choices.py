@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from onnx import ModelProto, ValueInfoProto
 
-from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.analysis import Analysis, Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.estimate import Estimate, low_nodes, shapes_at, time_of
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import Proof
 from onnxamp._dtypes import Format, low_type
@@ -29,7 +28,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
-from onnxamp._target.targets import Device
+from onnxamp._target import Device
 from onnxamp._tuning.arguments import is_slower
 
 SAMPLES: Final = 4

@@ -27,7 +27,7 @@ from onnxamp._model.sources import confirm_sources, release_sources, watched_sou
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
-from onnxamp._ops.custom import declared_ops
+from onnxamp._ops.signature import declared_ops
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import OptionKeywords
@@ -48,7 +48,7 @@ from onnxamp._runtime.engines import Engine, engine_on
 from onnxamp._runtime.run import Report, Run, RunOptions, silent
 from onnxamp._runtime.session import Provider
 from onnxamp._state import State, StateLike, opened
-from onnxamp._target.targets import AUTO, device_called
+from onnxamp._target import AUTO, device_called
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
 from onnxamp._workers.executor import temporary_folder

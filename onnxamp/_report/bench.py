@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from onnxamp._bench.records import (
+from onnxamp._bench import (
     Bench,
     BenchReport,
     Cause,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from onnxamp._audit.findings import Audit, Finding
+from onnxamp._audit import Audit, Finding
 from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
 from onnxamp._numerics.results import RangeFit, RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from onnxamp._audit.findings import Audit
+from onnxamp._audit import Audit
 from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.words import title_of

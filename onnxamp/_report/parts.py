@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from itertools import chain, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
-from onnxamp._audit.findings import Audit
+from onnxamp._audit import Audit
 from onnxamp._convert.plan import ExpectedError, Plan, QuantizedUnit
 from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS

@@ -6,7 +6,7 @@ from math import inf, log10
 from pathlib import Path
 from typing import Final
 
-from onnxamp._audit.findings import Audit
+from onnxamp._audit import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion

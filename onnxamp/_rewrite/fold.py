@@ -27,8 +27,8 @@ from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade import upgraded
+from onnxamp._target import release, target_of, version_meant
 from onnxamp._target.kernels import float_types, takes_anywhere
-from onnxamp._target.targets import release, target_of, version_meant
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:

@@ -31,8 +31,7 @@ from onnxamp._model.protos import (
 from onnxamp._model.sources import confirm_sources, external_tensor
 from onnxamp._model.storage import data_files, folder_of, is_text, load_model
 from onnxamp._model.weights import embed
-from onnxamp._ops.custom import CustomOpsLike, declared_ops
-from onnxamp._ops.signature import DECLARED
+from onnxamp._ops.signature import DECLARED, CustomOpsLike, declared_ops
 from onnxamp._optional import require_runtime
 from onnxamp._paths import as_path, is_remote, reason_of
 from onnxamp._public import active_within

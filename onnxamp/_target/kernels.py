@@ -26,7 +26,7 @@ from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.providers import has_kernel_limits, kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._ops.targets import device_of, target_json, target_table
-from onnxamp._target.targets import (
+from onnxamp._target import (
     AUTO,
     cpu_of,
     installed_target,

@@ -16,9 +16,8 @@ from typing import Final
 from onnx import ModelProto
 
 from onnxamp._bench.bench import BenchOptions, bench_models
-from onnxamp._convert.analysis import Analysis, decided, with_rounding
+from onnxamp._convert.analysis import Analysis, Estimate, decided, with_rounding
 from onnxamp._convert.convert import rewritten
-from onnxamp._convert.estimate import Estimate
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.words import told

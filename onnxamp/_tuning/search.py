@@ -13,8 +13,7 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any, Final
 
-from onnxamp._convert.analysis import analyze
-from onnxamp._convert.estimate import low_nodes
+from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.levels import Level
 from onnxamp._tuning.arguments import Search

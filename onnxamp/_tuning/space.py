@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from onnx import GraphProto
 
-from onnxamp._convert.analysis import Analysis, decided
-from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
+from onnxamp._convert.analysis import LAUNCH_US, UNIT_US, Analysis, Estimate, decided
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
@@ -27,7 +26,7 @@ from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._target.targets import LAUNCH, Work
+from onnxamp._target import LAUNCH, Work
 
 
 class Fusion(NamedTuple):

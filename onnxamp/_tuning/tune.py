@@ -16,13 +16,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from onnxamp._convert.analysis import MADE_UP, analyze
+from onnxamp._convert.analysis import (
+    MADE_UP,
+    Estimate,
+    analyze,
+    bound_shapes,
+    low_nodes,
+)
 from onnxamp._convert.convert import all_unsound, analyse_model, soundly
-from onnxamp._convert.estimate import Estimate, bound_shapes, low_nodes
 from onnxamp._convert.misspelled import reference_of
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import InternalError, OnnxAmpError
+from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison, UpgradeProof
@@ -34,12 +40,11 @@ from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
-from onnxamp._runtime.grids import without_grids
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
-from onnxamp._target.targets import Device, device_called
+from onnxamp._target import Device, device_called
 from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric

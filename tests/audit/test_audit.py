@@ -22,8 +22,8 @@ from rich.console import Console
 from stored import external
 
 import onnxamp
+from onnxamp._audit import Audit, Finding
 from onnxamp._audit.audit import audit_model
-from onnxamp._audit.findings import Audit, Finding
 from onnxamp._model.model import Model
 from onnxamp._report.check import check_report
 from onnxamp._report.terminal import as_text

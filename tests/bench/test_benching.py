@@ -14,8 +14,8 @@ from commands import CLASSIFIER, is_one_sentence, report_of, run
 from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
+from onnxamp._bench import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._bench.bench import BenchOptions
-from onnxamp._bench.records import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._bench.timing import (
     Evidence,
     Timed,

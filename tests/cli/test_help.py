@@ -20,7 +20,7 @@ from onnxamp._options.levels import TOLERANCE, DiffMetric, LevelName
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
-from onnxamp._target.targets import devices, targets
+from onnxamp._target import devices, targets
 from onnxamp._tuning.arguments import RUNS, SECONDS, TIMES
 from onnxamp._tuning.metric import METRICS
 from onnxamp.train._build import BOOSTS

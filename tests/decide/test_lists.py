@@ -11,8 +11,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
+from onnxamp._target import with_kernels
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.targets import with_kernels
 
 ENCODER = ROOT / "models" / "encoder.onnx"
 DECODER = ROOT / "models" / "decoder.onnx"

@@ -11,7 +11,7 @@ from repository import ROOT
 
 from onnxamp import convert_model
 from onnxamp._ops.providers import Accumulation, profile_of
-from onnxamp._target.targets import targets
+from onnxamp._target import targets
 
 CONVOLUTION = """(float[1,8,12,12] X) => (float[1,16,10,10] Y) {
     c = Conv (X, k)  Y = BatchNormalization (c, s, b, m, v)

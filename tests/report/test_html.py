@@ -17,7 +17,7 @@ from repository import ROOT
 from rich.console import Console
 
 import onnxamp
-from onnxamp._audit.findings import Finding
+from onnxamp._audit import Finding
 from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.results import Cure, Judgement

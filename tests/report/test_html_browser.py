@@ -8,13 +8,13 @@ from typing import Any
 import pages
 import pytest
 
-from onnxamp._audit.findings import Finding
+from onnxamp._audit import Finding
 from onnxamp._job.folder import FolderReport, Row
 from onnxamp._report.batch import write_index
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 from onnxamp._report.text import named
-from onnxamp._runtime.browser.session import find_chromium
+from onnxamp._runtime.browser import find_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 CHROMIUM = find_chromium()

@@ -18,7 +18,7 @@ import pytest
 from commands import run
 from repository import ROOT
 
-from onnxamp._runtime.browser.session import find_chromium
+from onnxamp._runtime.browser import find_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 CHROMIUM = find_chromium()

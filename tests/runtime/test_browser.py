@@ -27,8 +27,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, BenchOptions, RuntimeFailure
+from onnxamp._runtime.browser import CHROMIUM, Browser, Chromium, _start_page, open_browser
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, WEB, Server, find_web, pack, unpack
-from onnxamp._runtime.browser.session import CHROMIUM, Browser, Chromium, _start_page, open_browser
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import choose_provider, make_session
 
@@ -403,7 +403,7 @@ def test_an_adapter_without_float16_is_refused_for_float16_alone(tmp_path: Path)
     code = f"""
 import json
 from onnxamp import RuntimeFailure
-from onnxamp._runtime.browser.session import open_browser
+from onnxamp._runtime.browser import open_browser
 browser = open_browser()
 facts = [browser.name, browser.has_float16, str(browser.open({str(tmp_path / "a.onnx")!r}).assigned)]
 try:
@@ -428,7 +428,7 @@ print(json.dumps(facts))
 @pytest.mark.skipif(os.name != "posix", reason="Chromium is told by a pipe on POSIX alone")
 def test_chromium_ends_with_its_process_however_that_ends() -> None:
     code = """
-from onnxamp._runtime.browser.session import open_browser
+from onnxamp._runtime.browser import open_browser
 print(open_browser()._chromium._process.pid, flush=True)
 input()
 """

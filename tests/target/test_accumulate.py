@@ -7,8 +7,8 @@ import pytest
 
 from onnxamp._ops.signature import lookup
 from onnxamp._ops.targets import target_names, target_table
+from onnxamp._target import known_versions
 from onnxamp._target.kernels import takes_anywhere
-from onnxamp._target.targets import known_versions
 
 FIELDS = {"op", "types", "accumulator", "source"}
 

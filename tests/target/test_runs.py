@@ -18,8 +18,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._runtime.session import make_session, run
+from onnxamp._target import release
 from onnxamp._target.kernels import kernel_table
-from onnxamp._target.targets import release
 
 FORMS = 150
 """Forms of ops that are run in each test; scripts/ask_runs.py runs them all."""

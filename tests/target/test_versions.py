@@ -15,8 +15,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
 from onnxamp._ops.targets import target_json
-from onnxamp._target.kernels import check_target, kernel_table
-from onnxamp._target.targets import (
+from onnxamp._target import (
     cpu_of,
     installed_target,
     known_versions,
@@ -24,6 +23,7 @@ from onnxamp._target.targets import (
     release,
     with_versions,
 )
+from onnxamp._target.kernels import check_target, kernel_table
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node, Origin
 from onnxamp._ops.facts import op_facts
-from onnxamp._target.targets import target_of
+from onnxamp._target import target_of
 
 
 def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]:

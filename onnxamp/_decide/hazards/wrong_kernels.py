@@ -10,7 +10,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.targets import device_of, target_table
-from onnxamp._target.targets import is_older, version_of
+from onnxamp._target import is_older, version_of
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:

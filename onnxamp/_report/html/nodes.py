@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from onnxamp._audit.findings import Audit
+from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.words import title_of, told
 from onnxamp._dtypes import FORMATS
@@ -33,7 +33,7 @@ class NodeRow:
     """A node, while facts about it are gathered and when they are.
 
     ``precision`` is "float16", "bfloat16", "float32", "float64", "mixed", "no floats", or "" if it is unknown;
-    ``quantized`` is as in :class:`onnxamp._audit.findings.NodeFacts`.
+    ``quantized`` is as in :class:`onnxamp._audit.NodeFacts`.
     """
 
     name: str

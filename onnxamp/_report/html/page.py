@@ -7,7 +7,7 @@ from math import ceil, floor, inf, log10
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from onnxamp._audit.findings import Audit
+from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion

@@ -1,7 +1,7 @@
 """A server for the page, on the loopback address, which serves files and questions.
 
 It serves only its own page: other pages and users do not know the key in its addresses, which appears in no command
-line (:mod:`onnxamp._runtime.browser.session`). Requests from other pages are refused even with the key.
+line (:mod:`onnxamp._runtime.browser`). Requests from other pages are refused even with the key.
 """
 
 import json
@@ -101,7 +101,7 @@ class Server:
         if folder == "ort" and (self._web / rest).is_file():
             found = self._web / rest
         elif name in ("page.html", "page.js"):
-            found = (files("onnxamp._runtime.browser") / name).read_bytes()
+            found = (files(__package__) / name).read_bytes()
         if isinstance(found, Path):
             return found.open("rb"), found.stat().st_size
         return None if found is None else (BytesIO(found), len(found))
