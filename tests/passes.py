@@ -4,7 +4,7 @@ from types import ModuleType
 
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 
 
 def passed(step: ModuleType, graph: Graph, options: Options) -> Passed:

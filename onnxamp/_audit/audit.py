@@ -48,8 +48,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import blocks_of, read_array
+from onnxamp._ops import device_of, target_table
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine

@@ -18,10 +18,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._ops import device_of, target_table
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._ops.signature import Signature
-from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target import CPU, cpu_of, target_of, version_of
 from onnxamp._target.kernels import (
     Kernel,

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._dtypes import DtypeName
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths import cannot_read, is_remote
 

@@ -15,7 +15,7 @@ from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
 from onnxamp._graph.collecting import no_collections
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._options.command_line import option_rows, option_table
 
 _MODULES: Final = {"inspect": "inspect_model"}

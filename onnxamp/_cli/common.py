@@ -23,7 +23,7 @@ from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
-from onnxamp._ops.targets import device_of
+from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options

@@ -22,9 +22,9 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
+from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup, newer_versions
-from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared

@@ -14,8 +14,8 @@ from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import target_table
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.targets import target_table
 
 
 class Read(NamedTuple):

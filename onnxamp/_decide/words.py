@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from onnxamp._decide.hazards import kinds
 from onnxamp._decide.verdicts import Reason
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 
 
 def title_of(reason: str, *, low: bool = False) -> str:

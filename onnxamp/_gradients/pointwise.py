@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 
 SCALED: Final = "scaled"
 """Suffix of a batch normalization's label in the names of the nodes that scale and shift its normalized value."""

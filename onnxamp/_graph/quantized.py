@@ -16,8 +16,8 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied, opset_imports
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import attribute_of, op_facts
-from onnxamp._ops.targets import read_table
 
 SCALES: Final = "scales"
 PRODUCTS: Final = "products"

@@ -25,8 +25,8 @@ from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._ops import device_of
 from onnxamp._ops.providers import computes_low
-from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file

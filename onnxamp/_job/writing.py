@@ -39,7 +39,7 @@ from onnxamp._model.storage import (
     weight_bytes,
 )
 from onnxamp._model.weights import ConversionCounts
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths import is_remote
 from onnxamp._public import Shown

@@ -37,7 +37,7 @@ from onnxamp._model.sources import (
 )
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._paths import is_remote, near_file, read_range, reason_of
 
 _HEAD: Final = 4096

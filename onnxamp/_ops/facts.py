@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from onnx import NodeProto, helper
 
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 
 
 class DtypeAttribute(NamedTuple):

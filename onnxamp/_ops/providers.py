@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from onnx import NodeProto
 
 from onnxamp._dtypes import FLOAT16, FLOAT_TENSORS
+from onnxamp._ops import device_of, target_names, target_table
 from onnxamp._ops.facts import attribute, op_key
-from onnxamp._ops.targets import device_of, target_names, target_table
 
 _TRANSPOSED: Final = "transB"
 """The form of a product whose second factor is transposed."""

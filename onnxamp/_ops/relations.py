@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from onnx import NodeProto
 
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import attribute, attribute_of, op_facts
-from onnxamp._ops.targets import read_table
 
 D = TypeVar("D")
 Terms = tuple[str, ...]

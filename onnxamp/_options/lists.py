@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import onnx.defs
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._target import with_kernels
 from onnxamp._target.kernels import kernel_table
 

@@ -6,8 +6,8 @@ from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import device_of
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.targets import device_of
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import patterns_of

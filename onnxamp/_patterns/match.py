@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.targets import read_table
 
 
 class Var(NamedTuple):

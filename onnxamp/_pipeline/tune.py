@@ -27,8 +27,8 @@ from onnxamp._model.sources import confirm_sources, release_sources, watched_sou
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
+from onnxamp._ops import device_of
 from onnxamp._ops.signature import declared_ops
-from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import OptionKeywords
 from onnxamp._paths import as_path, made_folder

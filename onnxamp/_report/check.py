@@ -7,8 +7,8 @@ from typing import Final
 from onnxamp._audit import Audit, Finding
 from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
 from onnxamp._numerics.results import RangeFit, RunCheck, ValueCheck
+from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.targets import device_of
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.formats import document
 from onnxamp._report.parts import (

@@ -28,8 +28,8 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.pairs import find_pairs, remove_pairs
-from onnxamp._rewrite.passes import Draft, Passed
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:

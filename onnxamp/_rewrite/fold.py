@@ -5,7 +5,7 @@ The forms are data (``_data/folds.toml``).
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from onnx import ModelProto, NodeProto, helper
@@ -16,16 +16,16 @@ from onnxamp._graph.editor import WEIGHTS_ALONE, GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
+from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import folded_first
 from onnxamp._ops.signature import lookup
-from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
+from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold_search import Fold, find_folds
-from onnxamp._rewrite.passes import Draft, Passed
 from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._target import release, target_of, version_meant
 from onnxamp._target.kernels import float_types, takes_anywhere
@@ -36,12 +36,11 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
 
     Complexity: linear in nodes and in the size of the folds.
     """
-    going = _Going(view, folds)
-    going.find_orphans()
-    taken = view.all_names() - {view.values[value].name for value in going.weights}
+    nodes, weights = _going(view, folds)
+    taken = view.all_names() - {view.values[value].name for value in weights}
     editor = GraphEditor(view, model, NewNames(taken))
-    editor.remove(*going.nodes)
-    for value in going.weights:
+    editor.remove(*nodes)
+    for value in weights:
         editor.drop_weight(value)
     for fold in folds:
         place = _place(fold)
@@ -54,64 +53,37 @@ def _place(fold: Fold) -> int:
     return fold.last if fold.first == ABSENT else fold.first
 
 
-@dataclass(slots=True)
-class _Going:
-    """Nodes and weights that go: those of the folds, and those that they alone read."""
+def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
+    """Return nodes and weights that go: those of the folds, and those that they alone read.
 
-    view: View
-    folds: Sequence[Fold]
-    nodes: set[int] = field(default_factory=set)
-    weights: set[int] = field(default_factory=set)
+    Inputs of removed nodes are followed back to producers without other readers. Linear in what goes.
+    """
+    nodes, weights = {node for fold in folds for node in fold.nodes}, set[int]()
+    reads = {value for fold in folds for value in fold.reads}
+    lost: Counter[int] = Counter()
+    listed = frozenset(view.scopes[0].inputs)
+    """Weights of the old style: without them, callers must give one."""
 
-    def find_orphans(self) -> None:
-        """Follow inputs of removed nodes back to producers without other readers. Linear in what goes."""
-        self.nodes = {node for fold in self.folds for node in fold.nodes}
-        reads: Counter[int] = Counter()
-        for fold in self.folds:
-            reads.update(value for value in fold.inputs if isinstance(value, int))
-        lost: Counter[int] = Counter()
-        listed = frozenset(
-            self.view.scopes[0].inputs
-        )  # weights of the old style: without them, callers must give one
-        pending = [
-            value
-            for node in self.nodes
-            for value in self.view.nodes[node].inputs
-            if value != ABSENT
-        ]
-        while pending:
-            value = pending.pop()
-            lost[value] += 1
-            if (
-                self.view.results[value]
-                or reads[value]
-                or lost[value] < len(self.view.uses[value])
-            ):
-                continue
-            producer = self.view.producer(value)
-            if (
-                producer is not None
-                and producer.index not in self.nodes
-                and not producer.bodies
-            ):
-                if all(
-                    made == ABSENT or self._unread(made, reads, lost)
-                    for made in producer.outputs
-                ):
-                    self.nodes.add(producer.index)
-                    pending += producer.reads
-            elif (
-                self.view.values[value].origin is Origin.INITIALIZER
-                and value not in listed
-            ):
-                self.weights.add(value)
+    def is_unread(value: int) -> bool:
+        kept = view.results[value] or value in reads
+        return not kept and lost[value] >= len(view.uses[value])
 
-    def _unread(self, value: int, reads: Counter[int], lost: Counter[int]) -> bool:
-        return (
-            not self.view.results[value]
-            and not reads[value]
-            and lost[value] >= len(self.view.uses[value])
-        )
+    pending = [
+        value for node in nodes for value in view.nodes[node].inputs if value != ABSENT
+    ]
+    while pending:
+        value = pending.pop()
+        lost[value] += 1
+        if not is_unread(value):
+            continue
+        producer = view.producer(value)
+        if producer is not None and producer.index not in nodes and not producer.bodies:
+            if all(made == ABSENT or is_unread(made) for made in producer.outputs):
+                nodes.add(producer.index)
+                pending += producer.reads
+        elif view.values[value].origin is Origin.INITIALIZER and value not in listed:
+            weights.add(value)
+    return nodes, weights
 
 
 def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:

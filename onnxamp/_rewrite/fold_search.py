@@ -50,6 +50,11 @@ class Fold:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     first: int = ABSENT
 
+    @property
+    def reads(self) -> set[int]:
+        """The values that the new node reads."""
+        return {value for value in self.inputs if isinstance(value, int)}
+
 
 KIND = "BatchNorm"
 _EPSILON = 1e-5
@@ -418,11 +423,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
         ended.add(
             match.core
         )  # of several matches that end at one node, the first complete one counts
-        if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(_read_by(fold)):
+        if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(fold.reads):
             taken |= fold.nodes
             folds.append(fold)
     return folds
-
-
-def _read_by(fold: Fold) -> set[int]:
-    return {value for value in fold.inputs if isinstance(value, int)}

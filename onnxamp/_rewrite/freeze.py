@@ -10,7 +10,7 @@ from onnxamp._graph.editor import WEIGHTS_ALONE
 from onnxamp._model.protos import copy_without
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 
 _FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}
 

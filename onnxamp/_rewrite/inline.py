@@ -6,7 +6,7 @@ from onnxamp._errors import ModelError
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 
 
 def applies(draft: Draft, options: Options) -> bool:

@@ -23,7 +23,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 from onnxamp._target.kernels import Typed, runs_on
 
 

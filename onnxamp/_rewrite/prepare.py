@@ -8,6 +8,8 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite import (
+    Draft,
+    Pass,
     casts,
     fold,
     freeze,
@@ -17,7 +19,6 @@ from onnxamp._rewrite import (
     split_k,
     upgrade,
 )
-from onnxamp._rewrite.passes import Draft, Pass
 
 PASSES: Final = (
     Pass(inline.applies, inline.apply),

@@ -15,7 +15,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 from onnxamp._target import target_of
 from onnxamp._target.kernels import Typed, runs_on
 

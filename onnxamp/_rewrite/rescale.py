@@ -22,7 +22,7 @@ from onnxamp._model.weights import blocks_of, read_array, store_exponents, times
 from onnxamp._ops.facts import attribute
 from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
+from onnxamp._rewrite import Draft, Passed
 
 
 def applies(_: Draft, options: Options) -> bool:

@@ -20,7 +20,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed, Site
+from onnxamp._rewrite import Draft, Passed, Site
 
 _AXES_ARE_INPUT: Final = 13
 """First opset at which the axes of a sum are an input."""

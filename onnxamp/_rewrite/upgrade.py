@@ -14,7 +14,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed, Site, StuckError, take_attribute
+from onnxamp._rewrite import Draft, Passed, Site, StuckError, take_attribute
 from onnxamp._rewrite.upgrade_rules import (
     RULES,
     Step,

@@ -14,9 +14,9 @@ from onnx import NodeProto, TensorProto, helper
 from onnx.defs import OpSchema
 
 from onnxamp._graph.editor import set_attribute
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.targets import read_table
-from onnxamp._rewrite.passes import Site, StuckError, take_attribute
+from onnxamp._rewrite import Site, StuckError, take_attribute
 
 Rule = Callable[[NodeProto, Site], list[NodeProto]]
 

@@ -371,7 +371,8 @@ class _Round(Generic[T]):
 
     def handed_to(self, workers: Workers) -> Generator[T | RuntimeFailure | Crash]:
         """Measure them on workers, and yield their results."""
-        work = _Work(self.probe, next(sent_samples(self.run.samples)))
+        first = next(sent_samples(self.run.samples))
+        work = partial(_opened, self.probe, first, Surroundings.here())
 
         def done(position: int, result: Any) -> None:
             self._done(position, result)
@@ -414,31 +415,27 @@ def _unheard(done: int, total: int) -> None:
     del done, total
 
 
-@dataclass(frozen=True, slots=True)
-class _Work(Generic[T]):
-    """A probe in a worker process.
+def _opened(
+    probe: Probe[T], first: SentSample, surroundings: Surroundings, memory: Memory
+) -> Callable[[SentSample], Any]:
+    """Open the models of a probe in a worker process, and return the function that measures a sample.
 
-    Attributes:
+    Args:
+        probe: the probe.
         first: the sample for which models are prepared, as in one process, regardless of which sample comes first.
-        surroundings: what the worker needs to know of this process.
+        surroundings: what the worker needs to know of the process that sent the probe.
+        memory: the memory of the worker.
     """
+    surroundings.enter()
+    opened = probe.open(memory)
+    with suppress(OnnxAmpError):
+        opened.prepare(first.read())
 
-    probe: Probe[T]
-    first: SentSample
-    surroundings: Surroundings = field(default_factory=Surroundings.here)
+    def measure(item: SentSample) -> Any:
+        (result,) = opened.measure(iter([item]), lambda *_: _unheard)
+        return list(result) if isinstance(result, Iterator) else result
 
-    def __call__(self, memory: Memory) -> Callable[[SentSample], Any]:
-        """Open the models, and return the function that measures a sample."""
-        self.surroundings.enter()
-        opened = self.probe.open(memory)
-        with suppress(OnnxAmpError):
-            opened.prepare(self.first.read())
-
-        def measure(item: SentSample) -> Any:
-            (result,) = opened.measure(iter([item]), lambda *_: _unheard)
-            return list(result) if isinstance(result, Iterator) else result
-
-        return measure
+    return measure
 
 
 def sent_samples(

@@ -14,14 +14,14 @@ from onnxamp._errors import ArgumentError, warn
 from onnxamp._graph.constants import expected_terms
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.targets import (
+from onnxamp._ops import (
     device_of,
     read_table,
     target_json,
     target_names,
     target_table,
 )
+from onnxamp._ops.facts import op_facts
 from onnxamp._optional import has_runtime, require
 
 DEFAULT_DEVICE: Final = "A100"

@@ -20,7 +20,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import DtypeName
-from onnxamp._ops.targets import target_names
+from onnxamp._ops import target_names
 from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import OptionKeywords, Options

@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 import onnxamp
 from onnxamp import FolderReport
 from onnxamp._batch.kinds import kinds
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 
 pytestmark = pytest.mark.usefixtures("forked")

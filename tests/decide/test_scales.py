@@ -15,8 +15,8 @@ import onnxamp
 from onnxamp._decide.hazards.scales import grids
 from onnxamp._dtypes import element_name
 from onnxamp._model.model import Model
+from onnxamp._ops import target_names
 from onnxamp._ops.signature import lookup
-from onnxamp._ops.targets import target_names
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.building import build_engine

@@ -11,7 +11,7 @@ import onnxamp
 from onnxamp._decide.hazards import kinds
 from onnxamp._decide.verdicts import Reason
 from onnxamp._decide.words import title_of, told
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 
 ENCODER = CLASSIFIER.parent / "encoder.onnx"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from onnxamp._ops import target_names, target_table
 from onnxamp._ops.signature import lookup
-from onnxamp._ops.targets import target_names, target_table
 from onnxamp._target import known_versions
 from onnxamp._target.kernels import takes_anywhere
 

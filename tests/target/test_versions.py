@@ -14,7 +14,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, Options, OptionWarning, audit_model, convert_model
-from onnxamp._ops.targets import target_json
+from onnxamp._ops import target_json
 from onnxamp._target import (
     cpu_of,
     installed_target,

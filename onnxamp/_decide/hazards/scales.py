@@ -13,8 +13,8 @@ from onnxamp._dtypes import Format, element_name
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.targets import read_table
 
 _SHARE: Final = 1.0
 """Steps by which rounding a scale may move the end of its grid."""

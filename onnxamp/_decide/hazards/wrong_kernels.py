@@ -8,8 +8,8 @@ from onnxamp._decide.verdicts import Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import device_of, target_table
 from onnxamp._ops.facts import attribute
-from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target import is_older, version_of
 
 

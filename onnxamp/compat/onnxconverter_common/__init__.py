@@ -22,7 +22,7 @@ from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.limits import Accept
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._paths import as_path

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._ops.targets import read_table
+from onnxamp._ops import read_table
 from onnxamp._public import export
 from onnxamp.compat._convert import (
     Range,
