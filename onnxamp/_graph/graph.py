@@ -460,6 +460,6 @@ def graph_of(model: Model) -> Graph:
     """Return the graph of a model. ``model.ask(graph_of)`` resolves it once and caches it.
 
     Raises:
-        ModelError, OpsetError: see :func:`onnxamp._graph.resolve.resolve`.
+        ModelError, OpsetError: see :func:`resolve`.
     """
     return Graph.of(model.proto, model.folder)

@@ -18,8 +18,8 @@ Dataset of Ray         one per row: a column is an input; rows are read where th
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
-:func:`onnxamp._runtime.sampling.as_samples` accepts all of these. :func:`onnxamp._runtime.values.check_inputs` tells
-whether a sample fits a model.
+:func:`as_samples` accepts all of these. :func:`onnxamp._runtime.values.check_inputs` tells whether a sample fits a
+model.
 """
 
 from abc import ABC, abstractmethod
