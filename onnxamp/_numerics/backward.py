@@ -11,13 +11,13 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.quantized import QUANTIZE, step_of
+from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.operators import OPERATORS, as_floats
+from onnxamp._graph.operators import as_floats
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.statistics import SENTINEL
@@ -66,12 +66,13 @@ class WrittenPiece:
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],
-        last: Container[str],
+        quantizers: Container[str],
         shared: Container[str],
         partial: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
-        self.partial, self.last = partial, last
+        self.partial, self.quantizers = partial, quantizers
+        self.gains = dict[str, str]()
         flat = FLAT - ROUNDS
         path = [node for node in graph.order if not node.scope and node.key not in flat]
         names = graph.scopes[0].names
@@ -162,9 +163,7 @@ class WrittenPiece:
         return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
-        if key[0] in self.flow.maker:  # infinite times an error of 0 is no number
-            gradient = gradient.op("Clip", gradient.like(-_MOST), gradient.like(_MOST))
-        change = gradient * error
+        change = error.equals(0).where(0.0, gradient * error)
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
             change = finite(change)
         cost = change.op("ReduceSumSquare", keepdims=0)
@@ -185,12 +184,13 @@ class WrittenPiece:
         """
 
         def written(call: Call) -> Grads:
-            if call.y.name not in self.last:
+            if call.y.name not in self.quantizers:
                 return rule(call)
-            size = (call.x * call.x).op("ReduceMean", keepdims=0).op("Sqrt")
-            error = size * (self.low.epsilon * _ERROR) + 1e-30
-            factor = (step_of(call) * _ABSOLUTE / error).op("Max", call.x.like(1))
-            return rule(replace(call, dys=(call.dy * factor.op("Sqrt"), *call.dys[1:])))
+            writer = self.writer
+            entry = writer.editor.names.fresh(f"{call.y.name}/gain")
+            gain = writer.input(entry, TensorProto.FLOAT, ())
+            self.gains[call.y.name] = entry
+            return rule(replace(call, dys=(call.dy * gain, *call.dys[1:])))
 
         return written
 
@@ -272,19 +272,6 @@ def moved_integers(
             found.add(node.output[0])
         elif not found.isdisjoint(node.input):
             found.update(name for name in node.output if kinds.get(name) != FLOAT)
-    return found
-
-
-def last_quantizers(nodes: Sequence[NodeProto]) -> set[str]:
-    """Return the results of nodes in order that round to integers, and lead to no others that do."""
-    found, leading = set[str](), set[str]()
-    rounding = QUANTIZE | ROUNDS | OPERATORS.keys()
-    for node in reversed(nodes):
-        leads = not leading.isdisjoint(node.output)
-        if op_key(node) in rounding:
-            found.update(() if leads else node.output[:1])
-            leads = True
-        leading.update(node.input if leads else ())
     return found
 
 

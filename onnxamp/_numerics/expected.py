@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
@@ -159,8 +160,29 @@ class ExpectedErrors:
                     rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
             table[weights] *= self.weights
-            found.append(np.minimum(table, _MOST))
+            found.append(self._as_shown(np.minimum(table, _MOST), sample.shown))
         return found
+
+    def _as_shown(self, table: Numbers, shown: Sequence[float]) -> Numbers:
+        """Return costs that add up to the errors that the low pass of a sample shows; the same where it shows none.
+
+        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, but where all is lost.
+        """
+        if not any(shown):
+            return table
+        limits = np.where(np.array(shown) > 0, shown, _MOST)
+        counts = table < _MOST
+        kept = np.where(counts, np.minimum(table, limits), 0.0)
+        sums = kept[self._everything].sum(axis=0)
+        seen = (sums > 0) & (limits < _MOST)
+        factors = np.divide(shown, sums, out=np.ones(len(shown)), where=seen)
+        scaled: Numbers = np.where(counts, kept * factors, table)
+        return scaled
+
+    @cached_property
+    def _everything(self) -> list[int]:
+        """The rows of all that is rounded if every node is in low precision."""
+        return self._rows_of_all({unit.key for unit in (*self.computing, *self.exact)})
 
     @cached_property
     def price_of(self) -> Mapping[str, float]:
@@ -237,11 +259,13 @@ class ExpectedErrors:
 
     def squares(self, low: AbstractSet[str]) -> list[Numbers]:
         """Return the squared error to expect of each group of outputs, by sample."""
-        rows = [
-            *{row for key in low for row in self.rounded(key, low)}
-            | self._given(low).keys()
-        ]
+        rows = self._rows_of_all(low)
         return [own[rows].sum(axis=0) for own in self._columns]
+
+    def _rows_of_all(self, low: AbstractSet[str]) -> list[int]:
+        """Return the rows of all that is rounded if these nodes are in low precision."""
+        rows = {row for key in low for row in self.rounded(key, low)}
+        return [*(rows | self._given(low).keys())]
 
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
         """Return the expected error if these nodes are in low precision."""
@@ -443,24 +467,25 @@ def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
 
 
 def measured_sensitivities(
-    graph: Graph,
-    low: Format,
+    analysis: Analysis,
     run: Run,
     engine: Engine,
     kept: KeptSamples[Sensitivities] | None = None,
 ) -> list[Sensitivities]:
-    """Return what rounding each value of a graph costs, on each sample.
+    """Return what rounding each value of a graph costs, on each sample, where an analysis says what is rounded.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the processes that run it.
     """
+    graph = analysis.graph
     newer = plan_upgrade(graph, MIN_OPSET).result
     probe = SensitivityProbe(
         model=SentModel.of(Model(newer.model, newer.folder)),
         engine=engine.reference,
-        low=low,
+        low=analysis.options.low,
         budget=run.budget,
         arithmetic=engine.arithmetic,
+        lowered={node.first_output: low_ports(analysis, node) for node in graph.order},
     )
     samples = observe_all(
         run,
@@ -501,7 +526,7 @@ def expected_errors(
     known = {} if known is None else known
     key = model_print(Model(graph.model, graph.folder)), low.name, plan.target
     if key not in known:
-        known[key] = measured_sensitivities(graph, low, run, engine)
+        known[key] = measured_sensitivities(analysis, run, engine)
     errors = ExpectedErrors(
         graph=graph,
         low=low,

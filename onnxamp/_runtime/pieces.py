@@ -142,6 +142,7 @@ class Executor:
 
     flow: DataflowGraph
     provider: Provider
+    rewrite: Callable[[ModelProto], ModelProto] | None = None
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
         field(default_factory=dict)
     )
@@ -185,6 +186,8 @@ class Executor:
         model = piece_model(
             self.flow, piece, {name: self._kind(piece, name, values) for name in names}
         )
+        if self.rewrite is not None:
+            model = self.rewrite(model)
         if wants_ranks(self.provider):
             _rank(names, model.graph.input, values)
         session = make_session(
@@ -219,7 +222,7 @@ _NODES: Final = 1024
 """Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Execution:
     """One model being run: the values that are still needed, and the number of their future uses."""
 
