@@ -32,18 +32,6 @@ SUMMED: Final = "\n"
 _STEP: Final = 2.0**-8
 """The relative change of the inputs of a node without a rule."""
 
-_MOST: Final = 3e38
-"""The largest gradient that counts, such as that of a mask."""
-
-_ERROR: Final = 0.2
-"""The root mean square of the error of rounding to nearest, relative to numbers and the distance of those above 1.
-
-It is uniform within half of the last digit, and the logarithms of numbers are spread evenly: 0.72 / 12**0.5.
-"""
-
-_ABSOLUTE: Final = 0.8
-"""The mean magnitude of a normal error, in multiples of its root mean square: (2 / pi)**0.5."""
-
 _MOVES: Final = 4
 """How often an input is moved where outputs have few rows."""
 
@@ -163,6 +151,7 @@ class WrittenPiece:
         return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
+        # The gradient of a mask is infinite, or no number.
         change = error.equals(0).where(0.0, gradient * error)
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
             change = finite(change)
@@ -176,21 +165,16 @@ class WrittenPiece:
         return tensor.name
 
     def _by_steps(self, rule: Rule) -> Rule:
-        """Return the rule of a quantizer with the effect of small errors on its results.
-
-        An error d moves a number to another integer with the probability |d| / s, where s is the step of the grid, and
-        then by s: the squared error is s |d| on average. The error of this number alone in low precision stands for d.
-        Errors are no longer small when they reach a further quantizer, so only the last one counts.
-        """
+        """Return the rule of a quantizer with what it does to the errors that reach it."""
 
         def written(call: Call) -> Grads:
             if call.y.name not in self.quantizers:
                 return rule(call)
-            writer = self.writer
-            entry = writer.editor.names.fresh(f"{call.y.name}/gain")
-            gain = writer.input(entry, TensorProto.FLOAT, ())
+            entry = self.writer.editor.names.fresh(f"{call.y.name}/gain")
+            gain = self.writer.input(entry, TensorProto.FLOAT, ())
             self.gains[call.y.name] = entry
-            return rule(replace(call, dys=(call.dy * gain, *call.dys[1:])))
+            dy = gain.equals(0).where(0.0, call.dy * gain)
+            return rule(replace(call, dys=(dy, *call.dys[1:])))
 
         return written
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, sqrt
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from onnxamp._graph.view import Ports
 from onnxamp._model.lowering import rounded
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.matrices import Floats
-from onnxamp._ops.facts import attribute, is_exact, op_facts, op_key
+from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
 from onnxamp._runtime.emulate import rounding
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start
@@ -95,7 +95,7 @@ class LowPass:
 
     def _at(self, number: int) -> list[str]:
         node = self.flow.nodes[number]
-        return [*node.input[:2], *filter(None, node.output[:2])]
+        return [*node.input[:2], *filter(None, node.output)]
 
     def _rewritten(self, piece: ModelProto) -> ModelProto:
         """Return a piece that rounds what is low. Numbers that would be infinite stay: no plan lowers them for long."""
@@ -150,35 +150,40 @@ class LowPass:
         low_x, low_y, low_scale = self._read(node, other, self._ports(node).inputs)
         if x.shape != low_x.shape:
             return 1.0
+        inside = _inside(exact.output(node.output[0]))
         with np.errstate(all="ignore"):
-            counts = (np.abs(x) < SENTINEL) & _inside(y) & np.isfinite(low_x)
+            counts = (np.abs(x) < SENTINEL) & inside & np.isfinite(low_x)
             steps = x / scale
-            moved = np.abs(low_x / low_scale - steps)
-            whole = np.floor(moved)
+            off = np.abs(low_x / low_scale - steps)
+            whole = np.floor(off)
             # Of numbers anywhere between two steps, this is the mean.
-            leaving = whole * whole + (moved - whole) * (2 * whole + 1)
+            mean = whole * whole + (off - whole) * (2 * whole + 1)
             settled = np.abs(2 * steps - np.rint(2 * steps)) < 2 * _NEAR
-            actual = np.square(low_y.astype(np.float32) - y)
-            squares = np.where(settled, actual, leaving) * np.square(scale)
-            into, out = (
-                float(np.sum(one, where=counts, dtype=np.float64))
-                for one in (np.square(low_x - x), squares)
-            )
-        return sqrt(out / into) if into else 0.0
+            moves = np.where(settled, np.square(low_y - y), mean)
+            squares = np.square(scale, dtype=np.float64) * moves
+            into = np.sum(np.square(low_x - x), where=counts, dtype=np.float64)
+            out = np.sum(squares, where=counts & (moves > 0))
+        return float(np.sqrt(out / into)) if into else 0.0
 
     def _read(
         self, node: NodeProto, side: Execution, low: Sequence[int]
     ) -> tuple[Floats, Floats, Floats]:
         """Return what a quantizer reads, its result, and its steps."""
-        x, y = side.output(node.input[0]), side.output(node.output[0])
+        x = side.output(node.input[0])
+        y = side.output(node.output[0]).astype(np.float32)
         scale = np.ones((), np.float32)
         if op_key(node) in op_facts().quantize:
-            scale = side.output(node.input[1])
-            axis = attribute(node, "axis")
-            after = y.ndim - 1 - (1 if axis is None else axis) % max(y.ndim, 1)
-            scale = scale.reshape(-1, *[1] * after if scale.size > 1 else ())
+            axis, scale = attribute_of(node, "axis", 1), side.output(node.input[1])
+            if scale.ndim > 1:  # one for each block of numbers
+                times = attribute_of(node, "block_size", 1)
+                scale = np.repeat(scale, times, axis).take(range(y.shape[axis]), axis)
+            elif scale.size > 1:
+                scale = scale.reshape(-1, *[1] * (y.ndim - 1 - axis % y.ndim))
+            else:
+                scale = scale.reshape(())
         elif op_key(node) in QUANTIZE:
-            scale = side.output(node.output[1])
+            scale, zero = (side.output(name) for name in node.output[1:])
+            y -= zero
         x = rounded(x, self.low, inf) if 0 in low else x
         return x, y, rounded(scale, self.low, inf) if 1 in low else scale
 
