@@ -4,7 +4,7 @@ A value is rounded once: where its node is in low precision, or else where it is
 errors of all that a choice rounds add up; the worst output on the worst sample counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._numerics.passes import Sensitivities
+from onnxamp._numerics.quantizers import rounds_to_integers
 from onnxamp._numerics.sensitivity import SensitivityProbe
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.profiles import emulated_arithmetic
@@ -164,18 +165,20 @@ class ExpectedErrors:
         return found
 
     def _as_shown(self, table: Numbers, shown: Sequence[float]) -> Numbers:
-        """Return costs that add up to the errors that the low pass of a sample shows; the same where it shows none.
+        """Return costs that add up to the errors that the low pass of a sample shows; the same where none shows any.
 
         Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, but where all is lost.
         """
-        if not any(shown):
+        if not shown:
             return table
-        limits = np.where(np.array(shown) > 0, shown, _MOST)
+        is_shown = np.any([sample.shown for sample in self.samples], axis=0)
         counts = table < _MOST
+        limits = np.where(is_shown, shown, _MOST)
         kept = np.where(counts, np.minimum(table, limits), 0.0)
         sums = kept[self._everything].sum(axis=0)
-        seen = (sums > 0) & (limits < _MOST)
-        factors = np.divide(shown, sums, out=np.ones(len(shown)), where=seen)
+        factors = np.divide(
+            shown, sums, np.ones(len(shown)), where=is_shown & (sums > 0)
+        )
         scaled: Numbers = np.where(counts, kept * factors, table)
         return scaled
 
@@ -499,8 +502,9 @@ def measured_sensitivities(
     return list(samples)
 
 
-Known: TypeAlias = dict[tuple[str, str, str], list[Sensitivities]]
-"""The sensitivities of models by fingerprint, low-precision type and target."""
+Known: TypeAlias = dict[tuple[Hashable, ...], list[Sensitivities]]
+"""The sensitivities of models by fingerprint, low-precision type and target, and by what a plan lowers if numbers are
+rounded to integers."""
 
 
 def expected_errors(
@@ -524,7 +528,12 @@ def expected_errors(
     nodes = [node for node in found if node is not None]
     engine = judging_engine(run.provider, plan.target)
     known = {} if known is None else known
-    key = model_print(Model(graph.model, graph.folder)), low.name, plan.target
+    key = (
+        model_print(Model(graph.model, graph.folder)),
+        low.name,
+        plan.target,
+        *(nodes if rounds_to_integers(graph.model) else ()),
+    )
     if key not in known:
         known[key] = measured_sensitivities(analysis, run, engine)
     errors = ExpectedErrors(

@@ -21,8 +21,10 @@ from onnxamp._dtypes import Format
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
 from onnxamp._graph.editor import NewNames
+from onnxamp._graph.operators import OPERATORS
 from onnxamp._graph.view import Ports
 from onnxamp._model.lowering import rounded
+from onnxamp._model.protos import all_nodes
 from onnxamp._model.statistics import SENTINEL
 from onnxamp._numerics.matrices import Floats
 from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
@@ -37,6 +39,16 @@ _NEAR: Final = 1e-3
 or half of them."""
 
 _NO_PORTS: Final = Ports((), ())
+
+
+_QUANTIZERS: Final = QUANTIZE | ROUNDS
+
+
+def rounds_to_integers(model: ModelProto) -> bool:
+    """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
+    nodes = [*model.graph.node, *(node for one in model.functions for node in one.node)]
+    keys = _QUANTIZERS | OPERATORS.keys()
+    return any(op_key(node) in keys for node in all_nodes(nodes))
 
 
 @dataclass
@@ -58,9 +70,10 @@ class LowPass:
     @cached_property
     def quantizers(self) -> Mapping[int, str]:
         """The nodes that round numbers to integers, and their results."""
-        keys, nodes = QUANTIZE | ROUNDS, enumerate(self.flow.nodes)
         return {
-            number: node.output[0] for number, node in nodes if op_key(node) in keys
+            number: node.output[0]
+            for number, node in enumerate(self.flow.nodes)
+            if op_key(node) in _QUANTIZERS
         }
 
     @cached_property
