@@ -35,13 +35,12 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feeds
 
 _NEAR: Final = 1e-3
-"""The distance, in steps, of numbers that lie on the grid or between two steps of it: whose errors move none
-or half of them."""
+"""How far from the grid, or from halfway between two steps, numbers may lie to stay there or to move at any error."""
 
 _NO_PORTS: Final = Ports((), ())
 
-
 _QUANTIZERS: Final = QUANTIZE | ROUNDS
+"""Ops that round numbers to integers."""
 
 
 def rounds_to_integers(model: ModelProto) -> bool:

@@ -4,7 +4,7 @@ Rounding errors are small and nearly independent, so to first order the squared 
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
 expectation of g_e^2 is the squared norm of the effect of element e on the output. A value that is off by d, which is
 known, costs the sum of g_e^2 d_e^2; its many elements average out the choice of r. Outputs of few elements use several
-r.
+r. What quantizers do to errors depends on all that arrives there (:mod:`onnxamp._numerics.quantizers`).
 
 The passes run piece by piece. The backward pass recomputes each piece from the values at its borders, so that only
 these and one piece are in memory. For a node without a gradient rule, each input is moved a little, and the effect on

@@ -137,7 +137,7 @@ def _rank(
 @dataclass(slots=True)
 class Executor:
     """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
-    are.
+    are. ``rewrite`` changes pieces before they are loaded.
     """
 
     flow: DataflowGraph
@@ -222,7 +222,7 @@ _NODES: Final = 1024
 """Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Execution:
     """One model being run: the values that are still needed, and the number of their future uses."""
 
