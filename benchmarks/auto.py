@@ -38,7 +38,7 @@ from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._runtime.run import Run
-from onnxamp._target.roofline import work_of
+from onnxamp._target.targets import work_of
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
 

@@ -30,7 +30,7 @@ from shapes import CPU, CPU_QUICK, Shape
 
 import onnxamp
 from onnxamp import BenchOptions, bench_models, convert_model, tune_model
-from onnxamp._report.machine import as_data
+from onnxamp._report.formats import as_data
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import choose_provider

@@ -33,7 +33,7 @@ from shapes import FULL, QUICK, Shape
 import onnxamp
 from onnxamp import BenchReport, bench_models, convert_model, diff_models
 from onnxamp._bench.bench import BenchOptions
-from onnxamp._report.machine import as_data
+from onnxamp._report.formats import as_data
 from onnxamp._runtime.session import choose_provider
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -108,7 +108,7 @@ def variants(shape: Shape) -> Iterator[Variant]:
             yield Variant(f"{level}, {dtype}", by_onnxamp(level=level, dtype=dtype))
     yield Variant("O2, conservative lists", by_onnxamp(lists="conservative"))
     yield Variant("O2, everything folded", by_onnxamp(fold=True))
-    yield Variant("O2, low inputs and outputs", by_onnxamp(keep_io_types=False))
+    yield Variant("O2, low in and out", by_onnxamp(keep_io_types=False))
     yield Variant(f"auto at {TOLERANCE:g}", by_tuning(shape))
     for name, convert in (
         ("onnxruntime.transformers", by_onnxruntime),
@@ -203,6 +203,7 @@ def measure(shape: Shape, folder: Path, provider: str, seconds: float) -> dict[s
         rows.append(facts)
     causes = [as_data(cause) | {"model": label[cause.model].name} for cause in report.causes]
     found = {"name": shape.name, "title": shape.title, "batches": shape.batches, "dims": dict(shape.dims)}
+    found["date"] = datetime.now(UTC).date().isoformat()
     found |= {
         "ran_on": report.ran_on,
         "variants": rows,

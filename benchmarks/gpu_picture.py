@@ -33,7 +33,8 @@ def draw(facts: Facts, reference: str) -> str:
     y = 24
     for subject in facts["subjects"]:
         y += GROUP
-        parts.append(_text(16, y - 8, f"{subject['title']}, batch {max(subject['batches'])}", "strong"))
+        title = f"{subject['title']}, batch {max(subject['batches'])} ({subject['date']})"
+        parts.append(_text(16, y - 8, title, "strong"))
         rows = list(_rows(subject, reference))
         parts.append(f'<path class="axis" d="M{LEFT + unit:.1f} {y - 2}v{ROW * len(rows)}"/>')
         for row, times, milliseconds in rows:
@@ -48,9 +49,7 @@ def draw(facts: Facts, reference: str) -> str:
     machine = facts["machine"]
     packages = machine["packages"]
     runtime = next((f"{name} {packages[name]}" for name in ("onnxruntime-gpu", "onnxruntime") if name in packages), "")
-    parts.append(
-        _text(16, y + 30, f"{machine['ran_on']}, {runtime}, {facts['date'][:10]}. Medians; inputs bound.", "dim")
-    )
+    parts.append(_text(16, y + 30, f"{machine['ran_on']}, {runtime}. Medians; inputs bound.", "dim"))
     body = "\n  ".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 46}" font-family="system-ui, sans-serif"'
@@ -73,7 +72,7 @@ def _rows(subject: Facts, reference: str) -> Iterator[tuple[Facts, float, float]
 
 def _short(why: str) -> str:
     """A reason in one line, without the path of the file that does not load."""
-    text = why.rpartition(" failed:")[2] if why.startswith("ONNX Runtime could not load") else why
+    text = why.partition(": ")[2] if why.startswith("ONNX Runtime could not load") else why
     return f"does not load: {text[:100]}..." if text is not why and len(text) > 100 else text[:110]
 
 

@@ -37,7 +37,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
 from onnxamp._runtime.session import bind, make_session
-from onnxamp._target.roofline import device_called
+from onnxamp._target.targets import device_called
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")
 """Ways to convert, what matters most first. "folded" is "islands" with norms folded into one op, as "rescaled" does."""

@@ -34,7 +34,7 @@ MOST_SECONDS, MOST_MEMORY = 120, 1.5
 CHILD = """
 import json, resource, sys, time
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 start, used = time.perf_counter(), time.process_time()
 group.main(["tune", *sys.argv[1:], "--quiet"], standalone_mode=False)
 seconds, used = time.perf_counter() - start, time.process_time() - used

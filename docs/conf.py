@@ -7,7 +7,7 @@ import click
 from sphinx.application import Sphinx
 
 from onnxamp import Options, __version__
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._cli.options import full_help
 from onnxamp._options.command_line import option_rows, option_table, spelled_fields
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxamp._errors import EmptyStateError as EmptyStateError
     from onnxamp._errors import ExternalDataError as ExternalDataError
     from onnxamp._errors import GradientError as GradientError
+    from onnxamp._errors import HazardWarning as HazardWarning
     from onnxamp._errors import InternalError as InternalError
     from onnxamp._errors import MissingDataError as MissingDataError
     from onnxamp._errors import MissingFileError as MissingFileError
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from onnxamp._errors import ModelError as ModelError
     from onnxamp._errors import NumericsError as NumericsError
     from onnxamp._errors import OnnxAmpError as OnnxAmpError
+    from onnxamp._errors import OnnxAmpWarning as OnnxAmpWarning
     from onnxamp._errors import OpsetError as OpsetError
+    from onnxamp._errors import OptionWarning as OptionWarning
     from onnxamp._errors import OutputError as OutputError
     from onnxamp._errors import RuntimeFailure as RuntimeFailure
     from onnxamp._errors import SourceChangedError as SourceChangedError
@@ -62,16 +65,13 @@ if TYPE_CHECKING:
     from onnxamp._pipeline.tune import tune_pipeline as tune_pipeline
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
-    from onnxamp._runtime.prompts import Prompts as Prompts
+    from onnxamp._runtime.decoder import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
     from onnxamp._runtime.starting import custom_ops as custom_ops
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
-    from onnxamp._warnings import HazardWarning as HazardWarning
-    from onnxamp._warnings import OnnxAmpWarning as OnnxAmpWarning
-    from onnxamp._warnings import OptionWarning as OptionWarning
     from onnxamp.amp import auto_cast as auto_cast
     from onnxamp.amp import auto_mixed_precision as auto_mixed_precision
     from onnxamp.amp import custom_mixed_precision as custom_mixed_precision
@@ -98,6 +98,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "EmptyStateError",
         "ExternalDataError",
         "GradientError",
+        "HazardWarning",
         "InternalError",
         "MissingDataError",
         "MissingFileError",
@@ -106,7 +107,9 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ModelError",
         "NumericsError",
         "OnnxAmpError",
+        "OnnxAmpWarning",
         "OpsetError",
+        "OptionWarning",
         "OutputError",
         "RuntimeFailure",
         "SourceChangedError",
@@ -125,11 +128,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_pipeline.tune": ("tune_pipeline",),
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
-    "_runtime.starting": ("custom_ops",),
-    "_runtime.prompts": ("Prompts",),
+    "_runtime.decoder": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
+    "_runtime.starting": ("custom_ops",),
     "_tuning.results": ("Tuned", "TunedModel"),
-    "_warnings": ("HazardWarning", "OnnxAmpWarning", "OptionWarning"),
     "amp": (
         "auto_cast",
         "auto_mixed_precision",

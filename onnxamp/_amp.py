@@ -13,7 +13,7 @@ from onnxamp._api import converted_as
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.words import told
 from onnxamp._dtypes import DtypeLike
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset, literal_preset, preset
@@ -22,7 +22,6 @@ from onnxamp._public import active_within
 from onnxamp._report.text import as_sentence
 from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available
-from onnxamp._warnings import HazardWarning, warn
 
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 

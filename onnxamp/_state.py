@@ -36,7 +36,7 @@ from typing import (
 from zlib import crc32
 
 from onnxamp._errors import ArgumentError, OutputError
-from onnxamp._paths.paths import as_path, is_remote, lock, reason_of
+from onnxamp._paths import as_path, is_remote, lock, reason_of
 from onnxamp._workers.signals import cleaned_up
 
 _HEAD: Final = b'{"onnxamp": "state", "format": 2}\n'

@@ -49,7 +49,7 @@ from op_forms import (
 
 from onnxamp import OnnxAmpError
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.providers import kernel_limit
 from onnxamp._ops.signature import Signature
 from onnxamp._runtime.building import EngineBuilder
 from onnxamp._runtime.plugins import plugin_called

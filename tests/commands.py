@@ -10,7 +10,7 @@ from graphs.case import parse
 from onnx import ModelProto
 from repository import MODELS
 
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 CLASSIFIER = next(path for path in MODELS if path.stem == "classifier")
 NORM = """(float[1,4] X) => (float[1,4] Y) <float[4,4] w = {700, 0, 0, 0, 0, 700, 0, 0, 0, 0, 700, 0, 0, 0, 0, 700},

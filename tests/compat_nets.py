@@ -9,7 +9,7 @@ from graphs.case import parse
 from onnx import ModelProto, TensorProto
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 TEXT = """(float[N,2] X) => (float[N,2] Y, float[N,2] top) <float[2,2] w = {1, 2, 3, 20000}, float[2,2] v = {0.5, 0.00000003, 0, 1}> {
     [first] a = MatMul (X, w) [soft] c = Softmax (a) [plus] d = Add (c, c) [last] Y = MatMul (d, v) [ends] top = Max (Y, d) }"""  # noqa: E501

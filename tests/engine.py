@@ -13,7 +13,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.expected import ExpectedErrors, Settled
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._target.roofline import device_called
+from onnxamp._target.targets import device_called
 from onnxamp._tuning.space import SearchSpace, find_space
 
 

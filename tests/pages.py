@@ -10,7 +10,7 @@ from onnxamp._audit.findings import Audit, Casts, Finding, NodeFacts
 from onnxamp._convert.plan import HazardRow, Plan, PlanRow
 from onnxamp._convert.summary import KeptWeight, Summary
 from onnxamp._job.writing import Conversion
-from onnxamp._model.lowering import ConversionCounts
+from onnxamp._model.weights import ConversionCounts
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck

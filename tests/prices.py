@@ -12,8 +12,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.roofline import LAUNCH
-from onnxamp._target.targets import target_of
+from onnxamp._target.targets import LAUNCH, target_of
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:

@@ -4,7 +4,6 @@ ROOMS = (
     "_public",
     "_errors",
     "_optional",
-    "_warnings",
     "_dtypes",
     "_workers",
     "_paths",

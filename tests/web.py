@@ -29,7 +29,7 @@ def look_for_packages() -> None:
 
 def command() -> None:
     """Run the command line where npm packages are found and Chromium has software Vulkan."""
-    from onnxamp._cli.group import group
+    from onnxamp._cli.command import group
 
     look_for_packages()
     if "browser" in sys.argv and (trouble := browser_trouble()):

@@ -1,13 +1,16 @@
-"""Audits a model without running it: types, kernels, fallbacks, Casts, hazards and weights."""
+"""Audits a model without running it: types, kernels, fallbacks, Casts, hazards, and what its weights hold."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from onnx import ModelProto
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
 
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
@@ -22,23 +25,30 @@ from onnxamp._audit.findings import (
     finding,
     ordered,
 )
-from onnxamp._audit.hazards import low_hazards, raised
-from onnxamp._audit.weights import scales_at_risk, weight_findings, weight_types
+from onnxamp._audit.hazards import RaisedGraph, low_hazards, raised
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
+from onnxamp._decide.hazards.scales import magnitudes, with_zeros
 from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
 from onnxamp._dtypes import (
     FLOAT,
+    FLOAT16,
     FORMATS,
+    LOW_ELEMS,
     LOW_TENSORS,
+    Format,
+    readable_types,
+    tensor_type,
 )
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
-from onnxamp._graph.view import Node, scope_path
+from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.protos import opset_imports
+from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._model.weights import blocks_of, read_array
+from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import device_of, target_table
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
@@ -51,6 +61,190 @@ from onnxamp._target.targets import (
     targets,
     version_of,
 )
+
+_SCALE = 1
+"""Position of the scale among the inputs of nodes that quantize or dequantize."""
+
+
+def scales_at_risk(
+    graph: Graph, view_in: Callable[[Format], RaisedGraph]
+) -> Iterator[ScaleAtRisk]:
+    """Yield scales that leave the range of a low type of the model, are subnormal there, or move their grid.
+
+    For a model without low precision, yield those that float16 cannot hold. Complexity: linear in nodes and scales.
+
+    Args:
+        graph: the model.
+        view_in: returns the graph with its values of a low type raised to float32, as :func:`raised` does.
+    """
+    facts = op_facts()
+    nodes = graph.nodes_of(facts.quantize | facts.dequantize | facts.scales.keys())
+    if not nodes:
+        return
+    present = set(graph.types)
+    lows = [low for low in FORMATS.values() if low.tensor in present] or [FLOAT16]
+    quantized = graph.ask(quantized_nodes)
+    for low in lows:
+        view = view_in(low)
+        lost = dict[int, str]()
+        for hazard in with_zeros(view, low):
+            lost.setdefault(hazard.node, hazard.detail)
+        for node in nodes:
+            ports = facts.scales.get(node.key, (_SCALE,))
+            read = [value for port in ports if (value := node.input(port)) != ABSENT]
+            whys = (_subnormal(view, value, low) for value in read)
+            if why := lost.get(node.index) or next(filter(None, whys), ""):
+                yield ScaleAtRisk(
+                    node=node.label,
+                    op=node.key,
+                    type=quantized[node.index].type if node.index in quantized else "",
+                    stored=readable_types(graph.types[read[0]]),
+                    low=low.name,
+                    why=why,
+                )
+
+
+def _subnormal(graph: Graph, scale: int, low: Format) -> str:
+    """Return a clause on how many of a node's scales lose digits in low precision; "" if none does."""
+    known = magnitudes(graph, scale)
+    if known is None:
+        return ""
+    small = known[(known > 0) & (known < low.smallest_normal)]
+    if not small.size:
+        return ""
+    if known.size == 1:
+        return f"a scale of {small.min():.6g} is subnormal in {low.name}"
+    of = f"{small.size:,} of {known.size:,} scales"
+    return f"{of} are subnormal in {low.name}, down to {small.min():.6g}"
+
+
+_MANY_SUBNORMAL: Final = 0.01
+"""Share of subnormal elements above which a note is worthwhile."""
+_MANY: Final = 1000
+"""Tensors with fewer elements are too small for shares to be meaningful."""
+
+
+class Contents(NamedTuple):
+    """Counts of a float tensor's elements; zeros and subnormals are counted in low precision only."""
+
+    elements: int
+    nan: int
+    infinite: int
+    zero: int = 0
+    subnormal: int = 0
+
+
+def weight_types(model: ModelProto) -> dict[str, int]:
+    """Return element type ("float32", "int64", ...) -> bytes of weights and Constants, wherever they are stored."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors_of(model):
+        sizes[readable_types(tensor_type(tensor.data_type))] += stored_bytes(tensor)
+    return dict(sizes.most_common())
+
+
+def weight_findings(model: ModelProto, base_dir: Path | None) -> list[Finding]:
+    """Return findings on NaN and infinities in weights, lost digits of low-precision weights, and unreadable weights.
+
+    Complexity: one pass over the weights, in blocks.
+    """
+    findings: list[Finding] = []
+    lows: dict[Format, dict[str, Contents]] = {low: {} for low in FORMATS.values()}
+    unread: list[tuple[str, str]] = []
+    for tensor in tensors_of(model):
+        low = LOW_ELEMS.get(tensor.data_type)
+        if low is None and tensor.data_type != TensorProto.FLOAT:
+            continue
+        try:
+            array = read_array(tensor, base_dir)
+        except ModelError as error:
+            unread.append((tensor.name, str(error)))
+            continue
+        contents = _float_contents(array) if low is None else _low_contents(array, low)
+        findings += _not_finite(
+            tensor.name, readable_types(tensor_type(tensor.data_type)), contents
+        )
+        if low is not None:
+            lows[low][tensor.name] = contents
+    return [*_unread(unread), *findings, *_lost_digits(lows)]
+
+
+def _float_contents(array: NDArray[np.float32]) -> Contents:
+    nan = infinite = 0
+    for block in blocks_of(array):
+        if not np.isfinite(block).all():
+            nan += int(np.isnan(block).sum())
+            infinite += int(np.isinf(block).sum())
+    return Contents(array.size, nan, infinite)
+
+
+def _low_contents(array: NDArray[Any], low: Format) -> Contents:
+    """Count elements by their bits: sign, exponent, mantissa."""
+    mantissa = (1 << low.mantissa) - 1
+    numbers = low.patterns.type((1 << 8 * low.bytes - 1) - 1)  # all bits but the sign
+    exponent = numbers ^ mantissa
+    nan = infinite = zero = subnormal = 0
+    for block in blocks_of(array):
+        magnitude = block.view(low.patterns) & numbers
+        infinite += int(np.count_nonzero(magnitude == exponent))
+        nan += int(np.count_nonzero(magnitude > exponent))
+        zeros = int(np.count_nonzero(magnitude == 0))
+        zero += zeros
+        subnormal += int(np.count_nonzero(magnitude <= mantissa)) - zeros
+    return Contents(array.size, nan, infinite, zero, subnormal)
+
+
+def _unread(failures: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Yield one finding for all weights that cannot be read; in most cases, the whole data file is missing."""
+    for name, why in failures[:1]:
+        more = (
+            f" The same is true of {len(failures) - 1} more weights."
+            if len(failures) > 1
+            else ""
+        )
+        action = "Hazards are not checked, because they depend on the weights."
+        yield finding(name, "error", "weight", why + more, action)
+
+
+def _not_finite(name: str, type_name: str, contents: Contents) -> Iterator[Finding]:
+    """Yield findings on NaN, which is never intended, and on infinities, which may belong to masks of few numbers."""
+    if contents.nan:
+        text = f"NaN among {type_name} weights: every op that reads them returns NaN"
+        yield finding(
+            name,
+            "warning",
+            "weight",
+            text,
+            "The weights are broken: check where they come from.",
+        )
+    if (
+        contents.infinite
+        and contents.infinite < contents.elements
+        and contents.elements >= _MANY
+    ):
+        text = f"infinities among {type_name} weights"
+        action = "Harmless in a mask. Elsewhere, a conversion overflowed: convert the original again (onnxamp convert)."
+        yield finding(name, "note", "weight", text, action)
+
+
+def _lost_digits(lows: Mapping[Format, Mapping[str, Contents]]) -> Iterator[Finding]:
+    """Yield how many low-precision weights are subnormal, and the tensor that has the most."""
+    for low, tensors in lows.items():
+        total = sum(contents.elements for contents in tensors.values())
+        subnormal = sum(contents.subnormal for contents in tensors.values())
+        zero = sum(contents.zero for contents in tensors.values())
+        if total < _MANY or subnormal < _MANY_SUBNORMAL * total:
+            continue
+        worst = max(tensors, key=lambda name: tensors[name].subnormal)
+        text = (
+            f"{100 * subnormal / total:.1f} % of the {low.name} weights are subnormal, with fewer digits, and"
+            f" {100 * zero / total:.1f} % are zero; most subnormal ones are in {worst!r}"
+        )
+        action = (
+            "bfloat16 represents such numbers with all its digits (--dtype bfloat16)."
+            if low is FLOAT16
+            else ""
+        )
+        yield finding("", "note", "weight", text, action)
 
 
 def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:

@@ -19,8 +19,7 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import kernel_limit
-from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._ops.signature import Signature
 from onnxamp._ops.targets import device_of, target_table
 from onnxamp._target.kernels import (

@@ -29,7 +29,7 @@ from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
-from onnxamp._runtime.sizes import Sizes, dim_name, is_open, listed
+from onnxamp._runtime.inputs import Sizes, dim_name, is_open, listed
 from onnxamp._target.kernels import is_consistent
 
 _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."

@@ -28,7 +28,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.statistics import ConstantStats
+from onnxamp._model.weights import ConstantStats
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of

@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch.companions import PART, ship
 from onnxamp._batch.job import (
     NAME,
     Entry,
@@ -24,22 +23,20 @@ from onnxamp._batch.job import (
     written_by,
 )
 from onnxamp._batch.kinds import SAME, Package, Packages, files_below
-from onnxamp._batch.placing import STAGE
-from onnxamp._batch.sharing import share_weights
+from onnxamp._batch.package import PART, STAGE, share_weights, ship
 from onnxamp._convert.misspelled import refuse_or_warn
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import OptionKeywords, Options
-from onnxamp._paths.paths import as_path, is_remote, made_folder
+from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._state import Part, State, as_data, opened
-from onnxamp._warnings import warn
 from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
 from onnxamp._workers.place import Place
 from onnxamp._workers.signals import cleaned_up
@@ -374,7 +371,7 @@ def run_folder(
         shipped=shipped,
     )
     if index is not None:
-        from onnxamp._report.html.folder import write_index  # noqa: PLC0415 - only pages need it
+        from onnxamp._report.batch import write_index  # noqa: PLC0415 - only pages need it
 
         write_index(report, index)
     return report

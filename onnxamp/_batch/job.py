@@ -46,14 +46,13 @@ from onnxamp._model.sources import stamp_now, watched_sources
 from onnxamp._numerics.limits import Accept
 from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path, is_remote
-from onnxamp._runtime.decoder import tokens_input
-from onnxamp._runtime.defaults import CURE_SECONDS
-from onnxamp._runtime.prompts import Prompts, built_in_prompts
+from onnxamp._paths import as_path, is_remote
+from onnxamp._runtime import CURE_SECONDS
+from onnxamp._runtime.decoder import Prompts, built_in_prompts, tokens_input
+from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.sizes import Sizes
 from onnxamp._runtime.starting import custom_ops
 from onnxamp._state import Part, from_data
 from onnxamp._tuning.arguments import Search
@@ -231,7 +230,7 @@ class Job:
     """One model: its name, its file, the path of the result or the failure, its inputs, and its folder of results.
 
     With ``stage``, a hidden folder in ``home``, results wait there until all results of the ``package`` are there (see
-    :mod:`onnxamp._batch.placing`). ``cure`` has the options that passed in an earlier run; None if none are known.
+    :mod:`onnxamp._batch.package`). ``cure`` has the options that passed in an earlier run; None if none are known.
     ``page`` is the path of its report, ``search`` the path of level auto's measurements, and ``shared`` are files that
     all models depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` is the
     software's name for the types of the result.
@@ -338,7 +337,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
     conversion = outcome.conversion
     row = _noting(_row(job, conversion, outcome.samples), unmatched)
     if job.page is not None:
-        from onnxamp._report.html.folder import write_job_page  # noqa: PLC0415 - only pages need it
+        from onnxamp._report.batch import write_job_page  # noqa: PLC0415 - only pages need it
 
         written = conversion.target
         result = job.result if written == job.target else written

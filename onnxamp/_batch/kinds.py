@@ -16,7 +16,7 @@ from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import cannot_read, is_remote
+from onnxamp._paths import cannot_read, is_remote
 
 
 class Name(NamedTuple):

@@ -30,7 +30,7 @@ from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
-from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import (
     BrowserEngine,
@@ -39,6 +39,7 @@ from onnxamp._runtime.engines import (
     choose_engine,
 )
 from onnxamp._runtime.flow import take_weights
+from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import (
@@ -49,7 +50,6 @@ from onnxamp._runtime.session import (
     short_provider,
     the_browser,
 )
-from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.starting import save_spilled, unfolded
 from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._workers.executor import temporary_folder

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime_genai as genai
 from onnx import helper
 
-from onnxamp._bench.generators import GENAI_CONFIG, Stepwise
+from onnxamp._bench.generating import GENAI_CONFIG, Stepwise
 from onnxamp._model.model import Model
 from onnxamp._runtime.decoder import Decoder
 from onnxamp._runtime.session import Provider

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._bench.generators import Text
+from onnxamp._bench.generating import Text
 from onnxamp._errors import MissingPackageError, RuntimeFailure
 from onnxamp._runtime.browser.server import find_package
 from onnxamp._runtime.browser.session import open_browser

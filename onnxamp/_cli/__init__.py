@@ -36,7 +36,7 @@ def main() -> None:
     try:
         answer = ANSWERS.get(sys.argv[1]) if len(sys.argv) > 1 else None
         if answer is None:
-            from onnxamp._cli.group import group  # noqa: PLC0415 - imports click
+            from onnxamp._cli.command import group  # noqa: PLC0415 - imports click
 
             group(prog_name="onnxamp")
         else:

@@ -9,14 +9,20 @@ import click
 
 from onnxamp._batch.folder import Told, run_folder
 from onnxamp._batch.job import FolderOptions
-from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import chosen_options, flag_of, options_of, place_of
+from onnxamp._cli.common import (
+    Given,
+    chosen_options,
+    flag_of,
+    options_of,
+    place_of,
+    show,
+)
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelled import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
 from onnxamp._report.batch import batch_report, row_line
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.starting import active_libraries

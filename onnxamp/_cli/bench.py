@@ -9,8 +9,14 @@ import click
 from onnxamp._batch.kinds import Packages, files_below
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._bench.generating import bench_decoders
-from onnxamp._cli.common import Given, show
-from onnxamp._cli.given import flag_of, given_prompts, given_samples, typed_options
+from onnxamp._cli.common import (
+    Given,
+    flag_of,
+    given_prompts,
+    given_samples,
+    show,
+    typed_options,
+)
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._report.bench import (

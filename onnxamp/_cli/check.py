@@ -8,14 +8,22 @@ import click
 
 from onnxamp._audit.audit import audit_model
 from onnxamp._audit.findings import Audit
-from onnxamp._cli.common import Given, check_outputs, first_arrays, show, write_page
-from onnxamp._cli.given import check_dims, place_of, run_options_of
+from onnxamp._cli.common import (
+    Given,
+    check_dims,
+    check_outputs,
+    first_arrays,
+    place_of,
+    run_options_of,
+    show,
+    write_page,
+)
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
-from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.providers import computes_low
 from onnxamp._report.check import check_json, check_report, check_status
 from onnxamp._report.html.page import check_page
 from onnxamp._report.parts import Status

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxamp._cli.common import Given, show, target_of, tell, write_conversion_page
-from onnxamp._cli.given import (
+from onnxamp._cli.common import (
+    Given,
     check_dims,
     in_its_folder,
     limits_in_its_folder,
     options_of,
     run_options_of,
     sampling_arguments,
+    show,
     sink_of,
+    target_of,
+    tell,
     typed_options,
     unlike_target,
+    write_conversion_page,
 )
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError, printable

@@ -8,12 +8,15 @@ from typing import Final
 import click
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import Given, check_outputs, show, write_page
-from onnxamp._cli.given import (
+from onnxamp._cli.common import (
+    Given,
+    check_outputs,
     place_of,
     run_options_of,
     sampling_arguments,
+    show,
     target_of_engine,
+    write_page,
 )
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
@@ -25,8 +28,8 @@ from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report
+from onnxamp._report.formats import diff_json, load_diff
 from onnxamp._report.html.page import diff_page
-from onnxamp._report.machine import diff_json, load_diff
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider

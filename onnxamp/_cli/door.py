@@ -16,7 +16,7 @@ from onnxamp._errors import (
     OutputError,
     printable,
 )
-from onnxamp._paths.paths import reason_of
+from onnxamp._paths import reason_of
 from onnxamp._workers.signals import is_ended
 
 _INTERRUPTED: Final = 130
@@ -122,13 +122,13 @@ def _formatted(
     """Return an error in the requested machine-readable format; None for people, or next to a report in JSON."""
     form = _format(words)
     if form == "json" and _REPORTED not in context.meta:
-        from onnxamp._report.machine import document  # noqa: PLC0415 - few commands fail
+        from onnxamp._report.formats import document  # noqa: PLC0415 - few commands fail
 
         note_report()
         facts = {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
         return document("error", facts)
     if form == "markdown":
-        from onnxamp._report.markdown import error_markdown  # noqa: PLC0415
+        from onnxamp._report.formats import error_markdown  # noqa: PLC0415
 
         return f"{error_markdown(_sentence(error))}\n"
     return None

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from onnxamp._cli.common import Given, check_outputs, show
-from onnxamp._cli.given import custom_arguments
+from onnxamp._cli.common import Given, check_outputs, custom_arguments, show
 from onnxamp._extract.around import extract_region
 from onnxamp._extract.region import region_files, save_region
 from onnxamp._model.model import Model

@@ -4,8 +4,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onnxamp._cli.common import Given, show, tell
-from onnxamp._cli.given import options_of
+from onnxamp._cli.common import Given, options_of, show, tell
 from onnxamp._convert.causes import (
     batch_norm_hint,
     cost_sentences,
@@ -21,8 +20,8 @@ from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
+from onnxamp._report.formats import document
 from onnxamp._report.inspect import inspection_report
-from onnxamp._report.machine import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 

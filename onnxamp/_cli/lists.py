@@ -4,8 +4,8 @@ from functools import partial
 
 from onnxamp._cli.common import Given, show
 from onnxamp._options.lists import PRESETS, preset
+from onnxamp._report.formats import document
 from onnxamp._report.inspect import lists_report
-from onnxamp._report.machine import document
 
 
 def run(given: Given) -> None:

@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, printable
 from onnxamp._ops.targets import read_table, target_names
 from onnxamp._options.command_line import OptionRow
-from onnxamp._paths.paths import as_path, is_remote
+from onnxamp._paths import as_path, is_remote
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept

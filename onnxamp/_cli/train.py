@@ -15,7 +15,7 @@ from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._runtime.sample_files import read_npz
 from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network
 from onnxamp.train._losses import LOSSES

@@ -9,20 +9,18 @@ import click
 from onnxamp._cli.common import (
     Given,
     check_outputs,
-    show,
-    target_of,
-    tell,
-    write_conversion_page,
-    write_page,
-)
-from onnxamp._cli.given import (
     flag_of,
     in_its_folder,
     options_of,
     run_options_of,
+    show,
     sink_of,
+    target_of,
+    tell,
     typed_options,
     unlike_target,
+    write_conversion_page,
+    write_page,
 )
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._errors import ArgumentError
@@ -31,7 +29,7 @@ from onnxamp._job.request import Request
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.levels import Level
-from onnxamp._paths.paths import made_folder
+from onnxamp._paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, make_pipeline
 from onnxamp._pipeline.runs import TunedPipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS

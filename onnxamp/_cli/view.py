@@ -4,8 +4,15 @@ import shlex
 from dataclasses import replace
 
 from onnxamp._audit.audit import audit_model
-from onnxamp._cli.common import Given, check_outputs, show, tell, write_page
-from onnxamp._cli.given import custom_arguments, options_of
+from onnxamp._cli.common import (
+    Given,
+    check_outputs,
+    custom_arguments,
+    options_of,
+    show,
+    tell,
+    write_page,
+)
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._dtypes import low_type
@@ -16,8 +23,8 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
+from onnxamp._report.formats import document
 from onnxamp._report.html.page import preview_page
-from onnxamp._report.machine import document
 from onnxamp._runtime.run import RunOptions
 
 _LEVELS = ("O0", "O1", "O2", "O3")

@@ -25,9 +25,9 @@ from onnxamp._options.levels import Level
 from onnxamp._options.lists import preset
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import constant_batch_norms
-from onnxamp._rewrite.fold.fold import reachable, told
-from onnxamp._rewrite.fold.search import Fold, batch_norms, find_folds
-from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
+from onnxamp._rewrite.fold import reachable, told
+from onnxamp._rewrite.fold_search import Fold, batch_norms, find_folds
+from onnxamp._rewrite.upgrade import plan_upgrade
 
 
 @dataclass(frozen=True, slots=True)

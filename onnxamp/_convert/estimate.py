@@ -2,7 +2,7 @@
 roofline.
 
 The time of a model is the sum over its nodes of a launch and the node's own time
-(:mod:`onnxamp._target.roofline`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
+(:mod:`onnxamp._target.targets`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
 precisions, are not foreseen. Nodes without floats run on the host or are shapes: they do not count.
 """
 
@@ -23,16 +23,16 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node, Ports
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import profile_of
-from onnxamp._target.roofline import (
+from onnxamp._ops.providers import profile_of
+from onnxamp._target.targets import (
     DEFAULT_DEVICE,
     LAUNCH,
     Device,
     Work,
     device_called,
+    target_of,
     work_of,
 )
-from onnxamp._target.targets import target_of
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed

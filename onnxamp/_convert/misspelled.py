@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
 from onnxamp._dtypes import FORMATS, element_name, readable_types
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, warn
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
@@ -15,7 +15,6 @@ from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import Prepared, prepare
-from onnxamp._warnings import warn
 
 
 def prepared(model: Model, options: Options) -> Prepared:

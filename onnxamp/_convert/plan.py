@@ -21,7 +21,7 @@ from onnxamp._model.storage import write_file
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path, cannot_read, reason_of
+from onnxamp._paths import as_path, cannot_read, reason_of
 from onnxamp._public import Shown
 from onnxamp._state import as_data, from_data
 

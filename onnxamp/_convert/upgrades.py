@@ -29,8 +29,8 @@ from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared
-from onnxamp._rewrite.upgrade.rules import newest_loaded, steps_of
-from onnxamp._rewrite.upgrade.upgrade import Obstacle, plan_upgrade
+from onnxamp._rewrite.upgrade import Obstacle, plan_upgrade
+from onnxamp._rewrite.upgrade_rules import newest_loaded, steps_of
 from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
 from onnxamp._target.targets import CPU, cpu_of, release, target_of, with_kernels
 

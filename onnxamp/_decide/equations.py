@@ -1,6 +1,6 @@
 """Exponents of a graph's values as linear equations, which follow from ops, bodies and constants.
 
-A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. :mod:`onnxamp._ops.exponents` says which exponents of
+A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. :mod:`onnxamp._ops.relations` says which exponents of
 inputs and outputs fit together.
 """
 
@@ -14,8 +14,9 @@ from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import inner_type
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._model.statistics import ConstantStats
-from onnxamp._ops.exponents import (
+from onnxamp._model.weights import ConstantStats
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.relations import (
     ALL,
     ExponentRule,
     Sum,
@@ -23,7 +24,6 @@ from onnxamp._ops.exponents import (
     moving_rule,
     power_rule,
 )
-from onnxamp._ops.facts import op_facts
 
 _BORDER: Final = 8
 """Cost of a node that is added, at the model's interface or after a logarithm, in constants that change."""

@@ -19,8 +19,7 @@ from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggest
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.kernel_limits import kernel_limit
-from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom

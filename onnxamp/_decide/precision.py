@@ -28,8 +28,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
-from onnxamp._target.roofline import LAUNCH, MAX_ELEMENTS
-from onnxamp._target.targets import target_of
+from onnxamp._target.targets import LAUNCH, MAX_ELEMENTS, target_of
 
 _PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {
     True: (Reason.WHITE, "the error of its float16 sum is worth it"),

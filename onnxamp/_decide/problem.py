@@ -7,13 +7,12 @@ from typing import NamedTuple
 from onnx import ModelProto
 
 from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
-from onnxamp._decide.hazards.long_products import accumulation_shares
+from onnxamp._decide.hazards.long_products import SUM, accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.hazards.quantized import bounded_nodes
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
 from onnxamp._decide.ports import Layout, PortVariables
 from onnxamp._decide.rescaling import fitting_sums
-from onnxamp._decide.splits import SUM
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard
 from onnxamp._dtypes import FLOAT16, Format
@@ -22,7 +21,7 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._ops.providers import emulated_arithmetic
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums

@@ -14,8 +14,8 @@ from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
-from onnxamp._model.statistics import SENTINEL
-from onnxamp._ops.exponents import exponent_rules
+from onnxamp._model.weights import SENTINEL
+from onnxamp._ops.relations import exponent_rules
 from onnxamp._options.levels import Rescaling, Scaled, Unfit
 from onnxamp._options.options import Options
 

@@ -18,7 +18,7 @@ from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
-from onnxamp._model.statistics import tensor_stats
+from onnxamp._model.weights import tensor_stats
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options

@@ -24,8 +24,8 @@ from onnxamp._graph.view import Node
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import copy_without
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import resolve_branches
-from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.flow import WEIGHTS_IN_GRAPH, DataflowGraph, make_flow
 from onnxamp._runtime.loop import input_failure

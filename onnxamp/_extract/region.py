@@ -26,7 +26,7 @@ from onnxamp._model.saving import save_model
 from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import op_facts
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._runtime.values import Array, typed
 
 _HELD: Final = frozenset({Origin.INITIALIZER, Origin.SPARSE, Origin.DEFAULT})

@@ -10,14 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import (
-    attention,
-    linear,
-    movement,
-    normalizations,
-    pointwise,
-    quantized,
-)
+from onnxamp._gradients import attention, linear, movement, pointwise, quantized
 from onnxamp._gradients.recurrent import UNROLLED, unroll
 from onnxamp._gradients.writer import (
     MIN_OPSET,
@@ -42,7 +35,6 @@ RULES: Final[Mapping[str, Rule]] = {
     **attention.RULES,
     **linear.RULES,
     **movement.RULES,
-    **normalizations.RULES,
     **pointwise.RULES,
     **quantized.RULES,
 }
@@ -50,7 +42,6 @@ RULES: Final[Mapping[str, Rule]] = {
 
 FORWARD: Final[Mapping[str, Forward]] = {
     **linear.FORWARD,
-    **normalizations.FORWARD,
     **pointwise.FORWARD,
 }
 """Ops whose forward pass stores values for the rule, or is decomposed."""
@@ -67,7 +58,7 @@ FLAT: Final = op_facts().random | op_facts().representable | _STEPS
 Outputs that are not floats also end the path, and need no entry.
 """
 
-_PARTIAL: Final = normalizations.SKIPPED | {"Split"}
+_PARTIAL: Final = pointwise.SKIPPED | {"Split"}
 """Ops whose rules do not need the gradient of the first output."""
 
 SMALL: Final = 4096

@@ -20,8 +20,12 @@ from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.shards import known_stats
-from onnxamp._model.statistics import ConstantStats, constant_stats, tensor_stats
-from onnxamp._model.weights import read_array
+from onnxamp._model.weights import (
+    ConstantStats,
+    constant_stats,
+    read_array,
+    tensor_stats,
+)
 from onnxamp._ops.facts import attribute, op_facts
 
 _MAKERS = ("Constant", "ConstantOfShape")

@@ -11,8 +11,8 @@ from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node
-from onnxamp._ops.dimensions import Related, columns, dimension_rules
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.relations import Related, columns, dimension_rules
 
 _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""

@@ -232,16 +232,14 @@ def _validated(
     validation: Validation,
     kept: Part | None,
 ) -> "Conversion":
-    """Convert a model, and write a result that passes; see :func:`onnxamp._job.heal.healed` for one that does not."""
-    from onnxamp._job.validation import RefusedError, Validator  # noqa: PLC0415 - loads what runs models
+    """Convert a model, and write a result that passes. One that does not is :func:`~onnxamp._job.validation.healed`."""
+    from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
     from onnxamp._numerics.diff import UpgradeProof  # noqa: PLC0415
 
     validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
     try:
         conversion, report = validator.convert(job, validation.layers)
     except RefusedError as refused:
-        from onnxamp._job.heal import healed  # noqa: PLC0415 - few results fail
-
         conversion, report = healed(job, validator, validation, refused)
     return replace(conversion, validation=report)
 

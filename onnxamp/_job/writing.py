@@ -28,15 +28,20 @@ from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._job.request import Job
 from onnxamp._model.data_files import referring_models
-from onnxamp._model.formats import is_text
-from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.shards import measured
-from onnxamp._model.storage import INLINE_LIMIT, StoredWeights, unwritable, weight_bytes
+from onnxamp._model.storage import (
+    INLINE_LIMIT,
+    StoredWeights,
+    is_text,
+    unwritable,
+    weight_bytes,
+)
+from onnxamp._model.weights import ConversionCounts
 from onnxamp._ops.targets import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import is_remote
+from onnxamp._paths import is_remote
 from onnxamp._public import Shown
 from onnxamp._state import Part, fingerprint
 

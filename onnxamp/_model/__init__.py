@@ -2,16 +2,16 @@
 
 From the bottom up:
 
-* :mod:`~onnxamp._model.protos` walks and copies a bare ModelProto. :mod:`~onnxamp._model.external_data` finds the data
-  of its tensors, :mod:`~onnxamp._model.weights` reads them, and :mod:`~onnxamp._model.statistics` measures them.
+* :mod:`~onnxamp._model.protos` walks and copies a bare ModelProto. :mod:`~onnxamp._model.sources` finds the data
+  of its tensors, :mod:`~onnxamp._model.weights` reads them, and :mod:`~onnxamp._model.weights` measures them.
 * :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models;
-  :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.formats` names files that are no models.
+  :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.storage` names files that are no models.
 * :mod:`~onnxamp._model.staging` makes files appear whole or not at all, and :mod:`~onnxamp._model.sources` notices when
   files change that were read. :mod:`~onnxamp._model.wire` takes large weights out of a serialized model, and puts them
   in.
 * :mod:`~onnxamp._model.storage` reads model files with these. :mod:`~onnxamp._model.model` holds a model that was read
   and checked once, with the answers that analyses gave about it.
-* :mod:`~onnxamp._model.lowering` converts numbers to low precision, and :mod:`~onnxamp._model.blobs` weights, at once
+* :mod:`~onnxamp._model.weights` converts numbers to low precision, and :mod:`~onnxamp._model.blobs` weights, at once
   or while they stream to files. :mod:`~onnxamp._model.shards` shares that among workers,
   :mod:`~onnxamp._model.data_files` knows whose data files are whose, and :mod:`~onnxamp._model.saving` writes models
   with all of these.

@@ -22,18 +22,24 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._errors import ExternalDataError
-from onnxamp._model.external_data import (
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.sources import (
     INSIDE,
     DataLocation,
+    check_opened,
     data_location,
     forget_location,
     inside_tensor,
 )
-from onnxamp._model.lowering import ConversionCounts, Scratch, convert, lower
-from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.sources import check_opened
-from onnxamp._model.weights import read_array, times_power
-from onnxamp._paths.paths import is_remote, read_range, writing
+from onnxamp._model.weights import (
+    ConversionCounts,
+    Scratch,
+    convert,
+    lower,
+    read_array,
+    times_power,
+)
+from onnxamp._paths import is_remote, read_range, writing
 from onnxamp._workers.executor import core_count, thread_limit
 
 PIECE: Final = 4 << 20

@@ -17,12 +17,11 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from onnxamp._errors import SourceChangedError
-from onnxamp._model.external_data import has_data_file
-from onnxamp._model.formats import parse_text
 from onnxamp._model.protos import tensors_of
-from onnxamp._model.storage import read_graph
+from onnxamp._model.sources import has_data_file
+from onnxamp._model.storage import parse_text, read_graph
 from onnxamp._ops.targets import read_table
-from onnxamp._paths.paths import is_remote, read_range
+from onnxamp._paths import is_remote, read_range
 
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, after all weights."""

@@ -12,10 +12,9 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentTypeError, ExternalDataError, ModelError
-from onnxamp._model.external_data import DataFile
 from onnxamp._model.protos import copied, has_external_data
 from onnxamp._model.repair import tidied
-from onnxamp._model.sources import FileStamp, note_sources
+from onnxamp._model.sources import DataFile, FileStamp, note_sources
 from onnxamp._model.storage import (
     StoredWeights,
     find_data_files,
@@ -25,7 +24,7 @@ from onnxamp._model.storage import (
     read_model,
     weight_bytes,
 )
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 
 
 def is_graphsurgeon(model: object) -> bool:

@@ -36,15 +36,20 @@ from onnxamp._model.data_files import (
     label_beside,
     referring_models,
 )
-from onnxamp._model.external_data import data_location, external_tensor, forget_location
 from onnxamp._model.protos import DATA_FIELDS, stored_bytes, tensors_of
 from onnxamp._model.shards import DataFile, write_data_files
-from onnxamp._model.sources import confirm_sources, release_sources
+from onnxamp._model.sources import (
+    confirm_sources,
+    data_location,
+    external_tensor,
+    forget_location,
+    release_sources,
+)
 from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
 from onnxamp._model.storage import unwritable
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import find_data, raw_data_head, replaced
-from onnxamp._paths.paths import is_remote, writing
+from onnxamp._paths import is_remote, writing
 from onnxamp._state import Part
 from onnxamp._workers.executor import Workers
 

@@ -15,16 +15,18 @@ from onnx import TensorProto
 
 from onnxamp._errors import OutputError
 from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
-from onnxamp._model.external_data import DataFile as _DataFile
-from onnxamp._model.external_data import DataLocation, data_location, inside_tensor
-from onnxamp._model.lowering import ConversionCounts
 from onnxamp._model.model import Model
 from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.sources import stamp_now
+from onnxamp._model.sources import DataFile as _DataFile
+from onnxamp._model.sources import DataLocation, data_location, inside_tensor, stamp_now
 from onnxamp._model.staging import sync
-from onnxamp._model.statistics import ConstantStats, constant_stats
-from onnxamp._model.weights import read_array
-from onnxamp._paths.paths import is_remote
+from onnxamp._model.weights import (
+    ConstantStats,
+    ConversionCounts,
+    constant_stats,
+    read_array,
+)
+from onnxamp._paths import is_remote
 from onnxamp._public import active_within
 from onnxamp._state import Part, as_data, fingerprint, from_data
 from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order

@@ -1,19 +1,41 @@
-"""The files that models come in must stay as they are while they are read.
+"""The files that a model comes in: where its tensors' data is, and that no file changes while they are read.
 
 Weights of a large model are read long after its graph, several times, and by other processes. So what identifies a file
 is noted when it is first read. Whoever opens it later checks that it is the same one, and before anything is written or
 reported, all files of the models that came in are looked at once more (:func:`confirm_sources`).
+
+Data outside the proto is in a data file beside the model (ONNX external data), or still in the model file, where
+:func:`onnxamp._model.storage.load_model` left it because it is large. :func:`data_location` answers for both, with one
+record.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
-from onnxamp._errors import SourceChangedError
+from onnx import TensorProto
+
+from onnxamp._errors import ExternalDataError, MissingDataError, SourceChangedError
+from onnxamp._model.protos import stored_bytes
+from onnxamp._paths import as_path, is_remote, read_range
 from onnxamp._public import active_within
+
+INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
+"""Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
+contain such an entry and name an arbitrary path.
+"""
+_WAS_DEFAULT: Final = "onnxamp:default"
+"""Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
+_EXPONENT: Final = "onnxamp:exponent"
+"""Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
+_SATURATE: Final = "onnxamp:saturate"
+"""Key of an entry with :attr:`DataLocation.saturate_at`, likewise."""
+_STAMP: Final = "onnxamp:stamp"
+"""Key of an entry with :attr:`DataLocation.stamp`, likewise."""
 
 
 class FileStamp(NamedTuple):
@@ -177,3 +199,223 @@ def release_sources(replaced: Iterable[Path] | None = None) -> None:
     for path in list(watched):
         if gone is None or path.resolve() in gone:
             del watched[path]
+
+
+class DataFile(NamedTuple):
+    """A data file that was looked up, with symbolic links resolved, and the identity of its contents."""
+
+    path: Path
+    stamp: FileStamp
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """The location of a tensor's data in a file: ``length`` bytes from byte ``offset``.
+
+    With an exponent they are float32, and the tensor's numbers are theirs multiplied by ``2**-exponent``; with
+    ``saturate_at``, the tensor is in low precision, and is to be converted from them. The ``stamp`` is that of the file
+    when it was first read; None if it was not checked.
+    """
+
+    path: Path
+    offset: int
+    length: int
+    exponent: int = 0
+    saturate_at: float | None = None
+    stamp: FileStamp | None = field(default=None, compare=False, repr=False)
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open the file, which is on this machine, at the first byte of the data.
+
+        Raises:
+            SourceChangedError: it is not the file that was stamped. OSError: it cannot be opened.
+        """
+        with opened_as(self.path, self.stamp) as file:
+            file.seek(self.offset)
+            yield file
+
+    def read(self) -> bytes:
+        """Return the bytes of the data; fewer if the file ends early.
+
+        Raises:
+            SourceChangedError, OSError: as :meth:`opened`. ExternalDataError: a file at a URL cannot be read.
+        """
+        if is_remote(self.path):
+            return read_range(self.path, self.offset, self.length)
+        with self.opened() as file:
+            return file.read(self.length)
+
+
+def data_location(
+    tensor: TensorProto, base_dir: Path | None, known: dict[str, DataFile] | None = None
+) -> DataLocation | None:
+    """Return the location of a tensor's data, checked against the file; None if the proto itself holds them.
+
+    Args:
+        tensor: any tensor.
+        base_dir: folder of the model's data files.
+        known: location -> data files that were already looked up; filled here. Pass one dict for all tensors of a
+            model, since looking up files is slow.
+
+    Raises:
+        ExternalDataError: the folder is unknown, the file is missing or too short, or it lies outside the model's
+            folder (absolute paths, ``..`` and symbolic links included).
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    entries = {item.key: item.value for item in tensor.external_data}
+    if len(entries) < len(tensor.external_data) or not all(
+        isinstance(text, str) for text in entries.values()
+    ):
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} gives the location of its data twice, or not in UTF-8."
+        )
+    location = entries.get("location", "")
+    if location.startswith(INSIDE):
+        return DataLocation(
+            path=as_path(location.removeprefix(INSIDE)),
+            offset=int(entries["offset"]),
+            length=int(entries["length"]),
+            exponent=int(entries.get(_EXPONENT, 0)),
+            saturate_at=float(entries[_SATURATE]) if _SATURATE in entries else None,
+            stamp=FileStamp.parse(entries[_STAMP]) if _STAMP in entries else None,
+        )
+    known = {} if known is None else known
+    if location not in known:
+        known[location] = _data_file(tensor.name, location, base_dir)
+    path, size = known[location].path, known[location].stamp.size
+    expected = stored_bytes(tensor)
+    offset, length = (
+        _number(entries.get("offset", "0")),
+        _number(entries.get("length", str(expected))),
+    )
+    if offset is None or length is None:
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} has an unreadable offset or length."
+        )
+    if length != expected or offset + length > size:
+        raise ExternalDataError(
+            f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
+            f" {str(path)!r}, which holds {size} bytes: copy or export both files again."
+        )
+    return DataLocation(path, offset, length, stamp=known[location].stamp)
+
+
+def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
+    """Return the data file of a location."""
+    if base_dir is None:
+        raise ExternalDataError(
+            f"The weight {name!r} is stored in {location!r}, which onnxamp can locate only from the model's"
+            " path: pass the path, or load the data first (onnx.load does)."
+        )
+    path = _resolved(base_dir, location)
+    if path is None or not path.is_relative_to(base_dir.resolve()):
+        raise ExternalDataError(
+            f"The weight {name!r} points to {location!r}, outside the model's folder {str(base_dir)!r}: refused."
+        )
+    if not path.is_file():
+        file = f"The data file {str(path)!r} of the weight {name!r}"
+        if path.exists() or path.is_symlink():  # a link that leads to itself
+            raise ExternalDataError(f"{file} is not a regular file.")
+        raise MissingDataError(f"{file} is missing: copy it there under that name.")
+    return DataFile(path, FileStamp.of(path.stat()))
+
+
+def _resolved(base_dir: Path, location: str) -> Path | None:
+    """Return the path of a location with symbolic links resolved; None if it can name no file."""
+    if not location:
+        return None
+    try:
+        path = (base_dir / location).resolve()
+        path.exists()
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # the name is too long or holds a zero byte, or links form a circle
+        return None
+    return path
+
+
+def _number(text: str) -> int | None:
+    """Return a number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+
+
+def lies_inside(tensor: TensorProto) -> bool:
+    """Return whether the tensor's data were left in a model file."""
+    entries = (item.value for item in tensor.external_data if item.key == "location")
+    return any(isinstance(text, str) and text.startswith(INSIDE) for text in entries)
+
+
+def has_data_file(tensor: TensorProto) -> bool:
+    """Return whether the tensor's data are in a file other than the model's."""
+    return tensor.data_location == TensorProto.EXTERNAL and not lies_inside(tensor)
+
+
+def external_tensor(location: str, offset: int, length: int) -> TensorProto:
+    """Return a tensor with only an external location: a name relative to the model's folder."""
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    for key, value in {
+        "location": location,
+        "offset": offset,
+        "length": length,
+    }.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
+    """Return a tensor with only the location of data left in a file, which is trusted from then on.
+
+    Args:
+        place: where the data lie.
+        was_default: whether the tensor said explicitly that it holds its data (``data_location`` DEFAULT).
+    """
+    tensor = external_tensor(f"{INSIDE}{place.path}", place.offset, place.length)
+    if was_default:
+        tensor.external_data.add(key=_WAS_DEFAULT)
+    if place.exponent:
+        tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
+    if place.saturate_at is not None:
+        tensor.external_data.add(key=_SATURATE, value=repr(place.saturate_at))
+    if place.stamp is not None:
+        tensor.external_data.add(key=_STAMP, value=str(place.stamp))
+    return tensor
+
+
+def scaled_tensor(
+    tensor: TensorProto, base_dir: Path | None, exponent: int
+) -> TensorProto | None:
+    """Return a float32 tensor multiplied by ``2**-exponent``, which is done when it is read; None if it holds its data.
+
+    Raises:
+        ExternalDataError: see :func:`data_location`.
+    """
+    place = data_location(tensor, base_dir)
+    if place is None:
+        return None
+    result = inside_tensor(
+        replace(place, exponent=place.exponent + exponent),
+        was_default=_was_default(tensor),
+    )
+    result.data_type = tensor.data_type
+    result.dims[:] = tensor.dims
+    return result
+
+
+def _was_default(tensor: TensorProto) -> bool:
+    """Return whether the tensor says in its file that it holds its data, or will once they are embedded."""
+    return has_data_file(tensor) or any(
+        item.key == _WAS_DEFAULT for item in tensor.external_data
+    )
+
+
+def forget_location(tensor: TensorProto) -> None:
+    """Remove the external location from the tensor, in place, and set ``data_location`` as it was in its file."""
+    if _was_default(tensor):
+        tensor.data_location = TensorProto.DEFAULT
+    else:
+        tensor.ClearField("data_location")
+    tensor.ClearField("external_data")

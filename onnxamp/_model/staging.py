@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._errors import OutputError
-from onnxamp._paths.paths import CAN_LOCK, lock
+from onnxamp._paths import CAN_LOCK, lock
 from onnxamp._state import Part
 from onnxamp._workers.signals import cleaned_up
 

@@ -1,40 +1,51 @@
 """Reading model files, and writing small files whole or not at all (:mod:`onnxamp._model.saving` writes models).
 
-Large weights are not read together with the model. Their location is noted, in the model file or in a data file, and
-their bytes are read when somebody needs them.
+Files that are no ONNX model in protobuf's binary form are read if they are one in text, and else named. Large weights
+are not read together with the model. Their location is noted, in the model file or in a data file, and their bytes are
+read when somebody needs them.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from io import BytesIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, parser
 
 from onnxamp._errors import MissingModelError, ModelError, OutputError
-from onnxamp._model.external_data import (
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.repair import tidied
+from onnxamp._model.sources import (
     INSIDE,
     DataFile,
     DataLocation,
+    FileStamp,
+    check_opened,
     data_location,
     has_data_file,
     inside_tensor,
     lies_inside,
 )
-from onnxamp._model.formats import name_format, parse_text
-from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.repair import tidied
-from onnxamp._model.sources import FileStamp, check_opened
 from onnxamp._model.staging import staging
 from onnxamp._model.weights import embed
 from onnxamp._model.wire import Ranges, find_data, replaced
-from onnxamp._paths.paths import is_remote, near_file, read_range, reason_of
+from onnxamp._ops.targets import read_table
+from onnxamp._paths import is_remote, near_file, read_range, reason_of
 
+_HEAD: Final = 4096
+"""Bytes in which a format shows."""
+
+
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 INLINE_LIMIT: Final = 1_900_000_000
 """Bytes of weights up to which a model is saved as one file; a protobuf message cannot hold 2 GiB."""
 MESSAGE_LIMIT: Final = 2**31
@@ -43,6 +54,91 @@ _READ_WHOLE: Final = 16 << 20
 """Bytes; smaller model files are read with all their weights."""
 _LEFT_BEHIND: Final = 64 << 10
 """Bytes from which on a weight of a larger file stays in the file."""
+
+
+def _is_page(data: bytes) -> bool:
+    return data[:_HEAD].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+
+
+def _is_safetensors(data: bytes) -> bool:
+    return 0 < int.from_bytes(data[:8], "little") <= len(data) and data[8:10] == b'{"'
+
+
+def _is_tensorflow(data: bytes) -> bool:
+    return any(
+        op in data
+        for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp")
+    )
+
+
+def _holds_model(data: bytes) -> bool:
+    """Return whether it is an archive with a file that has the name of a model."""
+    if not data.startswith(b"PK\x03\x04"):
+        return False
+    try:
+        with ZipFile(BytesIO(data)) as archive:
+            return any(name.endswith(".onnx") for name in archive.namelist())
+    except BadZipFile:
+        return False
+
+
+_SIGNS: Final = {
+    "page": _is_page,
+    "safetensors": _is_safetensors,
+    "tensorflow": _is_tensorflow,
+    "holds model": _holds_model,
+}
+"""Tests for formats without fixed bytes, by name in ``_data/formats.toml``."""
+
+
+def _is_in(row: dict[str, Any], data: bytes) -> bool:
+    """Return whether data are in the format of a row of ``_data/formats.toml``."""
+    if "sign" in row:
+        return _SIGNS[row["sign"]](data)
+    start = data[row.get("at", 0) :]
+    return start.startswith(tuple(text.encode("latin-1") for text in row["starts"]))
+
+
+def name_format(data: bytes) -> str | None:
+    """Return the kind of a file that is not an ONNX model, with advice, as the end of a sentence; None if unknown."""
+    rows = read_table("formats")["format"]
+    found = next((row for row in rows if _is_in(row, data)), None)
+    return None if found is None else f"is {found['what']}: {found['remedy']}."
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a model file is in text. Lengths and tags of the binary form are control characters."""
+    with path.open("rb") as file:
+        return not _CONTROL.search(file.read(_HEAD))
+
+
+def parse_text(data: bytes) -> ModelProto | None:
+    """Return the model in a text file: protobuf's text format, protobuf's JSON, or ONNX's own syntax.
+
+    Returns:
+        The model; None if it is in none of these, or has a mistake.
+    """
+    head = data[:_HEAD].lstrip()
+    if _CONTROL.search(head):
+        return None
+    try:
+        if head.startswith(b"{"):
+            return json_format.Parse(data, ModelProto())
+        if head.startswith(b"<"):
+            return parser.parse_model(data.decode())
+        return (
+            text_format.Parse(data, ModelProto())
+            if b":" in head or b"{" in head
+            else None
+        )
+    except (
+        json_format.ParseError,
+        text_format.ParseError,
+        parser.ParseError,
+        ValueError,
+        RecursionError,
+    ):
+        return None
 
 
 def folder_of(path: Path) -> Path:
@@ -277,7 +373,7 @@ def load_external_data(model: ModelProto, base_dir: Path) -> None:
     """Read all external data into the model, in place.
 
     Raises:
-        ExternalDataError: see :func:`onnxamp._model.external_data.data_location`.
+        ExternalDataError: see :func:`onnxamp._model.sources.data_location`.
     """
     for tensor in tensors_of(model):
         if tensor.data_location == TensorProto.EXTERNAL:

@@ -17,12 +17,12 @@ from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.operators import as_floats
+from onnxamp._graph.quantized import as_floats
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_key
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.flow import DataflowGraph
 

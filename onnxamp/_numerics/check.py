@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import (
@@ -22,7 +22,7 @@ from onnxamp._numerics.watch import (
     watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.metrics import (
     RELATIVE_FLOOR,
     VANISHED_ABOVE,

@@ -31,9 +31,9 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._numerics.tally import Tally, finished
-from onnxamp._ops.profiles import emulated_arithmetic, sums_low
+from onnxamp._ops.providers import emulated_arithmetic, sums_low
 from onnxamp._options.levels import DiffMetric
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import (
     Engine,
     Progress,

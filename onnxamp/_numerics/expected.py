@@ -31,8 +31,8 @@ from onnxamp._numerics.passes import Sensitivities
 from onnxamp._numerics.quantizers import rounds_to_integers
 from onnxamp._numerics.sensitivity import SensitivityProbe
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import emulated_arithmetic
-from onnxamp._rewrite.upgrade.upgrade import plan_upgrade
+from onnxamp._ops.providers import emulated_arithmetic
+from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all

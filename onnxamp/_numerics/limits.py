@@ -22,7 +22,7 @@ from onnxamp._numerics.metrics import (
     metric_name,
 )
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
-from onnxamp._paths.paths import reason_of
+from onnxamp._paths import reason_of
 from onnxamp._runtime.draws import NUMBERS
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnx import parser
 
 from onnxamp._dtypes import FLOAT, Format
-from onnxamp._model.lowering import rounded
+from onnxamp._model.weights import rounded
 from onnxamp._ops.facts import attribute, op_key
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.session import Provider, make_session, run

@@ -16,7 +16,7 @@ from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._errors import RuntimeFailure
 from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import (

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._dtypes import FLOAT
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.backward import SUMMED
 from onnxamp._numerics.matrices import Floats
 from onnxamp._numerics.quantizers import LowPass, shown_errors

@@ -21,11 +21,10 @@ from onnxamp._dtypes import Format
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
 from onnxamp._graph.editor import NewNames
-from onnxamp._graph.operators import OPERATORS
+from onnxamp._graph.quantized import OPERATORS
 from onnxamp._graph.view import Ports
-from onnxamp._model.lowering import rounded
 from onnxamp._model.protos import all_nodes
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL, rounded
 from onnxamp._numerics.matrices import Floats
 from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
 from onnxamp._runtime.emulate import rounding

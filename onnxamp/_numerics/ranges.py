@@ -19,10 +19,10 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.compare import measure
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.profiles import Profile, emulated_arithmetic
+from onnxamp._ops.providers import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine

@@ -29,13 +29,12 @@ from onnxamp._convert.analysis import Analysis, RoundedWeights
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
-from onnxamp._model.lowering import ConversionCounts, Scratch, lower, rounded
 from onnxamp._model.model import Model
-from onnxamp._model.weights import read_array
+from onnxamp._model.weights import ConversionCounts, Scratch, lower, read_array, rounded
 from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._optional import require
 from onnxamp._options.options import Options
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (

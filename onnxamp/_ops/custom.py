@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from onnxamp._dtypes import ELEM_NUMBERS
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._ops.signature import DECLARED, Port, Signature
-from onnxamp._paths.paths import as_path, cannot_read
+from onnxamp._paths import as_path, cannot_read
 from onnxamp._public import active_within
 
 _MANY: Final = 1 << 31

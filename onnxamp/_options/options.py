@@ -16,7 +16,7 @@ from onnx import NodeProto
 from onnxamp._dtypes import FLOAT16, DtypeLike, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.custom import CustomOp, CustomOpsLike, as_json, custom_ops_of
-from onnxamp._ops.profiles import computes_low
+from onnxamp._ops.providers import computes_low
 from onnxamp._options.checks import (
     OpsetWord,
     check_magnitude,

@@ -29,7 +29,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
-from onnxamp._target.roofline import Device
+from onnxamp._target.targets import Device
 from onnxamp._tuning.arguments import is_slower
 
 SAMPLES: Final = 4

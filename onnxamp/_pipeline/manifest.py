@@ -32,7 +32,7 @@ from onnxamp._numerics.limits import imported, name_of
 from onnxamp._options.checks import meant
 from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path, cannot_read
+from onnxamp._paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")
 """Which of two numbers is better."""

@@ -17,7 +17,7 @@ from onnxamp._options.levels import Level
 from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded, written
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._public import Shown
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, Outputs
 from onnxamp._runtime.fingerprints import model_print, source_print, versions
 from onnxamp._runtime.run import Run

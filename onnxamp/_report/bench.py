@@ -13,7 +13,7 @@ from onnxamp._bench.records import (
     Ratio,
     Timing,
 )
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Item,

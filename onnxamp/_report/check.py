@@ -10,7 +10,7 @@ from onnxamp._numerics.results import RangeFit, RunCheck, ValueCheck
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.targets import device_of
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Bars,
     Figure,

@@ -23,8 +23,7 @@ from onnxamp._report.comparison import (
     steps_of,
     where_it_ran,
 )
-from onnxamp._report.expected import expected_figures, expected_parts
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -36,16 +35,18 @@ from onnxamp._report.parts import (
     Step,
     Table,
     Verdict,
+    expected_figures,
+    expected_parts,
     hint,
     node_bar,
     node_figure,
     notes,
+    quantized_sections,
     section,
     table,
     traffic_figures,
     weight_bar,
 )
-from onnxamp._report.quantized import quantized_sections
 from onnxamp._report.text import as_sentence, count, detailed, percent, size, tally
 from onnxamp._state import as_data
 

@@ -15,7 +15,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._model.storage import weight_bytes
 from onnxamp._ops.facts import op_key
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Part,

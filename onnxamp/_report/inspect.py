@@ -15,9 +15,20 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._model.storage import weight_bytes
 from onnxamp._options.lists import Preset
 from onnxamp._report.conversion import decision_table, warning_items
-from onnxamp._report.expected import expected_figures, expected_parts
-from onnxamp._report.parts import Figure, Item, Report, Table, notes, section, table
-from onnxamp._report.quantized import quantized_sections, quantized_table, units_table
+from onnxamp._report.parts import (
+    Figure,
+    Item,
+    Report,
+    Table,
+    expected_figures,
+    expected_parts,
+    notes,
+    quantized_sections,
+    quantized_table,
+    section,
+    table,
+    units_table,
+)
 from onnxamp._report.text import count, opset_text, size
 
 _ROWS: Final = 12

@@ -1,17 +1,40 @@
 """Elements of reports as data: built once, then printed (:mod:`onnxamp._report.terminal`) and put on the page.
 
-Texts may contain unescaped names from models; every view escapes them.
+Texts may contain unescaped names from models; every view escapes them. Several reports have the parts about expected
+errors and quantized networks.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import chain, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit.findings import Audit
+from onnxamp._convert.plan import ExpectedError, Plan, QuantizedUnit
+from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS
-from onnxamp._report.text import count, percent, size
-from onnxamp._runtime.sizes import listed
+from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
+from onnxamp._numerics.results import DiffReport
+from onnxamp._report.text import (
+    as_sentence,
+    count,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+)
+from onnxamp._runtime.inputs import listed
+
+_UNITS: Final = 8
+"""Kinds of units that the terminal shows without -v."""
+_ROLES: Final[Mapping[str, str]] = {
+    SCALES: "quantize or dequantize",
+    PRODUCTS: "multiply what was dequantized",
+    INTEGERS: "compute with integers inside",
+    "rest": "compute with floats alone",
+}
 
 
 class Status(StrEnum):
@@ -293,3 +316,134 @@ def bars_table(bars: Bars) -> Table:
     titles = (bars.title, *(bar.label for bar in bars.bars))
     total = ("in all", *(bar.total for bar in bars.bars))
     return table(titles, [*rows, total], right=range(1, len(titles)))
+
+
+def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
+    """The error to expect in one number."""
+    if expected is None or expected.error is None or not expected.samples:
+        return
+    error, bound = number(expected.error), number(expected.bound or 0.0)
+    remark = f"relative L2, below {bound} on 99.99 % of inputs like the samples"
+    yield Figure("expected error", error, remark, f"expected error {error}")
+
+
+def expected_parts(
+    expected: ExpectedError | None, measured: DiffReport | None = None
+) -> Iterator[Part]:
+    """What is expected, beside what was measured, and the nodes that contribute most."""
+    if expected is None:
+        return
+    if expected.error is None:
+        yield Item(f"Unknown: {expected.why}", Level.WARNING)
+        return
+    if not expected.samples:
+        yield Item("None: all floats stay float32.")
+        return
+    columns = ["expected", "99.99 % bound"]
+    cells = [number(expected.error), number(expected.bound or 0.0)]
+    errors = [
+        output.rel_l2
+        for output in (measured.outputs if measured is not None else ())
+        if output.is_float
+    ]
+    if errors:
+        columns.append("measured")
+        cells.append(number(max(errors)))
+    yield table(columns, [cells], right=range(len(columns)), drop=())
+    told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
+    if expected.samples > 1 and expected.least is not None:
+        told = f"{told[:-1]}; on the best one {number(expected.least)} is expected."
+    yield Item(told)
+    if expected.jumps:
+        yield Item(
+            f"{count(len(expected.jumps), 'node')} select by value, and may select something else: the effect of that is"
+            " not predicted.",
+            Level.WARNING,
+            members=expected.jumps,
+        )
+    if expected.spread:
+        yield Item(
+            f"Errors upstream of {count(len(expected.spread), 'node')} without a gradient are known less exactly.",
+            members=expected.spread,
+        )
+    rows = ((row.node, row.op, percent(row.share, 1.0)) for row in expected.nodes)
+    columns = ["node", "op", "share of the squared error"]
+    yield table(columns, rows, right=(2,), drop=())
+
+
+def quantized_sections(plan: Plan) -> Iterator[Section]:
+    """Yield the result for a quantized network: its nodes by type, and the floats that stay float32."""
+    yield section("Quantized nodes", quantized_table({"": plan}))
+    yield section("Units between integers", units_table({"": plan}), on_page=False)
+    if plan.level != "auto":  # tuning says it
+        yield section("Float32 beside integers", _kept(plan), on_page=False)
+
+
+def quantized_table(plans: Mapping[str, Plan]) -> Table:
+    """Return nodes of a quantized network by type and role, under each of some plans."""
+    dtypes = dict.fromkeys(plan.dtype for plan in plans.values())
+    rows = (
+        (
+            level,
+            part.type,
+            _ROLES[part.role],
+            f"{sum(part.ops.values()):,}",
+            f"{part.low:,}",
+            f"{len(part.float32):,}",
+            tally(part.ops),
+        )
+        for level, plan in plans.items()
+        for part in plan.quantized
+    )
+    columns = ("level", "type", "nodes that", "nodes", *dtypes, "float32", "op types")
+    first = 1 if "" in plans else 0
+    return table(
+        columns[first:],
+        (row[first:] for row in rows),
+        right=range(3 - first, 6 - first),
+        prose=(6 - first,),
+        drop=(6 - first,),
+    )
+
+
+def units_table(plans: Mapping[str, Plan]) -> Table:
+    """Return a drawing of the ops between integers, under each of some plans."""
+    units = [(level, unit) for level, plan in plans.items() for unit in plan.units]
+    units.sort(key=lambda row: -row[1].count)
+    rows = ((level, f"{unit.count:,}", _drawn(unit)) for level, unit in units)
+    columns = ("level", "units", "dequantize → compute → quantize")
+    first = 1 if "" in plans else 0
+    return table(
+        columns[first:],
+        (row[first:] for row in rows),
+        right=(1 - first,),
+        shown=_UNITS,
+        prose=(2 - first,),
+        drop=(),
+    )
+
+
+def _drawn(unit: QuantizedUnit) -> str:
+    ops = (f"{tally(ops)} ({precision})" for precision, ops in unit.ops.items())
+    parts = tally(unit.dequantized), " + ".join(ops), tally(unit.quantized)
+    return " → ".join(part or "floats" for part in parts)
+
+
+def _kept(plan: Plan) -> Iterator[Item]:
+    """Yield the reasons for which floats stay float32, most frequent first, with the nodes."""
+    kept = {node: why for part in plan.quantized for node, why in part.float32.items()}
+    rows = {row.node: row for row in plan.rows if not row.low and row.node in kept}
+    titles = {
+        node: title_of(rows[node].reason) if node in rows else why
+        for node, why in kept.items()
+    }
+    for title, times in Counter(titles.values()).most_common():
+        nodes = [node for node in kept if titles[node] == title]
+        mine = [rows[node] for node in nodes if node in rows]
+        ops = f": {tally(row.op for row in mine)}" if mine else ""
+        is_bare = all(row.why == title for row in mine)
+        yield Item(
+            as_sentence(f"{title}{ops}"),
+            label=count(times, "node"),
+            members=tuple(nodes) if is_bare else detailed(mine),
+        )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._pipeline.runs import TunedMember, TunedPipeline
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Item,

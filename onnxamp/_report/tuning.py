@@ -13,7 +13,7 @@ from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
-from onnxamp._report.machine import document
+from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Item,

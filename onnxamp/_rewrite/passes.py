@@ -1,19 +1,30 @@
 """The common parts of passes. A pass consists of a function that rewrites a draft, and one that returns whether this is
 necessary.
 
-:data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order.
+:data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order. Those that rewrite single nodes do it at a
+:class:`Site`: it has facts about the node in the old model, and names for new nodes and values.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto
 
+from onnxamp._dtypes import ELEM_NUMBERS, element_name
+from onnxamp._graph.editor import GraphEditor, drop_attributes
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.weights import read_array
+from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
+
+_FEW: Final = 64
+"""Elements up to which a constant may be scales."""
 
 
 class Draft:
@@ -77,3 +88,84 @@ class Pass(NamedTuple):
 
     applies: Callable[[Draft, Options], bool]
     apply: Callable[[Draft, Options], Passed]
+
+
+class StuckError(Exception):
+    """A node cannot take a step; the text ends a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node of the old model that is rewritten, for which new constants and values are named."""
+
+    graph: Graph
+    node: Node
+    editor: GraphEditor
+    values: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        proto, node = self.node.proto, self.node
+        pairs = (
+            *zip(proto.input, node.inputs, strict=True),
+            *zip(proto.output, node.outputs, strict=True),
+        )
+        object.__setattr__(self, "values", dict(pairs))
+
+    def named(self, what: str) -> str:
+        """Return a name, not used yet, for something that belongs to the node."""
+        return f"{self.node.label}/{what}"
+
+    def fresh(self, what: str) -> str:
+        """Return a new name for a node or value that belongs to the node."""
+        return self.editor.names.fresh(self.named(what))
+
+    def type_of(self, name: str) -> str | None:
+        """Return the type of a value that the node reads or writes; None if it is not known."""
+        return self.graph.types[self.values.get(name, ABSENT)]
+
+    def shape_of(self, name: str) -> Shape | None:
+        """Return the shape of a value that the node reads or writes; None if it is not known."""
+        return self.graph.shapes[self.values.get(name, ABSENT)]
+
+    def rank_of(self, name: str) -> int:
+        """Return the number of dimensions of a value.
+
+        Raises:
+            StuckError: it is not known.
+        """
+        shape = self.shape_of(name)
+        if shape is None:
+            raise StuckError(f"the number of dimensions of {name!r} is unknown")
+        return len(shape)
+
+    def floats_of(self, name: str) -> list[float] | None:
+        """Return the elements of a small float32 constant that the node reads; None where it is not one."""
+        tensor = self.graph.constants.tensors.get(self.values.get(name, ABSENT))
+        if (
+            tensor is None
+            or tensor.data_type != TensorProto.FLOAT
+            or prod(tensor.dims) > _FEW
+        ):
+            return None
+        return [
+            float(number)
+            for number in read_array(tensor, self.graph.folder).reshape(-1)
+        ]
+
+    def elem_of(self, name: str) -> int:
+        """Return the element type of a tensor that the node reads.
+
+        Raises:
+            StuckError: it is not known.
+        """
+        kind = self.type_of(name)
+        if kind is None:
+            raise StuckError(f"the type of {name!r} is unknown")
+        return ELEM_NUMBERS[element_name(kind)]
+
+
+def take_attribute(proto: NodeProto, name: str, default: Any = None) -> Any:
+    """Remove an attribute, and return its value; ``default`` if there is none."""
+    value = attribute(proto, name)
+    drop_attributes(proto, (name,))
+    return default if value is None else value

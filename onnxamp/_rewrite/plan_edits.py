@@ -18,7 +18,7 @@ from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
-from onnxamp._model.lowering import Scratch, lower
+from onnxamp._model.weights import Scratch, lower
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.apply import Edits, NewCast, NewConstant, NewDequantize
 

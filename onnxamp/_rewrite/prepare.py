@@ -7,10 +7,17 @@ from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._rewrite import casts, freeze, inline, requantize, rescale, split_k
-from onnxamp._rewrite.fold import fold
+from onnxamp._rewrite import (
+    casts,
+    fold,
+    freeze,
+    inline,
+    requantize,
+    rescale,
+    split_k,
+    upgrade,
+)
 from onnxamp._rewrite.passes import Draft, Pass
-from onnxamp._rewrite.upgrade import upgrade
 
 PASSES: Final = (
     Pass(inline.applies, inline.apply),

@@ -16,10 +16,9 @@ from onnxamp._decide.rescaling import complete
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._model.external_data import scaled_tensor
 from onnxamp._model.protos import copied, copy_fields
-from onnxamp._model.statistics import blocks_of
-from onnxamp._model.weights import read_array, store_exponents, times_power
+from onnxamp._model.sources import scaled_tensor
+from onnxamp._model.weights import blocks_of, read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
 from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options

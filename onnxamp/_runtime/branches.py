@@ -32,7 +32,7 @@ from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
 from onnxamp._model.protos import copied, copy_without, node_bodies
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
 from onnxamp._runtime.flow import (
     WEIGHTS_IN_GRAPH,
     DataflowGraph,

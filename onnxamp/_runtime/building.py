@@ -20,10 +20,10 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._errors import RuntimeFailure
-from onnxamp._model.external_data import external_tensor
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
-from onnxamp._paths.paths import is_remote
+from onnxamp._model.sources import external_tensor
+from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.servers import Forked, can_fork, fork, serve_loads
 from onnxamp._runtime.session import Provider, provider_options

@@ -1,20 +1,32 @@
-"""Decoders with caches: the inputs that take tokens, and how each step follows from the one before."""
+"""Decoders with caches: the inputs that take tokens, how each step follows from the one before, and texts as inputs.
 
-from collections.abc import Mapping
+Each text is a prompt, and a step with the token that the model gives after it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from os import PathLike
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError
+from onnxamp._errors import ArgumentError, MissingPackageError
 from onnxamp._graph.graph import graph_of
-from onnxamp._model.model import Model
-from onnxamp._runtime.engines import Outputs
-from onnxamp._runtime.random_inputs import input_maker
-from onnxamp._runtime.roles import Role
-from onnxamp._runtime.sizes import dim_name, is_open
-from onnxamp._runtime.values import Feeds
+from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.storage import weight_bytes
+from onnxamp._optional import require
+from onnxamp._paths import as_path, cannot_read
+from onnxamp._runtime.draws import suited
+from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
+from onnxamp._runtime.inputs import Role, dim_name, is_open
+from onnxamp._runtime.random_inputs import InputMaker, input_maker
+from onnxamp._runtime.sample_files import Spool, quoted
+from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.values import Feeds, check_inputs
 
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
 """Names that exporters give to the input for tokens."""
@@ -26,6 +38,22 @@ _CACHES: Final = (
     ("past_", "present_"),
 )
 """Prefixes of the names of cache inputs, and of the outputs that hold the caches after a run."""
+TOKENIZER: Final = "tokenizer.json"
+"""The name of a tokenizer's file in all software that uses the package tokenizers."""
+
+_GENERATED: Final = 32
+"""Tokens that are generated after each prompt, to compare two models."""
+
+_BUILT_IN: Final = (
+    "The river rises in the hills, and runs for ninety miles before it meets the sea.",
+    "def mean(values):\n    return sum(values) / len(values)\n",
+)
+_FEW: Final = 8
+"""Tokens that are generated after each of these."""
+_LARGE: Final = 1 << 30
+"""Bytes of weights from which on a decoder generates only for those who ask."""
+_WORDS: Final = 4
+"""Different tokens that a tokenizer makes of a text, at least, if it knows the language."""
 
 
 def tokens_input(model: ModelProto) -> str | None:
@@ -176,3 +204,186 @@ def _present_of(name: str, outputs: set[str]) -> str | None:
         if name.startswith(before)
     )
     return next((one for one in candidates if one in outputs), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts(SampleSource):
+    """Texts for a decoder with caches; accepted wherever samples are.
+
+    Each text becomes two samples: a prompt with its tokens and empty caches, and a step with the most likely next token
+    and the caches after the prompt. Inputs besides tokens, masks, positions and caches are random.
+
+    Args:
+        texts: the texts, or the path of a text file with one in each line; empty lines are skipped.
+        tokenizer: the path of a tokenizer.json; None for the one beside the model, or in the folder above.
+        generates: number of tokens that a comparison generates greedily after each prompt, as long as both models
+            choose the same.
+
+    Example:
+        >>> import onnxamp
+        >>> prompts = onnxamp.Prompts(["Once upon a time", "The capital of France is"])
+        >>> len(prompts.lines())
+        2
+    """
+
+    texts: str | PathLike[str] | Iterable[str]
+    tokenizer: str | PathLike[str] | None = None
+    generates: int = _GENERATED
+
+    def lines(self) -> list[str]:
+        """Return the texts.
+
+        Raises:
+            ArgumentError: the file cannot be read, or there is no text.
+        """
+        texts: Iterable[str]
+        if isinstance(self.texts, (str, PathLike)):
+            path = as_path(self.texts)
+            try:
+                texts = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError) as error:
+                raise cannot_read(f"the prompts {quoted(path)}", error) from error
+        else:
+            texts = self.texts
+        found = [text for text in texts if text.strip()]
+        if not found:
+            raise ArgumentError("There is no text among the prompts.")
+        return found
+
+    def samples_of(
+        self, model: ModelSource, seed: int = 0, reference: Session | None = None
+    ) -> Samples:
+        """Return the samples for a model: a prompt and a step for each text.
+
+        Args:
+            model: the decoder, with its weights.
+            seed: seed of the inputs that do not follow from the text.
+            reference: runs the model and stores its outputs; None for the CPU.
+
+        Raises:
+            ArgumentError: the model takes no tokens or gives no logits, or its tokenizer is missing.
+            MissingPackageError: the package tokenizers is not installed.
+        """
+        opened = Model.of(model)
+        tokens = self.tokens_of(opened)
+        named = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
+        read = _Tokenized(named=named, tokens=tokens, generates=self.generates)
+        return read.samples_of(opened, seed, reference)
+
+    def tokens_of(self, model: Model) -> list[list[int]]:
+        """Return the tokens of each text; raises as :meth:`samples_of`."""
+        tokenizer = _tokenizer(model, self.tokenizer)
+        return [tokenizer.encode(line).ids for line in self.lines()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokenized(SampleSource):
+    """The tokens of prompts, and the name of the prompts in reports."""
+
+    named: str
+    tokens: Sequence[Sequence[int]]
+    generates: int
+
+    def samples_of(
+        self, model: ModelSource, seed: int = 0, reference: Session | None = None
+    ) -> Samples:
+        """As :meth:`Prompts.samples_of`."""
+        writer = PromptWriter(reference or on_cpu(Model.of(model)), seed)
+        size = 2 * len(self.tokens)
+        spool = Spool(writer.samples(self.tokens), "file of prompts", size)
+        description = f"samples of {self.named} and the steps after"
+        return Samples(description, spool, generates=self.generates)
+
+
+def built_in_prompts(model: Model) -> SampleSource | None:
+    """Return short texts for a decoder that has a tokenizer; None where they do not suit it, or take long."""
+    if weight_bytes(model.proto) > _LARGE or not reads_prompts(model):
+        return None
+    try:
+        tokens = Prompts(_BUILT_IN).tokens_of(model)
+    except (ArgumentError, MissingPackageError):
+        return None
+    outputs = {entry.name: entry for entry in model.proto.graph.output}
+    dims = outputs[LOGITS].type.tensor_type.shape.dim
+    words = (dims[-1].dim_value if dims else 0) or inf
+    suits = all(len({*text}) >= _WORDS and max(text) < words for text in tokens)
+    named = f"{len(tokens)} built-in prompts"
+    return _Tokenized(named=named, tokens=tokens, generates=_FEW) if suits else None
+
+
+class PromptWriter:
+    """Writes samples of a decoder: prompts, and steps with the caches after them."""
+
+    def __init__(
+        self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
+    ) -> None:
+        self._reference, self._seed = reference, seed
+        self.decoder = Decoder.of(reference.model)
+        draw = draw_of(reference.model, seed, dims)
+        maker = draw.determined().maker()
+        if maker.untold - self.decoder.lengths:
+            # A session caches results by number, and prompts have the numbers of the random inputs.
+            aside = replace(reference, outputs=OutputCache())
+            maker = suited(draw, aside).maker()
+        self._maker: InputMaker = maker
+
+    def samples(self, texts: Iterable[Any]) -> Iterator[Feeds]:
+        """Yield a prompt and a step for each text, which is a list of token ids."""
+        for number, tokens in enumerate(texts):
+            prompt = self.prompt(tokens)
+            yield prompt
+            feeds = check_inputs(self._reference.model.proto, prompt)
+            outputs = self._reference.run_sample(2 * number, feeds)
+            likely = int(logits_of(outputs)[0, -1].argmax())
+            yield self.decoder.step(prompt, outputs, likely)
+
+    def prompt(self, tokens: Any) -> dict[str, Any]:
+        """Return the inputs for a prompt. All inputs except tokens, masks, positions and caches are random."""
+        sample = self.made_up(len(tokens))
+        name = self.decoder.tokens
+        like = np.asarray(sample[name])
+        sample[name] = np.broadcast_to(tokens, like.shape).astype(like.dtype)
+        return sample
+
+    def made_up(self, length: int) -> dict[str, Any]:
+        """Return the inputs for a prompt of random tokens, or of as many as ``dims`` says."""
+        named, dims = self._maker.named, self._maker.dims
+        names = self.decoder.lengths & named.formulas.keys()
+        length = next((dims[name] for name in sorted(names & dims.keys())), length)
+        lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}
+        sample = self._maker.make(self._seed, 0, lengths)
+        # Sliding caches have rows from the beginning, which are empty.
+        for cache in self.decoder.caches:
+            sample[cache] = np.zeros_like(np.asarray(sample[cache]))
+        return sample
+
+
+def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
+    """Return the tokenizer in a file, or in that beside the model or in the folder above.
+
+    Raises:
+        ArgumentError: there is none, or it cannot be read. MissingPackageError: the package is not installed.
+    """
+    require("tokenizers", "Prompts need tokenizers", "text")
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only prompts need it
+
+    homes = (
+        []
+        if model.path is None
+        else [model.path.absolute().parent, model.path.absolute().parent.parent]
+    )
+    places = (
+        [as_path(given)] if given is not None else [home / TOKENIZER for home in homes]
+    )
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        looked = (
+            " and ".join(quoted(place) for place in places) or "a file beside the model"
+        )
+        raise ArgumentError(
+            f"Prompts need a tokenizer, and there is none: looked for {looked}."
+        )
+    try:
+        return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
+    except Exception as error:
+        raise cannot_read(f"the tokenizer {quoted(path)}", error) from error

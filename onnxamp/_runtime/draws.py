@@ -21,8 +21,8 @@ from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
 from onnxamp._model.protos import bytes_of
-from onnxamp._ops.profiles import sums_low
-from onnxamp._runtime.defaults import LEAST, MOST
+from onnxamp._ops.providers import sums_low
+from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.values import check_inputs

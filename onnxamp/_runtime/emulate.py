@@ -57,7 +57,7 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
 from onnxamp._runtime.accumulate import Accumulator
 
 

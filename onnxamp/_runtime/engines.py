@@ -16,9 +16,9 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._ops.profiles import Profile
+from onnxamp._ops.providers import Profile
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import settled_flow
-from onnxamp._runtime.defaults import BUDGET
 from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (

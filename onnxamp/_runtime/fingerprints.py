@@ -11,12 +11,10 @@ from typing import Any, Final
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from onnxamp._model.external_data import INSIDE
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without, has_external_data, tensors_of
-from onnxamp._model.sources import FileStamp, check_same
-from onnxamp._model.statistics import blocks_of
-from onnxamp._model.weights import read_array
+from onnxamp._model.sources import INSIDE, FileStamp, check_same
+from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._runtime.sample_files import read_json, read_npz, read_one
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.starting import is_large

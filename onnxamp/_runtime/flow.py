@@ -2,19 +2,22 @@
 are still needed stay in memory.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import (
     ELEM_NAMES,
+    ELEM_NUMBERS,
+    FLOAT,
     FLOAT_ELEMS,
     LOW_ELEMS,
     LOW_TENSORS,
@@ -23,11 +26,12 @@ from onnxamp._dtypes import (
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.bodies import inline_functions, wire
 from onnxamp._graph.collecting import no_collections
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
-from onnxamp._graph.view import View
-from onnxamp._model import lowering
+from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._model import weights
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
@@ -39,13 +43,12 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.weights import embed, read_array, stored_exponents
 from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._ops.profiles import Profile
-from onnxamp._paths.paths import as_path
+from onnxamp._ops.providers import Profile
+from onnxamp._paths import as_path
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.values import Feed, Feeds, as_typed
-from onnxamp._runtime.windows import with_defined_windows
 from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
@@ -58,6 +61,57 @@ times their size: in copies of the graph, and in the session.
 
 LARGE: Final = 64 * 2**10
 """Bytes from which on a weight is large."""
+
+
+def with_defined_windows(graph: Graph) -> Graph:
+    """Return a model with zeros in such rows of the main graph; itself if it has no such caches."""
+    windows = op_facts().windows
+    sliding = [
+        node
+        for node in graph.nodes_of(windows)
+        if node.scope == 0 and attribute(node.proto, windows[node.key].when)
+    ]
+    if not sliding:
+        return graph
+    editor = GraphEditor(graph)
+    for node in sliding:
+        editor.replace(node.index, [*_defined(editor, graph, node)])
+    return Graph.of(editor.finish())
+
+
+def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
+    """Return the node, and nodes that set the rows of its caches after the last token to zero."""
+    given, make, window = copied(node.proto), editor.make, op_facts().windows[node.key]
+    zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
+
+    def fresh(part: str) -> str:
+        return editor.names.fresh(f"{node.label}/{part}")
+
+    last, tokens = fresh("last"), fresh("tokens")
+    after = [
+        make("Cast", [given.input[window.seen]], [last], to=TensorProto.INT64),
+        make("Reshape", [last, editor.ints([-1, 1, 1, 1], "window/all")], [tokens]),
+    ]
+    for at in window.caches:
+        name, value = given.output[at], node.outputs[at]
+        if value == ABSENT:
+            continue
+        given.output[at] = held = fresh("held")
+        shape, size, rows, column, keeps = map(
+            fresh, ("shape", "size", "rows", "column", "keeps")
+        )
+        elem = ELEM_NUMBERS[(graph.types[value] or FLOAT)[len("tensor(") : -1]]
+        nothing = editor.constant(np.zeros((), np.float32), "window/nothing", elem)
+        after += [
+            make("Shape", [held], [shape]),
+            make("Gather", [shape, axis], [size]),
+            make("Range", [zero, size, one], [rows]),
+            make("Unsqueeze", [rows, editor.ints([1], "window/axis")], [column]),
+            make("LessOrEqual", [column, tokens], [keeps]),
+            make("Where", [keeps, held, nothing], [name]),
+        ]
+    yield given
+    yield from after
 
 
 class Shell(NamedTuple):
@@ -79,7 +133,7 @@ class Shell(NamedTuple):
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
         return (
-            lowering.raised(array, tensor.data_type)
+            weights.raised(array, tensor.data_type)
             if raised and tensor.data_type in LOW_ELEMS
             else array
         )

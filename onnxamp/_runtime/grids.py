@@ -7,7 +7,7 @@ from onnx import NodeProto, TensorProto
 
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.operators import OPERATORS, as_floats
+from onnxamp._graph.quantized import OPERATORS, as_floats
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.editor import NewNames
 from onnxamp._model.protos import copy_fields, stored_bytes
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import DataflowGraph, fitted
 from onnxamp._runtime.plugins import wants_ranks

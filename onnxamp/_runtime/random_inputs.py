@@ -27,8 +27,8 @@ optionals                              a value
 
 Indices, masks and sizes are recognized through data movement, Casts and bodies, whatever the input's type.
 
-Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a (1, 8)
-matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.
+Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.inputs` says. An input of unknown rank is a
+(1, 8) matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.
 """
 
 import zlib
@@ -54,8 +54,16 @@ from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
-from onnxamp._runtime.roles import Role, Use, input_use
-from onnxamp._runtime.sizes import BATCH, OTHER, Sizes, dim_name, is_open
+from onnxamp._runtime.inputs import (
+    BATCH,
+    OTHER,
+    Role,
+    Sizes,
+    Use,
+    dim_name,
+    input_use,
+    is_open,
+)
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30

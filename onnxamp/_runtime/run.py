@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxamp._runtime.defaults import BUDGET
+from onnxamp._runtime import BUDGET
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ array                  one, of a model with one input
 list of these          one per item. A tuple holds arrays in the order of the model's inputs; what follows them, such
                        as labels, is left out
 other iterable         likewise: a generator, or a loader of PyTorch. Items are taken one by one, when they are needed,
-                       and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.spool`)
-Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._runtime.prompts`)
+                       and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.sample_files`)
+Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._runtime.decoder`)
 Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
@@ -38,13 +38,12 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._paths.paths import as_path, cannot_read, is_remote
+from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime.draws import suited, usual_count
 from onnxamp._runtime.engines import Session, on_cpu
+from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
-from onnxamp._runtime.sample_files import file_readers, folder_readers, quoted
-from onnxamp._runtime.sizes import listed
-from onnxamp._runtime.spool import Spool
+from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
 
 if TYPE_CHECKING:

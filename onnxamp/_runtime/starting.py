@@ -19,8 +19,6 @@ from onnxamp._errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
-from onnxamp._model.external_data import external_tensor
-from onnxamp._model.formats import is_text
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
     copied,
@@ -30,13 +28,13 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._model.sources import confirm_sources
-from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._model.sources import confirm_sources, external_tensor
+from onnxamp._model.storage import data_files, folder_of, is_text, load_model
 from onnxamp._model.weights import embed
 from onnxamp._ops.custom import CustomOpsLike, declared_ops
 from onnxamp._ops.signature import DECLARED
 from onnxamp._optional import require_runtime
-from onnxamp._paths.paths import as_path, is_remote, reason_of
+from onnxamp._paths import as_path, is_remote, reason_of
 from onnxamp._public import active_within
 from onnxamp._workers.executor import temporary_folder, thread_limit
 

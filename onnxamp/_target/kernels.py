@@ -23,7 +23,7 @@ from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import Node, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts, type_giver
-from onnxamp._ops.kernel_limits import has_kernel_limits, kernel_failure, kernel_limit
+from onnxamp._ops.providers import has_kernel_limits, kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
 from onnxamp._ops.targets import device_of, target_json, target_table
 from onnxamp._target.targets import (

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from onnxamp._errors import ArgumentError
 from onnxamp._options.levels import TOLERANCE
-from onnxamp._target.roofline import device_called, device_titled
-from onnxamp._target.targets import AUTO, target_of
+from onnxamp._target.targets import AUTO, device_called, device_titled, target_of
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept

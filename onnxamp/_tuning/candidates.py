@@ -1,10 +1,21 @@
-"""From expected errors to candidates: the minimum cut, with errors charged at any rate."""
+"""From expected errors to candidates: the choices among which tolerances decide.
 
-from collections.abc import Callable, Iterable, Mapping
+They depend on times and error prices, and on no tolerance. The minimum cut with errors charged at every rate gives a
+sequence of choices, from all that pays to nothing. Two that follow each other may differ by much, as by one product in
+every layer. What lies between them is a knapsack: parts of the difference, each with an error and a time that it saves.
+Added one by one, what saves most per error first, they fill the gap; a choice of this chain is at most one part away
+from the best.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from math import inf
+from functools import cached_property
+from heapq import heappop, heappush, nlargest, nsmallest
+from itertools import pairwise
+from math import inf, log
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.exponents import components
@@ -12,6 +23,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._numerics.expected import ExpectedErrors
+from onnxamp._tuning.arguments import is_slower
 from onnxamp._tuning.results import Candidate
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
@@ -20,6 +32,35 @@ Choice: TypeAlias = frozenset[str]
 
 Part: TypeAlias = tuple[float, float, Choice]
 """A part of a choice, after its error and its saving."""
+_CUTS: Final = 12
+"""Rates at most at which a cut is solved, for each way to price Casts."""
+
+_CLOSE: Final = 1.02
+"""Ratio between errors, and between rates, below which nothing is looked for in between."""
+
+_LEAST: Final = 1 / 256
+"""Share of the error of the best choice below which nothing is looked for."""
+
+_FACTORS: Final = (1.0, 1 / 4, 4.0)
+"""The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
+
+_NEAR: Final = 1e-3
+"""Share of the time of float32 that one choice must be better than another by."""
+
+_FILLED: Final = 24
+"""Choices at most that fill gaps."""
+
+_STEPS: Final = 8
+"""Choices at most that fill one gap."""
+
+_PARTS: Final = 16
+"""Parts at most that are tried between two choices that follow each other."""
+
+_FINE: Final = 1 / 16
+"""Share of the gap above which one of these is halved that are taken away."""
+
+_SHARE: Final = 1 / 8
+"""Share of the error of a gap above which one part of it is halved."""
 
 
 def per_gain(part: Part) -> float:
@@ -231,3 +272,233 @@ class CandidateSolver:
 
     def _is_low(self, decision: Decision, unit: TunableNode) -> bool:
         return any(map(decision.is_low, self._variables[unit.key]))
+
+
+class Aim(NamedTuple):
+    """The order of choices; ``nothing`` is the choice of float32."""
+
+    nothing: Candidate
+    allow_slower: bool
+
+    def merit(self, one: Candidate) -> float:
+        """Orders candidates, the best first."""
+        return -one.flops - one.bytes if self.allow_slower else one.time
+
+    def are_near(self, one: Candidate, other: Candidate) -> bool:
+        """Return whether there is almost no difference between two candidates."""
+        unit = 1.0 if self.allow_slower else self.nothing.time
+        return abs(self.merit(one) - self.merit(other)) < _NEAR * unit
+
+    def admits(self, one: Candidate) -> bool:
+        """Return whether a candidate may be offered, whatever its error."""
+        return bool(one.low) and (self.allow_slower or not is_slower(one, self.nothing))
+
+
+class Frontier:
+    """Makes the list of choices."""
+
+    def __init__(self, solver: CandidateSolver, aim: Aim) -> None:
+        self.solver, self.aim = solver, aim
+        self._solvers = [solver]
+        if not aim.allow_slower:
+            spaces = map(solver.space.with_casts, _FACTORS)
+            self._solvers = [solver.priced(solver.errors, space) for space in spaces]
+
+    @cached_property
+    def unpriced(self) -> list[Candidate]:
+        """The choices that errors have no part in, best first."""
+        solvers = dict.fromkeys((self.solver, *self._solvers))
+        lows = dict.fromkeys(solver.choose(0.0) for solver in solvers)
+        return sorted(map(self._priced, lows), key=self.aim.merit)
+
+    def choices(self) -> list[Candidate]:
+        """Return the choices in the order of their merit; each is predicted to have a smaller error than all before it.
+
+        None is better than the best without regard to errors, which an infinite tolerance would choose.
+
+        Complexity: some hundred cuts at most.
+        """
+        free = self._admitted(self.unpriced)
+        if not free:
+            return []
+        lows = {item.low: None for item in free}
+        for solver in self._solvers:
+            lows |= dict.fromkeys(_rated(solver))
+        found = list(map(self._priced, lows))
+        found += self._between(self._front(found, free))
+        return self._admitted(self._front(found, free))
+
+    def refined(self, before: Candidate, after: Candidate) -> list[Candidate]:
+        """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
+
+        They take from ``before`` what costs least time for the error that it causes, or add to ``after`` or to nothing
+        what saves most, with the Casts that this takes.
+
+        Complexity: some dozens of cuts.
+        """
+        if self.aim.are_near(before, after):
+            return []
+        gap, merit = before.predicted**2 - after.predicted**2, self.aim.merit
+        free = self.unpriced[0].low
+        less = self._parts(before.low, _FINE * gap)
+        found = [*self._steps(before, nlargest(_PARTS, less, key=itemgetter(0)))]
+        for low, start in {
+            after.low: after,
+            frozenset[str](): self.aim.nothing,
+        }.items():
+            most = before.predicted**2 - start.predicted**2
+            more = [part for part in self._parts(free - low, most) if part[0] <= most]
+            found += self._steps(start, nsmallest(_PARTS, more, key=per_gain))
+        inside = [one for one in found if merit(before) < merit(one) < merit(after)]
+        return [
+            one
+            for one in self._front(inside, self._admitted(self.unpriced))
+            if after.predicted < one.predicted < before.predicted
+        ]
+
+    def _steps(self, start: Candidate, parts: Sequence[Part]) -> Iterator[Candidate]:
+        """Yield a choice with each of some parts changed alone, and one after the other, what pays best first."""
+        alone = [(self._priced(start.low ^ part), part) for _, _, part in parts]
+        yield from (one for one, _ in alone)
+
+        def rate(row: tuple[Candidate, Choice]) -> float:
+            error = row[0].predicted ** 2 - start.predicted**2
+            return self._gain(start, row[0]) / error if error else 0.0
+
+        low, rising = start.low, sorted(alone, key=rate)
+        if not all(part <= start.low for _, part in alone):
+            rising = [row for row in rising[::-1] if rate(row) > 0]
+        for _, part in rising:
+            low ^= part
+            yield self._priced(low)
+
+    def _gain(self, one: Candidate, other: Candidate) -> float:
+        """Return the advantage of a choice over another."""
+        if self.aim.allow_slower:
+            return other.flops + other.bytes - one.flops - one.bytes
+        return one.time - other.time
+
+    def _parts(self, keys: Choice, most: float) -> list[Part]:
+        if self.aim.allow_slower:
+            return self.solver.parts(keys, most, self.solver.work)
+        return self.solver.parts(keys, most)
+
+    def _priced(self, low: Choice) -> Candidate:
+        return self.solver.candidate(self.solver.feasible(low))
+
+    def _admitted(self, items: Iterable[Candidate]) -> list[Candidate]:
+        return sorted(filter(self.aim.admits, items), key=self.aim.merit)
+
+    def _front(
+        self, items: Iterable[Candidate], free: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Return the choices that no better one beats in the predicted error, without near duplicates."""
+        least, known = self.aim.merit(free[0]), {item.low for item in free}
+        front, limit = list[Candidate](), inf
+        for item in sorted(
+            filter(attrgetter("low"), items),
+            key=lambda item: (self.aim.merit(item), item.predicted),
+        ):
+            if self.aim.merit(item) < least and item.low not in known:
+                continue
+            if (
+                not front
+                or item.predicted * _CLOSE < limit
+                or item.predicted == 0 < limit
+            ):
+                front.append(item)
+                limit = item.predicted
+        return self._apart(front)
+
+    def _apart(self, front: Sequence[Candidate]) -> list[Candidate]:
+        """The front without what is hardly better than the next one, which has a smaller error; the best stays."""
+        kept = list[Candidate]()
+        for number, item in reversed(list(enumerate(front))):
+            if not kept or not number or not self.aim.are_near(item, kept[-1]):
+                kept.append(item)
+        return kept[::-1]
+
+    def _between(self, front: Sequence[Candidate]) -> list[Candidate]:
+        """Choices that fill the gaps of a front, the widest first."""
+        ends = [*front, self.aim.nothing]
+        gaps = [
+            (_width(after.predicted, before.predicted), number, before, after)
+            for number, (before, after) in enumerate(pairwise(ends))
+        ]
+        found = list[Candidate]()
+        least = _LEAST * front[0].predicted
+        for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
+            if width <= log(_CLOSE) or len(found) >= _FILLED:
+                break
+            if before.predicted > least:
+                found += map(self._priced, self._chain(before, after))
+        return found
+
+    def _chain(self, before: Candidate, after: Candidate) -> Iterator[Choice]:
+        """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
+        gap = before.low - after.low
+        parts = self._parts(gap, _SHARE * self.solver.price(gap))
+        total = sum(error for error, _, _ in parts) if len(parts) > _STEPS else 0.0
+        low, spent, step = after.low, 0.0, total / _STEPS
+        for error, _, part in sorted(parts, key=per_gain):
+            if low != after.low and spent + error >= step:
+                yield low
+                spent = 0.0
+            low, spent = low | part, spent + error
+
+
+def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
+    """Return the share of the time of a choice that a better use of the tolerance could still save, at most.
+
+    Between a choice that holds and a faster one that misses, time falls by no more than in proportion to the squared
+    error, as long as what saves most per error comes first: a knapsack of which one part may be cut.
+
+    Args:
+        chosen: the choice, with its error.
+        faster: choices that miss, with theirs.
+        limit: the error that is allowed.
+    """
+    mine, bound = chosen.best_known_error**2, 0.0
+    for one in faster:
+        theirs = one.best_known_error**2
+        if one.time < chosen.time and mine <= limit**2 < theirs < inf:
+            bound = max(
+                bound, (chosen.time - one.time) * (limit**2 - mine) / (theirs - mine)
+            )
+    return bound / chosen.time if chosen.time else 0.0
+
+
+def _width(low: float, high: float) -> float:
+    """Return the distance of two errors."""
+    if not 0 < low < inf or not 0 < high < inf:
+        return inf if low < high else 0.0
+    return log(high / low)
+
+
+def _rated(solver: CandidateSolver) -> Iterator[Choice]:
+    """Yield the cuts at all rates, where their errors differ: the widest gap is halved until none is left."""
+    prices = solver.errors.prices
+    ends = [1 / sum(prices), 1e3 * (1 + solver.space.gains) / min(prices)]
+    rated = [(rate, solver.choose(rate)) for rate in ends]
+    yield from (low for _, low in rated)
+    gaps = list[tuple[float, float, float, Choice, Choice]]()
+
+    predicted = solver.errors.predicted
+    least = _LEAST * predicted(rated[0][1])
+
+    def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
+        less, more = predicted(high[1]), predicted(low[1])
+        is_open = low[1] != high[1] and high[0] > _CLOSE * low[0] and more > least
+        if is_open and (width := _width(max(less, least), more)) > log(_CLOSE):
+            heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
+
+    enter(*rated)
+    for _ in range(_CUTS):
+        if not gaps:
+            return
+        _, slow, fast, more, less = heappop(gaps)
+        middle = (slow * fast) ** 0.5
+        choice = solver.choose(middle)
+        yield choice
+        enter((slow, more), (middle, choice))
+        enter((middle, choice), (fast, less))

@@ -1,11 +1,11 @@
-"""Everything tuning runs: converted models, and profiles."""
+"""Everything tuning runs, converted models and profiles, and the part of the state file that keeps the results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnx import ModelProto
 
@@ -14,13 +14,10 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
+from onnxamp._numerics.passes import Sensitivities
+from onnxamp._options.options import Options
 from onnxamp._runtime.branches import settle
-from onnxamp._runtime.engines import (
-    Engine,
-    OutputCache,
-    Session,
-    engine_on,
-)
+from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (
     KeptSamples,
@@ -32,20 +29,112 @@ from onnxamp._runtime.loop import (
 )
 from onnxamp._runtime.profile import node_times
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Sample
+from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import as_typed, check_inputs
+from onnxamp._state import Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
 
+PARTS: Final = (
+    "tuning",
+    "tuning with exponents",
+    "tuning with compensation",
+    "tuning with exponents and compensation",
+)
+"""Parts of the state file."""
 _TOGETHER: Final = 8
 """Samples whose outputs are held at once."""
 
 _ALL: Final = 1 << 62
 """Bytes of weights that stay in the graph: all."""
+
+
+def part_of(options: Options) -> str:
+    """Return the part of a tuning with these options."""
+    return PARTS[2 * options.compensates + (options.rescaling is not None)]
+
+
+class TuningState:
+    """Measurements of one tuning. ``part`` is where they are stored; None if they are not.
+
+    Attributes:
+        errors, times: what was measured, by what it is of.
+        recalled: samples whose sensitivities were loaded.
+    """
+
+    def __init__(self, part: Part | None) -> None:
+        self.part, self.recalled = part, 0
+        self.errors, self.times = dict[str, float](), dict[str, Any]()
+        kept: Mapping[str, Any] = {} if part is None else part
+        for key in kept:
+            kind, _, name = key.partition(" ")
+            if kind == "error":
+                self.errors[name] = float(kept[key])
+            elif kind == "time":
+                self.times[name] = kept[key]
+            self.recalled += kind == "sample"
+
+    def error(
+        self, low: Iterable[str], how: str, measure: Callable[[], float]
+    ) -> float:
+        """Return the known error of a choice, or a new measurement; ``how`` names it."""
+        key = fingerprint(*sorted(low), "", how)
+        if key not in self.errors:
+            self.errors[key] = measure()
+            self._keep(f"error {key}", as_data(float(self.errors[key])))
+        return self.errors[key]
+
+    def judged(
+        self, low: Iterable[str], how: str, samples: Samples
+    ) -> KeptSamples[float] | None:
+        """Return the store of a choice's error on each sample; None if nothing is stored."""
+        key = f"judged {fingerprint(*sorted(low), '', how)}"
+        return (
+            None
+            if self.part is None
+            else KeptSamples(self.part, samples, float, key, isfinite)
+        )
+
+    def measured(self, samples: Samples) -> KeptSamples[Sensitivities] | None:
+        """Return the store of the sensitivities of each sample; None if nothing is stored."""
+        return (
+            None
+            if self.part is None
+            else KeptSamples(self.part, samples, Sensitivities)
+        )
+
+    def node_times(
+        self, name: str, measure: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        """Return the known seconds of the nodes of a model, or a new measurement."""
+        if name not in self.times:
+            self._time(name, measure())
+        return dict(self.times[name])
+
+    def times_of(
+        self,
+        choices: Sequence[frozenset[str]],
+        where: str,
+        measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
+    ) -> list[float]:
+        """Return the known seconds of float32 and of some choices, or a new measurement, in turns."""
+        rows = (fingerprint(*sorted(low), "", where) for low in choices)
+        key = fingerprint(*rows)
+        if key not in self.times:
+            self._time(key, list(measure(choices)))
+        return list(self.times[key])
+
+    def _time(self, key: str, value: object) -> None:
+        self.times[key] = value
+        self._keep(f"time {key}", value)
+
+    def _keep(self, key: str, value: object) -> None:
+        if self.part is not None:
+            self.part[key] = value
 
 
 def _without_empty_inputs(

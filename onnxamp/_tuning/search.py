@@ -1,6 +1,6 @@
 """The search: candidates by expected error. The best one that meets the tolerance after conversion is written.
 
-The list of candidates (:mod:`onnxamp._tuning.frontier`) knows nothing of the tolerance. The best of them that is
+The list of candidates (:mod:`onnxamp._tuning.candidates`) knows nothing of the tolerance. The best of them that is
 expected to meet the tolerance is converted and measured. Its ratio of measured to expected error applies to all others,
 and the search continues between the best that passes and those that miss. So a wider tolerance finds nothing slower.
 """
@@ -18,10 +18,8 @@ from onnxamp._convert.estimate import low_nodes
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.levels import Level
 from onnxamp._tuning.arguments import Search
-from onnxamp._tuning.candidates import Choice
-from onnxamp._tuning.engine_times import whole_times
-from onnxamp._tuning.frontier import Aim, Frontier, room
-from onnxamp._tuning.job import Job
+from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
+from onnxamp._tuning.job import Job, whole_times
 from onnxamp._tuning.results import Candidate, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")

@@ -27,7 +27,7 @@ from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._target.roofline import LAUNCH, Work
+from onnxamp._target.targets import LAUNCH, Work
 
 
 class Fusion(NamedTuple):

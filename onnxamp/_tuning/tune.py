@@ -3,10 +3,10 @@
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
    (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
-   (:mod:`onnxamp._tuning.frontier`).
+   (:mod:`onnxamp._tuning.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
   that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
-4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.state`).
+4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.runs`).
 """
 
 import logging
@@ -39,10 +39,9 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
-from onnxamp._target.roofline import Device, device_called
+from onnxamp._target.targets import Device, device_called
 from onnxamp._tuning.arguments import Search, meant_device
-from onnxamp._tuning.engine_times import measure_times
-from onnxamp._tuning.job import Job
+from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
 from onnxamp._tuning.results import (
     Compensation,
@@ -51,10 +50,9 @@ from onnxamp._tuning.results import (
     given_prints,
     options_print,
 )
-from onnxamp._tuning.runs import converted_error
+from onnxamp._tuning.runs import PARTS, TuningState, converted_error, part_of
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
-from onnxamp._tuning.state import PARTS, TuningState, part_of
 from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")

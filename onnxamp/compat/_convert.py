@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxamp._amp import named_hazards
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._job.pipeline import convert_in_memory
@@ -28,7 +28,6 @@ from onnxamp._options.options import Options
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
-from onnxamp._warnings import HazardWarning, warn
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,15 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.checks import compiled
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.samples import load_samples
 from onnxamp._runtime.session import Provider
-from onnxamp._warnings import warn
 from onnxamp.compat._convert import convert_all_but
 
 __all__ = [

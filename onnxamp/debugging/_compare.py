@@ -9,7 +9,7 @@ from typing import Final
 from onnxamp._dtypes import FORMATS
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import ModelSource
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
-from onnxamp._paths.paths import made_folder
+from onnxamp._paths import made_folder
 from onnxamp._public import active_within
 from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._tables import Cell, read_csv, write_table

@@ -39,7 +39,6 @@ from onnxamp._runtime.session import (
     run_values,
 )
 from onnxamp._runtime.values import from_value
-from onnxamp.debugging._chosen import Chooser
 from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import (
     OperatorStats,
@@ -47,7 +46,7 @@ from onnxamp.debugging._tensors import (
     count_operators,
     tensor_stats,
 )
-from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
+from onnxamp.debugging._watch import Chooser, RunRecords, Watcher, conclude, records_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from onnxamp._errors import ArgumentError
 from onnxamp._model.storage import write_file
 from onnxamp._optional import require
-from onnxamp._paths.paths import as_path, cannot_read
+from onnxamp._paths import as_path, cannot_read
 
 Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""

@@ -20,7 +20,7 @@ from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import PRECISIONS, infer_types, operator_counts
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.statistics import SENTINEL
+from onnxamp._model.weights import SENTINEL
 from onnxamp._public import active_within
 from onnxamp.debugging._modes import DebugMode
 from onnxamp.debugging._tables import escaped, table_path, write_table

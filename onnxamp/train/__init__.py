@@ -7,13 +7,6 @@ from onnxamp.train._feeds import Batches
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._grad_scaler import AmpScaler, GradScaler
 from onnxamp.train._levels import Decorated, decorate
-from onnxamp.train._loss_scalers import (
-    DynamicLossScaler,
-    LossScaler,
-    StaticLossScaler,
-    all_finite,
-    init_status,
-)
 from onnxamp.train._losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -29,9 +22,14 @@ from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
 from onnxamp.train._scaling import (
     FROM_LEVEL,
     DynamicLossScaleManager,
+    DynamicLossScaler,
     FixedLossScaleManager,
     LossScaleManager,
+    LossScaler,
     ScaleUpdate,
+    StaticLossScaler,
+    all_finite,
+    init_status,
 )
 from onnxamp.train._sessions import StepArrays, StepGradients, StepResult
 

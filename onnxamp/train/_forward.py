@@ -15,7 +15,7 @@ from onnxamp._dtypes import (
     Format,
 )
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.normalizations import RUNNING
+from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.bodies import inline_functions
@@ -23,12 +23,12 @@ from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._model.lowering import convert
 from onnxamp._model.protos import copied
+from onnxamp._model.weights import convert
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
-from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._runtime.emulate import without_rounding
 
 _SETTINGS: Final[Mapping[str, frozenset[int]]] = {

@@ -12,9 +12,9 @@ from onnxamp._errors import (
     ArgumentTypeError,
     CallOrderError,
     EmptyStateError,
+    warn,
 )
 from onnxamp._options.checks import checked_flag
-from onnxamp._warnings import warn
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
     STILL,

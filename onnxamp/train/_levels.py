@@ -28,7 +28,7 @@ from onnxamp._api import convert_as
 from onnxamp._decide.problem import check_opset
 from onnxamp._dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._gradients.normalizations import RUNNING, SCALED
+from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelHolder

@@ -20,7 +20,7 @@ from onnxamp._errors import (
 from onnxamp._model.storage import write_file
 from onnxamp._optional import require
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path, reason_of
+from onnxamp._paths import as_path, reason_of
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import fields
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -65,7 +66,7 @@ def test_keywords_are_the_fields_of_the_options() -> None:
 
 def test_convert_model_describes_every_option() -> None:
     """The reference shows its docstring."""
-    described = re.findall(r"^        (\w+(?:, \w+)*):", onnxamp.convert_model.__doc__ or "", re.MULTILINE)
+    described = re.findall(r"^    (\w+(?:, \w+)*):", getdoc(onnxamp.convert_model) or "", re.MULTILINE)
     named = {name for names in described for name in names.split(", ")}
     assert [item.name for item in fields(Options) if item.name not in named] == []
 

@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from doc_pages import blocks
 from repository import ROOT
 
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._cli.summary import COMMANDS
 from onnxamp._options.command_line import option_rows
 from onnxamp._target.targets import targets

@@ -20,7 +20,7 @@ from graphs.case import parse
 from onnx import TensorProto, helper
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._runtime.profile import read_events
 
 ADDED = "(float[1,2] A, float[1,2] B) => (float[1,2] Y) { Y = Add (A, B) }"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from onnxamp import Options
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._cli.options import SOURCES, words_of
 from onnxamp._cli.summary import COMMANDS
 from onnxamp._dtypes import DtypeName
@@ -19,9 +19,8 @@ from onnxamp._options.command_line import OptionRow, option_rows, option_table, 
 from onnxamp._options.levels import TOLERANCE, DiffMetric, LevelName
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
-from onnxamp._runtime.defaults import BUDGET, CURE_SECONDS, LEAST, MOST
-from onnxamp._target.roofline import devices
-from onnxamp._target.targets import targets
+from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
+from onnxamp._target.targets import devices, targets
 from onnxamp._tuning.arguments import RUNS, SECONDS, TIMES
 from onnxamp._tuning.metric import METRICS
 from onnxamp.train._build import BOOSTS

@@ -17,7 +17,7 @@ from graphs.case import add_weights, parse
 from repository import MODELS
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 UNET = next(path for path in MODELS if path.stem == "unet")
 

@@ -6,7 +6,7 @@ import click
 import pytest
 from commands import run
 
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._ops.targets import read_table
 
 TOOLS = read_table("other_tools")

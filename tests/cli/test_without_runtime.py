@@ -13,7 +13,7 @@ from repository import ROOT
 import onnxamp
 from onnxamp import _optional
 from onnxamp._dtypes import FORMATS
-from onnxamp._model import lowering
+from onnxamp._model import weights
 
 HIDDEN = "import sys; sys.modules.update(dict.fromkeys(('onnxruntime', 'scipy', 'openpyxl', 'safetensors')));"
 ENCODER = ROOT / "models" / "encoder.onnx"
@@ -56,8 +56,8 @@ def test_numpy_rounds_as_the_kernel_does(low: object) -> None:
     numbers = bits.view(np.float32)
     assert np.isnan(numbers).sum() > 500
     expected, found = (np.empty(numbers.size, low.patterns) for _ in range(2))
-    lowering._caster(TensorProto.FLOAT, low.elem)(numbers, expected)
-    lowering._cast_by_numpy(TensorProto.FLOAT, low.elem, numbers, found)
+    weights._caster(TensorProto.FLOAT, low.elem)(numbers, expected)
+    weights._cast_by_numpy(TensorProto.FLOAT, low.elem, numbers, found)
     np.testing.assert_array_equal(found, expected)
 
 

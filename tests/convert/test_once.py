@@ -11,7 +11,7 @@ from graphs.case import parse
 SCRIPT = """
 import collections, json, os, re, sys
 from click.testing import CliRunner
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 opened, called = collections.Counter(), collections.Counter()
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 TEXT = """(float[N,2] X) => (float[N,2] Y, float[N,2] d) <float[2,2] w = {1, 2, 3, 700}, float[2,2] v = {1, 2, 3, 4}> {
     [first] a = MatMul (X, w) [soft] c = Softmax (a) [relu] d = Relu (c) [last] Y = MatMul (d, v) }"""

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, checker, helper, numpy_helper, parser
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ExternalDataError
 from onnxamp._extract.around import differences, extract_region, same
 from onnxamp._extract.region import save_region

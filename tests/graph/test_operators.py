@@ -8,7 +8,7 @@ from graphs.case import add_weights, parse
 from judge_numbers import session
 from onnx import ModelProto
 
-from onnxamp._graph.operators import OPERATORS, as_floats
+from onnxamp._graph.quantized import OPERATORS, as_floats
 
 RANDOM = np.random.default_rng(0)
 HEAD = "({inputs}) => (int8{dims} y) <{scales}> {{"

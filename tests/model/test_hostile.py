@@ -452,7 +452,7 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     text = f"(float[{2**40},4] X) => (float[{2**40},4] Y) {{ Y = Relu (X) }}"
     onnx.save(parse(text), path)
-    code = f"import sys; from onnxamp._cli.group import group; group.main({['check', str(path)]!r})"
+    code = f"import sys; from onnxamp._cli.command import group; group.main({['check', str(path)]!r})"
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))

@@ -28,8 +28,8 @@ from onnxamp._job.writing import Sink
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.data_files import MARK
-from onnxamp._model.lowering import ConversionCounts, convert
 from onnxamp._model.storage import StoredWeights
+from onnxamp._model.weights import ConversionCounts, convert
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 
@@ -410,7 +410,7 @@ BOUNDED = """
 import os, sys, threading, time
 from pathlib import Path
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()

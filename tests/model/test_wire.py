@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored import TEXT, answers
 
 import onnxamp
-from onnxamp._model.external_data import data_location, has_data_file
 from onnxamp._model.protos import tensors_of
+from onnxamp._model.sources import data_location, has_data_file
 from onnxamp._model.storage import load_external_data, load_model
 from onnxamp._model.wire import as_varint, find_data, raw_data_head, replaced
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from repository import ROOT
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 MODEL = ROOT / "models" / "classifier.onnx"
 FUNCTIONS = """

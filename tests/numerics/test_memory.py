@@ -18,7 +18,7 @@ BUDGET = 8 * MB
 CHILD = """
 import sys
 from pathlib import Path
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 code = group.main(sys.argv[1:], standalone_mode=False)
 status = Path("/proc/self/status").read_text()
 peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))

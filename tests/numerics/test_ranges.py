@@ -12,7 +12,7 @@ from onnx import ModelProto
 from repository import ROOT
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
     [one] a = MatMul (X, w) [two] b = MatMul (a, w) c = MatMul (b, w) [four] Y = Tanh (c) }"""

@@ -18,8 +18,8 @@ from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
 from onnxamp._numerics.passes import Sensitivities
 from onnxamp._numerics.sensitivity import GradientWalk
-from onnxamp._ops.profiles import emulated_arithmetic
-from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._ops.providers import emulated_arithmetic
+from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._runtime.engines import engine_on
 
 RANDOM = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import onnx.defs
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from onnxamp._ops.exponents import ALL, exponent_rules, parse_sum
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.relations import ALL, exponent_rules, parse_sum
 
 from .test_facts import WITHOUT_SCHEMA, needs_known_runtime, newest
 

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from repository import ROOT
 
 from onnxamp import convert_model
-from onnxamp._ops.profiles import Accumulation, profile_of
+from onnxamp._ops.providers import Accumulation, profile_of
 from onnxamp._target.targets import targets
 
 CONVOLUTION = """(float[1,8,12,12] X) => (float[1,16,10,10] Y) {

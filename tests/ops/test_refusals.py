@@ -10,7 +10,7 @@ from onnx import ModelProto, helper
 
 import onnxamp
 from onnxamp._audit.audit import audit_model
-from onnxamp._ops.kernel_limits import kernel_limit
+from onnxamp._ops.providers import kernel_limit
 from onnxamp._ops.targets import target_names, target_table
 from onnxamp._target.kernels import kernel_table
 

@@ -24,7 +24,7 @@ from doc_pages import COMMANDS, PAGES, blocks, spans
 from repository import ROOT
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._decide.hazards import kinds
 from onnxamp._options.command_line import option_rows, spelled_fields
 

@@ -16,10 +16,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from rich.console import Console
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
+from onnxamp._errors import warn
 from onnxamp._report.inspect import plan_report
 from onnxamp._report.terminal import as_text
-from onnxamp._warnings import warn
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\nfake: line\r\x00\x7f[bold]"
 """Sets the title of a terminal, clears it, turns the text around, and adds a line."""

@@ -10,7 +10,7 @@ import pytest
 
 from onnxamp._audit.findings import Finding
 from onnxamp._job.folder import FolderReport, Row
-from onnxamp._report.html.folder import write_index
+from onnxamp._report.batch import write_index
 from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 from onnxamp._report.text import named

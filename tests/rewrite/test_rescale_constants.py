@@ -15,8 +15,8 @@ from strategies.table import recipes
 
 from onnxamp._dtypes import FLOAT
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.exponents import exponent_rules
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.relations import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale
 

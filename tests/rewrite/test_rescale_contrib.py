@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from passes import passed
 
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.exponents import exponent_rules
+from onnxamp._ops.relations import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale
 

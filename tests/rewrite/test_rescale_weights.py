@@ -11,10 +11,9 @@ from stored import normal
 
 import onnxamp
 from onnxamp._convert.convert import convert
-from onnxamp._model.external_data import data_location, scaled_tensor
 from onnxamp._model.model import Model
-from onnxamp._model.statistics import SENTINEL, constant_stats, tensor_stats
-from onnxamp._model.weights import embed, read_array, times_power
+from onnxamp._model.sources import data_location, scaled_tensor
+from onnxamp._model.weights import SENTINEL, constant_stats, embed, read_array, tensor_stats, times_power
 
 LAYERS, WIDTH = 6, 64
 X = {"X": np.random.default_rng(1).standard_normal((5, WIDTH)).astype(np.float32)}

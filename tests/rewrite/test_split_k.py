@@ -15,9 +15,9 @@ from onnx import ModelProto, numpy_helper
 from passes import passed
 
 import onnxamp
-from onnxamp._decide.splits import find_splits
+from onnxamp._decide.hazards.long_products import find_splits
 from onnxamp._graph.graph import Graph
-from onnxamp._model.external_data import has_data_file
+from onnxamp._model.sources import has_data_file
 from onnxamp._options.levels import Rescaling, Unfit
 from onnxamp._options.options import Options
 from onnxamp._rewrite import split_k

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxamp
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.profiles import emulated_arithmetic
+from onnxamp._ops.providers import emulated_arithmetic
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import make_session, run
 

@@ -144,7 +144,7 @@ class OnnxParser:
 TWO = """(float[2,4] x) => (float[2,4] y) {
     [first] h = MatMul (x, w) [middle] r = Relu (h) [last] y = MatMul (r, w)
 }"""
-CONVERT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.group import group; group()"
+CONVERT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.command import group; group()"
 
 
 def convert(folder: Path, refused: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from onnx import ModelProto, TensorProto
 
 import onnxamp
-from onnxamp._cli.group import group
+from onnxamp._cli.command import group
 from onnxamp._ops.custom import custom_ops_of
 
 DOMAIN = "ai.onnx.contrib"

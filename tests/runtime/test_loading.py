@@ -135,7 +135,9 @@ def test_endings_have_names() -> None:
 TWO = """(float[2,4] x) => (float[2,4] y) {
     [first] h = MatMul (x, w) [middle] r = Relu (h) [last] y = MatMul (r, w)
 }"""
-CONVERT = "import sys, onnxruntime; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.group import group; group()"
+CONVERT = (
+    "import sys, onnxruntime; sys.path.insert(0, sys.argv.pop(1)); from onnxamp._cli.command import group; group()"
+)
 
 
 def convert(folder: Path, state: str, *arguments: str) -> subprocess.CompletedProcess[str]:

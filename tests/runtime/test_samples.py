@@ -22,9 +22,8 @@ import onnxamp
 from onnxamp._errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.sample_files import json_samples
+from onnxamp._runtime.sample_files import Spool, json_samples
 from onnxamp._runtime.samples import Samples, as_samples, load_samples, random_samples
-from onnxamp._runtime.spool import Spool
 from onnxamp._runtime.values import check_inputs
 
 ENCODER = Path(__file__).parents[2] / "models" / "encoder.onnx"

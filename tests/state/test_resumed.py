@@ -15,7 +15,7 @@ from graphs.case import parse
 from states import samples_in
 
 import onnxamp
-from onnxamp._report.machine import diff_json
+from onnxamp._report.formats import diff_json
 from onnxamp._runtime.samples import random_samples
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="kills as Unix does")

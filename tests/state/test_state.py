@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from onnxamp._errors import ArgumentError, OutputError
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._state import State, opened
 
 FACTS = {"the model": "m", "the inputs": "i"}

@@ -8,7 +8,7 @@ from onnxamp._dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import read_shapes, with_shapes
 from onnxamp._graph.types import infer_types
-from onnxamp._target.roofline import DEFAULT_DEVICE, Device, Work, device_called, device_titled, devices, work_of
+from onnxamp._target.targets import DEFAULT_DEVICE, Device, Work, device_called, device_titled, devices, work_of
 
 WORK = {
     "MatMul": ("(float[2,3,4] a, float[4,5] b) => (float[2,3,5] y) { y = MatMul (a, b) }", 24 + 20 + 30, 2 * 4 * 30),

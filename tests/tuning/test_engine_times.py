@@ -17,7 +17,7 @@ from onnxamp._convert.estimate import low_nodes
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._tuning.candidates import CandidateSolver
-from onnxamp._tuning.engine_times import apportioned
+from onnxamp._tuning.job import apportioned
 from onnxamp._tuning.space import SearchSpace, exactly, find_fusions
 
 CHAIN = """(float[8,64] x) => (float[8,64] y) {

@@ -18,7 +18,7 @@ from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._target.roofline import Work, device_called
+from onnxamp._target.targets import Work, device_called
 from onnxamp._tuning.space import find_space
 
 

@@ -39,7 +39,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
         self.clock, self.timed = clock, 0
-        monkeypatch.setattr("onnxamp._tuning.engine_times.bench_models", self)
+        monkeypatch.setattr("onnxamp._tuning.job.bench_models", self)
 
     def __call__(self, *models: ModelProto, **_: Any) -> Any:
         self.timed += len(models)

@@ -23,7 +23,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._job.folder import FolderProgress
-from onnxamp._report.machine import diff_json
+from onnxamp._report.formats import diff_json
 from onnxamp._workers.cluster import Cluster, connect
 from onnxamp._workers.executor import Crash, Work
 from onnxamp._workers.executor import run as work_on

@@ -18,7 +18,7 @@ from states import samples_in
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.diff import Comparison
-from onnxamp._report.machine import diff_json
+from onnxamp._report.formats import diff_json
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp._workers.place import Processes

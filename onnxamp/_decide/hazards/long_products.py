@@ -1,19 +1,46 @@
-"""Long products, of which a target that sums up float16 in float16 loses digits."""
+"""Long products, of which a target that sums up float16 in float16 loses digits, and the number of parts that avoids it
+(split-K).
 
-from collections.abc import Iterator, Mapping
+The error of a sum of random terms grows with the root of their number, so shorter products, whose results are added,
+are off by less. Products that stay float32 for other reasons stay whole, as far as this is known before deciding.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from onnxamp._decide.hazards import hazards_on
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.verdicts import Hazard, Kind
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.profiles import Profile, profile_of
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import attribute
+from onnxamp._ops.providers import (
+    Accumulation,
+    Profile,
+    emulated_arithmetic,
+    profile_of,
+)
+from onnxamp._options.levels import Level
+from onnxamp._options.options import Options
+from onnxamp._target.kernels import float_types
 
 _BEARABLE: Final = 5e-3
 """Relative error from which on a product stays float32: half the limit for a whole model (1e-2)."""
 
 NEGLIGIBLE: Final = _BEARABLE / 2
 """Relative error of one product up to which it pays nothing for it."""
+_FEWEST: Final = 64
+"""Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
+
+SUM: Final = "ReduceSum"
+"""The op that adds the results of parts; op lists do not refer to it."""
+
+_MOVES: Final = ("Reshape", "Transpose")
+_RESHAPE: Final = 5
+"""First opset whose Reshape takes the shape as an input."""
 
 
 def long_products(graph: Graph, low: Format, target: str) -> Iterator[Hazard]:
@@ -63,3 +90,93 @@ KIND: Final = Kind(
     on_target=long_products,
     is_measurable=True,
 )
+
+
+def may_split(options: Options) -> bool:
+    """Return whether the target accumulates float16 in float16, and products may be split for it."""
+    return (
+        emulated_arithmetic(options.target) is not None
+        and options.low is FLOAT16
+        and options.split_k
+        and options.level != Level.O0
+    )
+
+
+def find_splits(graph: Graph, options: Options) -> dict[int, int]:
+    """Product to split -> the number of its parts: the least divisor of its terms with which they are accurate enough.
+
+    Complexity: linear in nodes, and in the divisors that are tried.
+    """
+    profile, low = emulated_arithmetic(options.target), options.low
+    if profile is None or not may_split(options):
+        return {}
+    hazards = graph.ask(hazards_on, low, options.target)
+    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason == KIND]
+    able = [
+        node
+        for node in long
+        if _is_plain(graph, node) and _may_be_low(graph, parts_of(node), options)
+    ]
+    kept = _kept(graph, options) if able else set()
+    found = dict[int, int]()
+    for node in able:
+        parts = _parts(terms_of(node, graph.shapes) or 1, profile.products["MatMul"])
+        if parts is not None and node.index not in kept:
+            found[node.index] = parts
+    return found
+
+
+def parts_of(node: Node) -> tuple[str, ...]:
+    """Return the ops that a product becomes, apart from data movement."""
+    has_bias = node.key == "Gemm" and node.input(2) != ABSENT
+    return ("MatMul", SUM, *["Add"] * has_bias)
+
+
+def _parts(terms: int, product: Accumulation) -> int | None:
+    divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
+    return next(
+        (parts for parts in divisors if product.error(terms // parts) <= NEGLIGIBLE),
+        None,
+    )
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Return whether it is a float32 MatMul, or a Gemm that only adds a bias, with factors of known sizes."""
+    if (
+        node.key not in ("MatMul", "Gemm")
+        or graph.scopes[node.scope].opaque
+        or not graph.is_float_output(node)
+    ):
+        return False
+    first, second = (graph.shapes[value] for value in node.inputs[:2])
+    if not first or not second or 0 in second:
+        return False
+    factors = (attribute(node.proto, name) in (None, 1.0) for name in ("alpha", "beta"))
+    return not attribute(node.proto, "transA") and all(factors)
+
+
+def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
+    """Return whether the level, the user's lists and kernels allow these ops, and their data movement, in float16."""
+    if options.level == Level.O1 and not options.white.issuperset(
+        op for op in ops if op != SUM
+    ):
+        return False
+    if not options.black.isdisjoint(op for op in ops if op != SUM):
+        return False
+    if graph.book.opsets[""] < _RESHAPE or SUM in options.user_black:
+        return False
+    signatures = [graph.book.get("", op) for op in (*ops, *_MOVES)]
+    return all(
+        one
+        and options.low.tensor in float_types(options.target, one.op_type, one.since)
+        for one in signatures
+    )
+
+
+def _kept(graph: Graph, options: Options) -> set[int]:
+    """Return nodes that stay float32 at the user's request, or because their values do not fit low precision."""
+    overrides = find_overrides(graph, options).of_node
+    return {
+        *unfit_nodes(graph, options),
+        *(node for node, override in overrides.items() if not override.low),
+    }

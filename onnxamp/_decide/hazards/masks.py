@@ -8,7 +8,7 @@ from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
-from onnxamp._model.statistics import SENTINEL, ConstantStats
+from onnxamp._model.weights import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
 
 

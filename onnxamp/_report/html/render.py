@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 from onnxamp._errors import printable
 from onnxamp._model.storage import write_file
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page, plot_of
 from onnxamp._report.parts import Part, Report, listed_parts
@@ -73,7 +73,7 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
-    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.html.folder`."""
+    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.batch`."""
     script, style = _static("index.js"), _static("page.css")
     made = _environment().get_template("index.html.jinja")
     return made.render(

@@ -28,7 +28,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
 from onnxamp._model.storage import find_data_files, load_model
 from onnxamp._ops.targets import read_table
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, find_web, pack, unpack
 from onnxamp._runtime.starting import reason, source_of
 from onnxamp._runtime.values import Array, Feed, Feeds, as_typed

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._graph.graph import graph_of
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
 from onnxamp._job.request import Request
@@ -25,12 +25,11 @@ from onnxamp._numerics.limits import Accept
 from onnxamp._ops.targets import read_table
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
-from onnxamp._paths.paths import as_path
+from onnxamp._paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.arguments import Search
-from onnxamp._warnings import warn
 from onnxamp.compat._convert import (
     Range,
     convert_all_but,

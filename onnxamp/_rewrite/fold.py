@@ -1,4 +1,7 @@
-"""Folding a whole model: which folds there are, the opset that they need, and the model with them."""
+"""Decomposed patterns, rewritten into the one standard op that they are, exactly, before anything is decided.
+
+The forms are data (``_data/folds.toml``).
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +17,16 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.profiles import folded_first
+from onnxamp._ops.providers import folded_first
 from onnxamp._ops.signature import lookup
 from onnxamp._ops.targets import device_of
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._patterns.match import form_table
-from onnxamp._rewrite.fold.search import KIND as BATCH_NORM
-from onnxamp._rewrite.fold.search import Fold, find_folds
+from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
+from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.passes import Draft, Passed
-from onnxamp._rewrite.upgrade.upgrade import upgraded
+from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._target.kernels import float_types, takes_anywhere
 from onnxamp._target.targets import release, target_of, version_meant
 
@@ -261,6 +264,13 @@ def _own(fold: Fold, target: str) -> Fold:
     kind = form_table().kinds.get(fold.kind)
     own = None if kind is None else kind.own.get(device_of(target))
     return fold if own is None else replace(fold, op=own, opset=1)
+
+
+def is_fused(fold: Fold, options: Options) -> bool:
+    """Return whether the target's runtime computes the decomposed form in one kernel if its nodes are low."""
+    kind = form_table().kinds.get(fold.kind)
+    unfused = {} if kind is None else kind.unfused
+    return options.low.name not in unfused.get(device_of(options.target), ())
 
 
 def reachable(

@@ -16,7 +16,7 @@ from onnx.defs import OpSchema
 from onnxamp._graph.editor import set_attribute
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.targets import read_table
-from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
+from onnxamp._rewrite.passes import Site, StuckError, take_attribute
 
 Rule = Callable[[NodeProto, Site], list[NodeProto]]
 

@@ -1,4 +1,4 @@
-"""Every fold that a model offers."""
+"""Every fold that a model offers: each kind has conditions in addition to its form, which cannot express them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Upgrades of whole models to newer opsets."""
+"""Upgrades of models to newer opsets, op by op, with the rules of ``_data/upgrades.toml`` for each step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,13 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
-from onnxamp._rewrite.passes import Draft, Passed
-from onnxamp._rewrite.upgrade.rules import (
+from onnxamp._rewrite.passes import Draft, Passed, Site, StuckError, take_attribute
+from onnxamp._rewrite.upgrade_rules import (
     RULES,
     Step,
     is_silent,
     steps_of,
 )
-from onnxamp._rewrite.upgrade.writer import Site, StuckError, take_attribute
 
 
 class StuckAtError(Exception):
