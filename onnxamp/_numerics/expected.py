@@ -161,19 +161,21 @@ class ExpectedErrors:
                     rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
             table[weights] *= self.weights
-            found.append(self._as_shown(np.minimum(table, _MOST), sample.shown))
+            found.append(np.minimum(self._as_shown(table, sample.shown), _MOST))
         return found
 
     def _as_shown(self, table: Numbers, shown: Sequence[float]) -> Numbers:
         """Return costs that add up to the errors that the low pass of a sample shows; the same where none shows any.
 
-        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, but where all is lost.
+        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, unless it is infinite.
         """
         if not shown:
             return table
-        is_shown = np.any([sample.shown for sample in self.samples], axis=0)
-        counts = table < _MOST
-        limits = np.where(is_shown, shown, _MOST)
+        # In other branches, samples may have other outputs.
+        alike = [one.shown for one in self.samples if len(one.shown) == len(shown)]
+        is_shown = np.any(alike, axis=0)
+        counts = np.isfinite(table)
+        limits = np.where(is_shown, shown, np.inf)
         kept = np.where(counts, np.minimum(table, limits), 0.0)
         sums = kept[self._everything].sum(axis=0)
         factors = np.divide(
