@@ -61,13 +61,6 @@ def _inside(y: Tensor, dy: Tensor) -> Tensor:
     return (number.op("Abs") < last).where(dy, 0)
 
 
-def step_of(call: Call) -> Tensor:
-    """Return the step of the grid of a quantizer, in a shape that broadcasts to its numbers."""
-    if call.node.key in op_facts().quantize:
-        return _along(call)
-    return call.output(_SCALE) or call.x.like(1)
-
-
 def _along(call: Call) -> Tensor:
     """Return the scale in float32, in a shape that broadcasts to the numbers.
 

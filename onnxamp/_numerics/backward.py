@@ -11,13 +11,13 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
-from onnxamp._gradients.quantized import QUANTIZE, step_of
+from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.quantized import OPERATORS, as_floats
+from onnxamp._graph.quantized import as_floats
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
@@ -31,18 +31,6 @@ SUMMED: Final = "\n"
 
 _STEP: Final = 2.0**-8
 """The relative change of the inputs of a node without a rule."""
-
-_MOST: Final = 3e38
-"""The largest gradient that counts, such as that of a mask."""
-
-_ERROR: Final = 0.2
-"""The root mean square of the error of rounding to nearest, relative to numbers and the distance of those above 1.
-
-It is uniform within half of the last digit, and the logarithms of numbers are spread evenly: 0.72 / 12**0.5.
-"""
-
-_ABSOLUTE: Final = 0.8
-"""The mean magnitude of a normal error, in multiples of its root mean square: (2 / pi)**0.5."""
 
 _MOVES: Final = 4
 """How often an input is moved where outputs have few rows."""
@@ -66,12 +54,13 @@ class WrittenPiece:
         arithmetic: Profile | None,
         turns: Mapping[str, str],
         integers: Container[str],
-        last: Container[str],
+        quantizers: Container[str],
         shared: Container[str],
         partial: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
-        self.partial, self.last = partial, last
+        self.partial, self.quantizers = partial, quantizers
+        self.gains = dict[str, str]()
         flat = FLAT - ROUNDS
         path = [node for node in graph.order if not node.scope and node.key not in flat]
         names = graph.scopes[0].names
@@ -162,9 +151,8 @@ class WrittenPiece:
         return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
-        if key[0] in self.flow.maker:  # infinite times an error of 0 is no number
-            gradient = gradient.op("Clip", gradient.like(-_MOST), gradient.like(_MOST))
-        change = gradient * error
+        # The gradient of a mask is infinite, or no number.
+        change = error.equals(0).where(0.0, gradient * error)
         if key[0] in self.partial:  # some elements are undefined, or meet no gradient
             change = finite(change)
         cost = change.op("ReduceSumSquare", keepdims=0)
@@ -177,20 +165,16 @@ class WrittenPiece:
         return tensor.name
 
     def _by_steps(self, rule: Rule) -> Rule:
-        """Return the rule of a quantizer with the effect of small errors on its results.
-
-        An error d moves a number to another integer with the probability |d| / s, where s is the step of the grid, and
-        then by s: the squared error is s |d| on average. The error of this number alone in low precision stands for d.
-        Errors are no longer small when they reach a further quantizer, so only the last one counts.
-        """
+        """Return the rule of a quantizer with what it does to the errors that reach it."""
 
         def written(call: Call) -> Grads:
-            if call.y.name not in self.last:
+            if call.y.name not in self.quantizers:
                 return rule(call)
-            size = (call.x * call.x).op("ReduceMean", keepdims=0).op("Sqrt")
-            error = size * (self.low.epsilon * _ERROR) + 1e-30
-            factor = (step_of(call) * _ABSOLUTE / error).op("Max", call.x.like(1))
-            return rule(replace(call, dys=(call.dy * factor.op("Sqrt"), *call.dys[1:])))
+            entry = self.writer.editor.names.fresh(f"{call.y.name}/gain")
+            gain = self.writer.input(entry, TensorProto.FLOAT, ())
+            self.gains[call.y.name] = entry
+            dy = gain.equals(0).where(0.0, call.dy * gain)
+            return rule(replace(call, dys=(dy, *call.dys[1:])))
 
         return written
 
@@ -272,19 +256,6 @@ def moved_integers(
             found.add(node.output[0])
         elif not found.isdisjoint(node.input):
             found.update(name for name in node.output if kinds.get(name) != FLOAT)
-    return found
-
-
-def last_quantizers(nodes: Sequence[NodeProto]) -> set[str]:
-    """Return the results of nodes in order that round to integers, and lead to no others that do."""
-    found, leading = set[str](), set[str]()
-    rounding = QUANTIZE | ROUNDS | OPERATORS.keys()
-    for node in reversed(nodes):
-        leads = not leading.isdisjoint(node.output)
-        if op_key(node) in rounding:
-            found.update(() if leads else node.output[:1])
-            leads = True
-        leading.update(node.input if leads else ())
     return found
 
 

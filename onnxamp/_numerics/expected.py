@@ -4,7 +4,7 @@ A value is rounded once: where its node is in low precision, or else where it is
 errors of all that a choice rounds add up; the worst output on the worst sample counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
@@ -27,6 +28,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._numerics.passes import Sensitivities
+from onnxamp._numerics.quantizers import rounds_to_integers
 from onnxamp._numerics.sensitivity import SensitivityProbe
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import emulated_arithmetic
@@ -159,8 +161,33 @@ class ExpectedErrors:
                     rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
             table[weights] *= self.weights
-            found.append(np.minimum(table, _MOST))
+            found.append(np.minimum(self._as_shown(table, sample.shown), _MOST))
         return found
+
+    def _as_shown(self, table: Numbers, shown: Sequence[float]) -> Numbers:
+        """Return costs that add up to the errors that the low pass of a sample shows; the same where none shows any.
+
+        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, unless it is infinite.
+        """
+        if not shown:
+            return table
+        # In other branches, samples may have other outputs.
+        alike = [one.shown for one in self.samples if len(one.shown) == len(shown)]
+        is_shown = np.any(alike, axis=0)
+        counts = np.isfinite(table)
+        limits = np.where(is_shown, shown, np.inf)
+        kept = np.where(counts, np.minimum(table, limits), 0.0)
+        sums = kept[self._everything].sum(axis=0)
+        factors = np.divide(
+            shown, sums, np.ones(len(shown)), where=is_shown & (sums > 0)
+        )
+        scaled: Numbers = np.where(counts, kept * factors, table)
+        return scaled
+
+    @cached_property
+    def _everything(self) -> list[int]:
+        """The rows of all that is rounded if every node is in low precision."""
+        return self._rows_of_all({unit.key for unit in (*self.computing, *self.exact)})
 
     @cached_property
     def price_of(self) -> Mapping[str, float]:
@@ -237,11 +264,13 @@ class ExpectedErrors:
 
     def squares(self, low: AbstractSet[str]) -> list[Numbers]:
         """Return the squared error to expect of each group of outputs, by sample."""
-        rows = [
-            *{row for key in low for row in self.rounded(key, low)}
-            | self._given(low).keys()
-        ]
+        rows = self._rows_of_all(low)
         return [own[rows].sum(axis=0) for own in self._columns]
+
+    def _rows_of_all(self, low: AbstractSet[str]) -> list[int]:
+        """Return the rows of all that is rounded if these nodes are in low precision."""
+        rows = {row for key in low for row in self.rounded(key, low)}
+        return [*(rows | self._given(low).keys())]
 
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
         """Return the expected error if these nodes are in low precision."""
@@ -443,24 +472,25 @@ def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
 
 
 def measured_sensitivities(
-    graph: Graph,
-    low: Format,
+    analysis: Analysis,
     run: Run,
     engine: Engine,
     kept: KeptSamples[Sensitivities] | None = None,
 ) -> list[Sensitivities]:
-    """Return what rounding each value of a graph costs, on each sample.
+    """Return what rounding each value of a graph costs, on each sample, where an analysis says what is rounded.
 
     Raises:
         RuntimeFailure: the model does not run, or a sample ends the processes that run it.
     """
+    graph = analysis.graph
     newer = plan_upgrade(graph, MIN_OPSET).result
     probe = SensitivityProbe(
         model=SentModel.of(Model(newer.model, newer.folder)),
         engine=engine.reference,
-        low=low,
+        low=analysis.options.low,
         budget=run.budget,
         arithmetic=engine.arithmetic,
+        lowered={node.first_output: low_ports(analysis, node) for node in graph.order},
     )
     samples = observe_all(
         run,
@@ -474,8 +504,9 @@ def measured_sensitivities(
     return list(samples)
 
 
-Known: TypeAlias = dict[tuple[str, str, str], list[Sensitivities]]
-"""The sensitivities of models by fingerprint, low-precision type and target."""
+Known: TypeAlias = dict[tuple[Hashable, ...], list[Sensitivities]]
+"""The sensitivities of models by fingerprint, low-precision type and target, and by what a plan lowers if numbers are
+rounded to integers."""
 
 
 def expected_errors(
@@ -499,9 +530,14 @@ def expected_errors(
     nodes = [node for node in found if node is not None]
     engine = judging_engine(run.provider, plan.target)
     known = {} if known is None else known
-    key = model_print(Model(graph.model, graph.folder)), low.name, plan.target
+    key = (
+        model_print(Model(graph.model, graph.folder)),
+        low.name,
+        plan.target,
+        *(nodes if rounds_to_integers(graph.model) else ()),
+    )
     if key not in known:
-        known[key] = measured_sensitivities(graph, low, run, engine)
+        known[key] = measured_sensitivities(analysis, run, engine)
     errors = ExpectedErrors(
         graph=graph,
         low=low,

@@ -13,6 +13,7 @@ from onnxamp._dtypes import FLOAT
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.backward import SUMMED
 from onnxamp._numerics.matrices import Floats
+from onnxamp._numerics.quantizers import LowPass, shown_errors
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start
@@ -62,10 +63,13 @@ class Sensitivities:
     Attributes:
         values: by name of the value.
         spread: labels of nodes without a gradient rule, whose inputs were moved instead.
+        shown: by group of outputs: the squared relative error of a pass in which all that a plan lowers is rounded;
+            empty if nothing is rounded to integers.
     """
 
     values: Mapping[str, Rounded]
     spread: tuple[str, ...]
+    shown: tuple[float, ...] = ()
 
 
 class Seed(NamedTuple):
@@ -84,6 +88,7 @@ class Found:
     largest: Mapping[str, float]
     costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     spread: dict[str, None] = field(default_factory=dict)
+    shown: tuple[float, ...] = ()
 
     def add(self, key: tuple[str, str], group: int, cost: float) -> None:
         """Add to a cost of a value."""
@@ -95,7 +100,7 @@ class Found:
         """Return all of it."""
         names = dict.fromkeys((*self.largest, *self.costs))
         return Sensitivities(
-            {name: self._of(name) for name in names}, tuple(self.spread)
+            {name: self._of(name) for name in names}, tuple(self.spread), self.shown
         )
 
     def _of(self, name: str) -> Rounded:
@@ -118,21 +123,35 @@ class Passes:
 
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
+        lowering: what is rounded in a second one.
+        beside: that one; None if nothing is rounded to integers.
         groups: outputs whose errors are kept apart. The last group holds what decides selections and branches.
         largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
             or what is no number, are negative.
         shapes: the shapes of these values.
+        seeds: the vectors of signs.
+        waiting: by vector of signs: the gradients of values so far.
+        gains: by result of a quantizer: the error that leaves it over that which reaches it.
     """
 
     side: Execution
+    lowering: LowPass
+    beside: Execution | None
     groups: list[list[str]]
     largest: dict[str, float] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     seeds: list[Seed] = field(default_factory=list)
     waiting: list[dict[str, Floats]] = field(default_factory=list)
+    gains: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, runner: Executor, feeds: Feeds, again: Counter[str]) -> "Passes":
+    def begin(
+        cls,
+        runner: Executor,
+        feeds: Feeds,
+        again: Counter[str],
+        lowering: LowPass,
+    ) -> "Passes":
         """A sample before the first node; ``again`` counts what the backward pass reads."""
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)
@@ -140,7 +159,8 @@ class Passes:
         seen = [name for name in names if flow.types.get(name) == FLOAT]
         side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
         groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        passes = cls(side, [*groups, decisive])
+        beside = lowering.begin(feeds, (*ends, *decisive))
+        passes = cls(side, lowering, beside, [*groups, decisive])
         passes._see(seen)
         return passes
 
@@ -149,6 +169,8 @@ class Passes:
         self.side.run(part)
         nodes = self.side.flow.nodes
         self._see(name for node in part for name in nodes[node].output)
+        if self.beside is not None:
+            self.gains |= self.lowering.gains(part, self.side, self.beside)
 
     def _see(self, names: Iterable[str]) -> None:
         """Note what is known of values that have just been computed."""
@@ -166,6 +188,9 @@ class Passes:
         """Draw the signs from which the backward pass begins."""
         self.seeds = list(_seeds(self.side, self.groups, random))
         self.waiting = [dict(seed.gradients) for seed in self.seeds]
+        if self.beside is not None:
+            self.found.shown = shown_errors(self.groups, self.side, self.beside)
+            self.beside = None
 
     @cached_property
     def found(self) -> "Found":

@@ -4,7 +4,7 @@ Rounding errors are small and nearly independent, so to first order the squared 
 values that are rounded. Let r be a vector of random signs over an output, and g = J^T r its gradient at a value: the
 expectation of g_e^2 is the squared norm of the effect of element e on the output. A value that is off by d, which is
 known, costs the sum of g_e^2 d_e^2; its many elements average out the choice of r. Outputs of few elements use several
-r.
+r. What quantizers do to errors depends on all that arrives there (:mod:`onnxamp._numerics.quantizers`).
 
 The passes run piece by piece. The backward pass recomputes each piece from the values at its borders, so that only
 these and one piece are in memory. For a node without a gradient rule, each input is moved a little, and the effect on
@@ -24,14 +24,17 @@ from onnx.helper import make_tensor_value_info
 from onnxamp._dtypes import Format
 from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.quantized import as_floats
+from onnxamp._graph.view import Ports
+from onnxamp._model.model import Model
 from onnxamp._numerics.backward import (
     WrittenPiece,
     expanded,
-    last_quantizers,
     moved_integers,
 )
 from onnxamp._numerics.matrices import Floats, Moved, matrix_readers, stepped_back
 from onnxamp._numerics.passes import Passes, Sensitivities
+from onnxamp._numerics.quantizers import LowPass
 from onnxamp._numerics.turns import TurnCounter, without_loops
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime.engines import Engine, Session
@@ -72,12 +75,15 @@ class SensitivityProbe(Probe[Sensitivities]):
     low: Format
     budget: int
     arithmetic: Profile | None = None
+    lowered: Mapping[str, Ports] = field(default_factory=dict)
 
     def open(self, memory: Memory) -> Opened[Sensitivities]:
         """As :meth:`Probe.open`."""
         del memory
-        model = self.engine.open(self.model.opened(), budget=self.budget)
-        walk = GradientWalk(model, self.low, self.arithmetic)
+        given = self.model.opened()
+        floats = Model(as_floats(given.proto), given.folder)
+        model = self.engine.open(floats, budget=self.budget)
+        walk = GradientWalk(model, self.low, self.arithmetic, self.lowered)
 
         measure = in_groups(_TOGETHER, model.model, walk.run_together)
         return Opened(model.prepare_sample, measure)
@@ -94,6 +100,7 @@ class _Backward(NamedTuple):
         costs: value, and what of it -> the output that holds the cost: "" for that of rounding it, and else
             :data:`SUMMED`, or the first output of a node that reads it.
         spread: labels of nodes without a rule.
+        gains: the result of a quantizer -> the input that takes its gain.
     """
 
     session: "ort.InferenceSession"
@@ -102,6 +109,7 @@ class _Backward(NamedTuple):
     gradients: Mapping[str, str]
     costs: Mapping[tuple[str, str], str]
     spread: tuple[str, ...]
+    gains: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -112,19 +120,22 @@ class GradientWalk:
         model: the model.
         low: the type that values are rounded to.
         arithmetic: the target whose float16 sums count, too.
+        lowered: the ports in low precision of a plan, by first output of their node, which decide what arrives at
+            quantizers.
     """
 
     model: Session
     low: Format
     arithmetic: Profile | None = None
+    lowered: Mapping[str, Ports] = field(default_factory=dict)
     _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
     _counters: dict[tuple[Any, ...], TurnCounter] = field(default_factory=dict)
     _flow: DataflowGraph | None = None
     """The model that the sessions belong to, with the branches that it takes."""
     _integers: Container[str] = ()
     """Values that have gradients although they are not float32."""
-    _last: Container[str] = ()
-    """The results of quantizers that lead to no others."""
+    _lowering: LowPass | None = None
+    """The forward pass of that model in low precision."""
     _shared: Container[str] = ()
     """Values that several nodes read."""
     _gathers: Container[int] = ()
@@ -151,7 +162,7 @@ class GradientWalk:
             self._sessions.clear()
             self._counters.clear()
             self._integers = moved_integers(flow.nodes, flow.types)
-            self._last = last_quantizers(flow.nodes)
+            self._lowering = LowPass(flow, runner.provider, self.low, self.lowered)
         reads = Counter(
             name for names in (*flow.reads, flow.outputs) for name in set(names)
         )
@@ -170,11 +181,17 @@ class GradientWalk:
         products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
         again.update(flow.nodes[one].output[0] for one in products)
         self._gathers = readers - products
-        passes = [Passes.begin(runner, feeds, again) for feeds in samples.values()]
+        lowering = self._lowering
+        assert lowering is not None
+        again.update(lowering.compared)
+        passes = [
+            Passes.begin(runner, feeds, again, lowering) for feeds in samples.values()
+        ]
         for part in whole:
             for one in passes:
                 one.forward(part)
             runner.forget()
+            lowering.executor.forget()
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
         for part in reversed(parts):
@@ -220,7 +237,7 @@ class GradientWalk:
         )
         if key not in self._sessions:
             self._sessions[key] = self._load(
-                flow, part, values, dims, runner, partial, seen, turns
+                flow, part, values, dims, runner, partial, seen, turns, one.gains.keys()
             )
         backward = self._sessions[key]
         zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
@@ -232,12 +249,18 @@ class GradientWalk:
                 for name, entry in backward.seeds.items()
             }
             given = {entry: to_value(array) for entry, array in arrays.items()}
+            given |= {
+                entry: to_value(np.asarray(one.gains[name], np.float32))
+                for name, entry in backward.gains.items()
+            }
             read = {name: values[name] for name in backward.reads}
             wanted = [*backward.gradients.values(), *backward.costs.values()]
             results = run_values(backward.session, {**read, **given}, wanted)
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy().copy()
-                rest[name] = rest[name] + gradient if name in rest else gradient
+                rest[name] = (
+                    np.asarray(rest[name] + gradient) if name in rest else gradient
+                )
             for what, output in backward.costs.items():
                 cost = float(results[output].numpy())
                 found.add(what, seed.group, cost / seed.probes)
@@ -309,6 +332,7 @@ class GradientWalk:
         partial: Container[str],
         seen: Mapping[str, Sequence[int]],
         counts: Mapping[str, int],
+        quantizers: Container[str],
     ) -> _Backward:
         """Write the backward pass of a piece whose inputs have these shapes, and load it."""
         kinds = {name: str(value.data_type()) for name, value in values.items()}
@@ -329,7 +353,7 @@ class GradientWalk:
             arithmetic=self.arithmetic,
             turns=turns,
             integers=self._integers,
-            last=self._last,
+            quantizers=quantizers,
             shared=self._shared,
             partial=partial,
         )
@@ -348,6 +372,7 @@ class GradientWalk:
             gradients=written.gradients,
             costs=written.costs,
             spread=tuple(written.spread),
+            gains=written.gains,
         )
 
 

@@ -137,11 +137,12 @@ def _rank(
 @dataclass(slots=True)
 class Executor:
     """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
-    are.
+    are. ``rewrite`` changes pieces before they are loaded.
     """
 
     flow: DataflowGraph
     provider: Provider
+    rewrite: Callable[[ModelProto], ModelProto] | None = None
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
         field(default_factory=dict)
     )
@@ -185,6 +186,8 @@ class Executor:
         model = piece_model(
             self.flow, piece, {name: self._kind(piece, name, values) for name in names}
         )
+        if self.rewrite is not None:
+            model = self.rewrite(model)
         if wants_ranks(self.provider):
             _rank(names, model.graph.input, values)
         session = make_session(

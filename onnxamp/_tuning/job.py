@@ -148,8 +148,7 @@ class Job:
         if self.origin is not self:
             return self.origin.sensitivities
         return measured_sensitivities(
-            self.space.all_low.graph,
-            self.low,
+            self.space.all_low,
             self.run,
             self.engine,
             self.state.measured(self.samples),
