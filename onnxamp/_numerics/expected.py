@@ -14,9 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._convert.convert import analyse_safely
-from onnxamp._convert.estimate import low_ports
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
