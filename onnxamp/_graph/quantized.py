@@ -15,9 +15,9 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
-from onnxamp._model.protos import copied, opset_imports
+from onnxamp._model.protos import all_nodes, copied, opset_imports
 from onnxamp._ops import read_table
-from onnxamp._ops.facts import attribute_of, op_facts
+from onnxamp._ops.facts import attribute_of, op_facts, op_key
 
 SCALES: Final = "scales"
 PRODUCTS: Final = "products"
@@ -189,6 +189,8 @@ def as_floats(model: ModelProto) -> ModelProto:
     Nodes are kept if their channels are last, or if their result has no zero point. If no node changes, return the
     model itself. Complexity: linear in nodes.
     """
+    if not any(op_key(node) in OPERATORS for node in all_nodes(model.graph.node)):
+        return model
     graph = Graph.of(model)
     nodes = [node for node in graph.nodes_of(OPERATORS) if _has_form(node)]
     if not nodes:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._convert.analysis import Analysis, low_ports
+from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._decide.ports import NONE
@@ -27,7 +27,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._numerics.passes import Sensitivities
-from onnxamp._numerics.quantizers import rounds_to_integers
+from onnxamp._numerics.quantizers import rounded_ports, rounds_to_integers
 from onnxamp._numerics.sensitivity import SensitivityProbe
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import emulated_arithmetic
@@ -152,36 +152,42 @@ class ExpectedErrors:
             table = np.zeros((len(self._places), groups))
             for name, rounded in sample.values.items():
                 table[self._places[name, ""]] = rounded.costs
-                table[self._places[name, _MADE]] = rounded.summed or rounded.costs
+                table[self._places[name, _MADE]] = rounded.costs
                 for reader, costs in rounded.read.items():
                     table[self._places[name, reader]] = costs
                 if rounded.read:
                     known = np.minimum(np.sum([*rounded.read.values()], 0), _MOST)
                     rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
+            factors = self._factors(table, sample.shown)
+            for name, rounded in sample.values.items():
+                if rounded.summed:
+                    table[self._places[name, _MADE]] = rounded.summed
             table[weights] *= self.weights
-            found.append(np.minimum(self._as_shown(table, sample.shown), _MOST))
+            scaled = np.where(np.isfinite(table), table * factors, table)
+            found.append(np.minimum(scaled, _MOST))
         return found
 
-    def _as_shown(self, table: Numbers, shown: Sequence[float]) -> Numbers:
-        """Return costs that add up to the errors that the low pass of a sample shows; the same where none shows any.
+    def _factors(self, table: Numbers, shown: Sequence[float]) -> Numbers:
+        """Return the factors with which costs add up to the errors that the low pass of a sample shows.
 
-        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, unless it is infinite.
+        Beyond a step of a grid, errors are not linear: no cost exceeds the error of all, unless it is infinite. The low
+        pass rounds neither inside loops nor the sums of kernels. Without such a pass, nothing is shown.
         """
-        if not shown:
-            return table
+        if len(shown) != table.shape[1] or self.graph.nodes_of({"Loop", "Scan"}):
+            return np.ones_like(table)
         # In other branches, samples may have other outputs.
         alike = [one.shown for one in self.samples if len(one.shown) == len(shown)]
         is_shown = np.any(alike, axis=0)
-        counts = np.isfinite(table)
+        counts = np.isfinite(table) & (table > 0)
         limits = np.where(is_shown, shown, np.inf)
         kept = np.where(counts, np.minimum(table, limits), 0.0)
         sums = kept[self._everything].sum(axis=0)
         factors = np.divide(
             shown, sums, np.ones(len(shown)), where=is_shown & (sums > 0)
         )
-        scaled: Numbers = np.where(counts, kept * factors, table)
-        return scaled
+        ones = np.ones_like(table)
+        return np.asarray(np.divide(kept * factors, table, ones, where=counts))
 
     @cached_property
     def _everything(self) -> list[int]:
@@ -489,7 +495,7 @@ def measured_sensitivities(
         low=analysis.options.low,
         budget=run.budget,
         arithmetic=engine.arithmetic,
-        lowered={node.first_output: low_ports(analysis, node) for node in graph.order},
+        lowered=rounded_ports(analysis, *Settled.of(analysis)),
     )
     samples = observe_all(
         run,
@@ -527,13 +533,13 @@ def expected_errors(
         )
     found = [low_node(analysis, node) for node in graph.order]
     nodes = [node for node in found if node is not None]
-    engine = judging_engine(run.provider, plan.target)
+    engine, settled = judging_engine(run.provider, plan.target), Settled.of(analysis)
     known = {} if known is None else known
     key = (
         model_print(Model(graph.model, graph.folder)),
         low.name,
         plan.target,
-        *(nodes if rounds_to_integers(graph.model) else ()),
+        *((settled, *nodes) if rounds_to_integers(graph.model) else ()),
     )
     if key not in known:
         known[key] = measured_sensitivities(analysis, run, engine)
@@ -543,7 +549,7 @@ def expected_errors(
         computing=[node for node in nodes if computes(graph.nodes[node.node])],
         exact=[node for node in nodes if not computes(graph.nodes[node.node])],
         samples=known[key],
-        settled=Settled.of(analysis),
+        settled=settled,
     )
     return errors, {node.key for node in nodes}
 

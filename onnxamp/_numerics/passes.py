@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._dtypes import FLOAT
+from onnxamp._errors import RuntimeFailure
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.backward import SUMMED
 from onnxamp._numerics.matrices import Floats
@@ -124,7 +125,7 @@ class Passes:
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
         lowering: what is rounded in a second one.
-        beside: that one; None if nothing is rounded to integers.
+        beside: that one; None if nothing is rounded to integers, or the model does not run so.
         groups: outputs whose errors are kept apart. The last group holds what decides selections and branches.
         largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
             or what is no number, are negative.
@@ -169,8 +170,12 @@ class Passes:
         self.side.run(part)
         nodes = self.side.flow.nodes
         self._see(name for node in part for name in nodes[node].output)
-        if self.beside is not None:
+        if self.beside is None:
+            return
+        try:
             self.gains |= self.lowering.gains(part, self.side, self.beside)
+        except RuntimeFailure:  # in low precision, the model does not run
+            self.beside = None
 
     def _see(self, names: Iterable[str]) -> None:
         """Note what is known of values that have just been computed."""

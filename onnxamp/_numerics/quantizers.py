@@ -7,6 +7,7 @@ does to an error depends on how much arrives, and that on the quantizers before.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper
 
+from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._decide.hazards.scales import grids
 from onnxamp._dtypes import Format
 from onnxamp._gradients.quantized import QUANTIZE
@@ -47,6 +49,30 @@ def rounds_to_integers(model: ModelProto) -> bool:
     nodes = [*model.graph.node, *(node for one in model.functions for node in one.node)]
     keys = _QUANTIZERS | OPERATORS.keys()
     return any(op_key(node) in keys for node in all_nodes(nodes))
+
+
+def rounded_ports(
+    analysis: Analysis, stored: AbstractSet[int], returned: AbstractSet[int]
+) -> Mapping[str, Ports]:
+    """Return the ports whose values an analysis rounds, by first output of their node.
+
+    Args:
+        analysis: what is lowered.
+        stored: weights and inputs that the model holds in low precision, whoever reads them.
+        returned: values that it returns in low precision.
+    """
+
+    def among(values: Sequence[int], others: AbstractSet[int]) -> Iterator[int]:
+        return (place for place, value in enumerate(values) if value in others)
+
+    found = dict[str, Ports]()
+    for node in analysis.graph.order:
+        inputs, outputs = low_ports(analysis, node)
+        found[node.first_output] = Ports(
+            inputs=tuple({*inputs, *among(node.inputs, stored)}),
+            outputs=tuple({*outputs, *among(node.outputs, returned)}),
+        )
+    return found
 
 
 @dataclass
@@ -222,7 +248,9 @@ def _squared_error(exact: Floats, other: Floats) -> float:
             np.sum(np.square(one, dtype=np.float64), where=counts)
             for one in (other - exact, exact)
         )
-    return float(error / size) if size and np.isfinite(error) else 0.0
+    if not np.isfinite(error):
+        return 1.0
+    return float(error / size) if size else 0.0
 
 
 def _inside(y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -81,8 +81,10 @@ class SensitivityProbe(Probe[Sensitivities]):
         """As :meth:`Probe.open`."""
         del memory
         given = self.model.opened()
-        floats = Model(as_floats(given.proto), given.folder)
-        model = self.engine.open(floats, budget=self.budget)
+        floats = as_floats(given.proto)
+        if floats is not given.proto:
+            given = Model(floats, given.folder)
+        model = self.engine.open(given, budget=self.budget)
         walk = GradientWalk(model, self.low, self.arithmetic, self.lowered)
 
         measure = in_groups(_TOGETHER, model.model, walk.run_together)
@@ -234,6 +236,7 @@ class GradientWalk:
             *part,
             *map(tuple, (shapes.items(), dims.items(), seen.items(), turns.items())),
             partial,
+            frozenset(name for name in made if name in one.gains),
         )
         if key not in self._sessions:
             self._sessions[key] = self._load(

@@ -104,7 +104,7 @@ class TuningState:
         return (
             None
             if self.part is None
-            else KeptSamples(self.part, samples, Sensitivities)
+            else KeptSamples(self.part, samples, Sensitivities, "sample, both passes")
         )
 
     def node_times(

@@ -214,3 +214,67 @@ def test_what_enters_a_sequence_counts_as_an_output() -> None:
     found, error = measured(add_weights(parse(text, 18), weights), sample)
     assert found.error is not None
     assert 1 / 1.5 < error / found.error < 1.5
+
+
+# --- a second forward pass, where numbers become integers ----------------------------------------------------------
+
+LOOP = """y = Loop (n, c, x) <body = b (int64 i, bool ci, float[4,32] s) => (bool co, float[4,32] so) {
+    co = Identity (ci) m = MatMul (s, w) so = Tanh (m) }>"""
+SUM = "y = MatMul (x, deep)"
+
+
+@pytest.mark.parametrize(("ops", "shape", "target"), [(LOOP, "4,32", "cuda"), (SUM, "4,4096", "webgpu")])
+def test_what_the_second_pass_does_not_round_counts_as_without_it(ops: str, shape: str, target: str) -> None:
+    """Whole numbers are rounded to integers elsewhere in the model, which changes nothing."""
+    random = np.random.default_rng(1)
+    weights = {"w": random.standard_normal((32, 32)) / 5, "deep": np.abs(random.standard_normal((4096, 32)))}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    sample = {"x": np.abs(random.standard_normal([*map(int, shape.split(","))])).astype(np.float32)}
+    inner = f"<int64 n = {{8}}, bool c = {{1}}> {{ {ops}"
+    alone = add_weights(parse(f"(float[{shape}] x) => (float[4,32] y) {inner} }}"), weights)
+    text = f"(float[{shape}] x, float[4] z) => (float[4,32] y, float[4] r) {inner} a = Abs (z) r = Round (a) }}"
+    beside = add_weights(parse(text), weights)
+    whole = {"z": np.arange(4, dtype=np.float32)}
+    found = expected(alone, "O3", samples=sample, target=target).error
+    assert found
+    assert expected(beside, "O3", samples=sample | whole, target=target).error == pytest.approx(found, rel=0.1)
+
+
+def test_a_model_that_does_not_run_in_low_precision_has_an_expected_error() -> None:
+    """A number just below 8 rounds up to 8, beyond the rows of the table."""
+    text = """(float[8] x) => (float[8] y) <float eight = {8}> {
+        s = Sigmoid (x) t = Mul (s, eight) u = Floor (t) i = Cast <to = 7> (u) y = Gather (table, i) }"""
+    model = add_weights(parse(text), {"table": RANDOM.standard_normal(8).astype(np.float32)})
+    found = expected(model, "O3", samples={"x": np.full(8, 8.5, np.float32)}, hazards=False)
+    assert (found.error is not None, found.why) == (True, "")
+    double = parse("(double[8] x) => (double[8] y) { r = Round (x) y = Add (r, x) }")
+    assert expected(double, "O3", samples={"x": np.ones(8)}).error == 0
+
+
+def test_a_sample_that_low_precision_breaks_counts() -> None:
+    """Squares of squares of small numbers become 0, and 0 by 0 no number."""
+    text = """(float[64] x) => (float[64] y) <float s = {0.01}, int8 z = {0}> {
+        a = Abs (x) q = QuantizeLinear (a, s, z) p = DequantizeLinear (q, s, z)
+        b = Mul (x, x) c = Mul (b, b) e = Div (c, b) y = Add (e, p) }"""
+    usual = RANDOM.uniform(0.1, 1, 64).astype(np.float32)
+    one, both = (
+        expected(parse(text), "O3", samples=[{"x": usual * size} for size in sizes], hazards=False).error
+        for sizes in ((1,), (1, np.float32(1e-3)))
+    )
+    assert one
+    assert both
+    assert one < 1e-2
+    assert both > 0.99
+
+
+def test_inputs_that_are_stored_low_reach_a_quantizer_rounded() -> None:
+    text = """(float[64,32] x) => (float[64,32] y) <float s = {0.0625}, int8 z = {0}> {
+        q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = MatMul (d, w) }"""
+    model = add_weights(parse(text, 13), {"w": RANDOM.standard_normal((32, 32)).astype(np.float32) / 6})
+    sample = {"x": RANDOM.standard_normal((64, 32)).astype(np.float32)}
+    how: Any = {"target": "cpu", "keep_io_types": False}
+    found = expected(model, "O3", samples=sample, **how).error
+    low = convert_model(model, "O3", **how)
+    (row,) = diff_models(model, low, sample, provider="cpu", layers=False).outputs
+    assert found
+    assert 1 / 1.5 < row.rel_l2 / found < 1.5
