@@ -35,7 +35,7 @@ from onnxamp._model.storage import load_external_data
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import apply_edits
-from onnxamp._rewrite.fold import is_fused, output_of
+from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
@@ -191,9 +191,7 @@ def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | Non
 
 
 def _candidates(analysis: Analysis) -> tuple[str, ...]:
-    """Return the outputs of the patterns that are not low as they are, or not fused by the runtime, unless the user
-    named one of their nodes.
-    """
+    """Return the outputs of the patterns that are not low as they are, unless the user named one of their nodes."""
     graph = analysis.graph
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
@@ -204,10 +202,7 @@ def _candidates(analysis: Analysis) -> tuple[str, ...]:
         output_of(graph, fold)
         for fold in folds
         if fold.nodes.isdisjoint(kept)
-        and not (
-            is_fused(fold, analysis.options)
-            and all(is_low(analysis, node) for node in fold.nodes)
-        )
+        and not all(is_low(analysis, node) for node in fold.nodes)
     )
 
 

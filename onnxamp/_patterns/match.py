@@ -73,8 +73,6 @@ class Kind(NamedTuple):
     opset: int
     attributes: Mapping[str, Any] = {}
     own: Mapping[str, str] = {}
-    unfused: Mapping[str, Sequence[str]] = {}
-    """Low-precision types in which a target's runtime leaves the form decomposed, by target."""
 
 
 class FormTable(NamedTuple):

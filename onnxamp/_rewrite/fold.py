@@ -238,13 +238,6 @@ def _own(fold: Fold, target: str) -> Fold:
     return fold if own is None else replace(fold, op=own, opset=1)
 
 
-def is_fused(fold: Fold, options: Options) -> bool:
-    """Return whether the target's runtime computes the decomposed form in one kernel if its nodes are low."""
-    kind = form_table().kinds.get(fold.kind)
-    unfused = {} if kind is None else kind.unfused
-    return options.low.name not in unfused.get(device_of(options.target), ())
-
-
 def reachable(
     graph: Graph, folds: Sequence[Fold], target: str, ceiling: int | None
 ) -> int:

@@ -104,7 +104,9 @@ class TuningState:
         return (
             None
             if self.part is None
-            else KeptSamples(self.part, samples, Sensitivities, "sample with both passes")
+            else KeptSamples(
+                self.part, samples, Sensitivities, "sample with both passes"
+            )
         )
 
     def node_times(

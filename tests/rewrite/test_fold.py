@@ -419,18 +419,6 @@ def test_patterns_are_folded_where_that_makes_the_result_faster(tmp_path: Path) 
     assert f"Folding saves {plain - 2} of {plain} new Casts; --no-fold leaves the patterns as they are." in made.notes
 
 
-@pytest.mark.parametrize(("dtype", "target", "folds"), [
-    ("float16", "cuda", False), ("bfloat16", "cuda", True), ("bfloat16", "tensorrt", False),
-])  # fmt: skip
-def test_a_low_pattern_is_folded_where_the_runtime_leaves_it_decomposed(dtype: str, target: str, folds: bool) -> None:
-    """ONNX Runtime fuses the form of Gelu in float16, but not in bfloat16; TensorRT fuses what is pointwise."""
-    result = onnxamp.convert_model(network(), dtype=dtype, target=target)
-    assert ("Gelu" in ops(result), "Erf" in ops(result)) == (folds, not folds)
-    assert result.opset_import[0].version == (20 if folds else 17)
-    assert "Gelu" not in ops(onnxamp.convert_model(network(), dtype=dtype, target=target, opset="keep"))
-    assert onnxamp.convert_model(result, dtype=dtype, target=target) == result
-
-
 @pytest.mark.parametrize(
     "wishes",
     [
