@@ -201,7 +201,7 @@ def draw(rows: Sequence[Facts]) -> str:
     ]
     area = " ".join(f"{x},{y}" for x, y in [at(least, least), *(at(*end) for end in ends)])
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE + LEFT + 190} {SIZE + TOP + 60}" {FONT}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE + LEFT + 190} {SIZE + TOP + 76}" {FONT}>',
         "<title>Errors that were measured, against those that were expected before</title>",
         f"<style>{STYLE}</style>",
         f'<polygon class="near" points="{area}"/>',
@@ -229,9 +229,13 @@ def draw(rows: Sequence[Facts]) -> str:
         y = TOP + 24 + 22 * number
         lines.append(f'<circle class="{kind.split()[0]}" cx="{LEFT + SIZE + 20}" cy="{y - 4}" r="4"/>')
         lines.append(f'<text x="{LEFT + SIZE + 32}" y="{y}">{kind}: {counts[kind]}</text>')
-    words = "Relative L2 error: expected (horizontal) and measured (vertical). "
-    words += f"Shaded: within {FACTOR:g} times. Dashed: the bound"
-    lines.append(f'<text class="dim" x="{LEFT}" y="{SIZE + TOP + 44}">{words}</text>')
+    words = (
+        "Relative L2 error: expected (horizontal) and measured (vertical)",
+        f"Shaded: within {FACTOR:g} times. Dashed: the bound",
+    )
+    for number, line in enumerate(words):
+        y = SIZE + TOP + 44 + 18 * number
+        lines.append(f'<text class="dim" x="{LEFT}" y="{y}">{line}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
