@@ -258,9 +258,9 @@ def test_measurements_of_level_auto_are_kept_as_well() -> None:
     command += ("--io-types", "low", "--no-validate")  # without Casts, low precision is faster
     assert run(*command).exit_code == 0
     state = Path("s").read_text()
-    assert '"key": "sample 0 ' in state
+    assert '"key": "sample with both passes 0 ' in state
     assert run(*command).exit_code == 0
-    assert Path("s").read_text().count('"key": "sample 0 ') == 1
+    assert Path("s").read_text().count('"key": "sample with both passes 0 ') == 1
 
 
 def test_a_folder_has_a_state_of_its_own() -> None:
