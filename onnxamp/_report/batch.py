@@ -11,9 +11,9 @@ from urllib.parse import quote
 from onnxamp._decide.words import title_of
 from onnxamp._job.folder import FolderReport, Shipped, page_of
 from onnxamp._job.folder import Row as Outcome
-from onnxamp._job.writing import Conversion
 from onnxamp._model.storage import write_file
 from onnxamp._paths import made_folder
+from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
     Item,
@@ -25,8 +25,6 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import count, number, size
-from onnxamp._tuning.results import Tuned
 
 STATUSES: Final = {
     "converted": Status.PASSED,
@@ -47,23 +45,11 @@ def batch_report(report: FolderReport) -> Report:
     """One row per model, followed by failures and models that were not validated."""
     failed = [row for row in report.rows if row.has_failed]
     healed = [row for row in report.rows if row.healed]
-    columns = (
-        "model",
-        "result",
-        "nodes low",
-        "new Casts",
-        "error",
-        "weights",
-        "seconds",
-    )
-    models = table(
-        columns, map(_row, report.rows), right=range(2, 7), drop=(6, 5, 3, 2)
-    )
     return Report(
         "convert folder",
         _verdict(report),
         sections=(
-            section("Models", models),
+            section("Models", table("folder", map(_row, report.rows))),
             section(
                 "Failures", (Item(row.message, Level.ERROR, row.name) for row in failed)
             ),
@@ -213,33 +199,6 @@ class Line(NamedTuple):
     outcome: str
     remark: str
     cells: tuple[Cell, ...]
-
-
-def write_job_page(
-    made: Conversion, tuned: Tuned | None, path: Path, result: Path
-) -> None:
-    """Write the page of one model, and create its folders.
-
-    Args:
-        made: the conversion.
-        tuned: what level auto found; None if it was another level.
-        path: the page.
-        result: where the result is until the files of its folder take their places.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only pages show it
-    from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
-    from onnxamp._report.html.render import write  # noqa: PLC0415
-
-    made_folder(path.parent)
-    write(
-        conversion_page(
-            made, made.validation, audit_model(result, made.plan.target), tuned
-        ),
-        path,
-    )
 
 
 def write_index(report: FolderReport, path: Path) -> None:
