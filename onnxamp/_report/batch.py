@@ -5,11 +5,12 @@ index with a table of them that sorts.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote
 
 from onnxamp._decide.words import title_of
 from onnxamp._job.folder import FolderReport, Shipped, page_of
+from onnxamp._job.folder import Outcome as OutcomeName
 from onnxamp._job.folder import Row as Outcome
 from onnxamp._model.storage import write_file
 from onnxamp._paths import made_folder
@@ -26,19 +27,12 @@ from onnxamp._report.parts import (
     table,
 )
 
-STATUSES: Final = {
-    "converted": Status.PASSED,
-    "up to date": Status.PASSED,
-    "failed": Status.FAILED,
-    "failed before": Status.FAILED,
-}
-
 
 def status_of(row: Outcome) -> Status:
-    """Return the message about a model; "" for one that was converted without validation."""
-    return (
-        Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
-    )
+    """Return the verdict on a model; it is unknown if the model was not validated."""
+    if row.has_failed:
+        return Status.FAILED
+    return Status.UNKNOWN if row.message else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
@@ -165,7 +159,7 @@ def _row(row: Outcome) -> Row:
 def _verdict(report: FolderReport) -> Verdict:
     outcomes = ", ".join(
         f"{report.count(outcome)} {outcome}"
-        for outcome in STATUSES
+        for outcome in get_args(OutcomeName)
         if report.count(outcome)
     )
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
@@ -218,18 +212,15 @@ def write_index(report: FolderReport, path: Path) -> None:
 def _line(row: Outcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
-    is_known = not row.has_failed or row.nodes > 0
-    cells = (
-        Cell("" if row.error is None else number(row.error), row.error),
-        Cell(
-            f"{row.low:,} of {row.nodes:,}" if is_known else "",
-            row.low / row.nodes if row.nodes else None,
-        ),
-        Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
-        Cell(
-            size(row.bytes_after) if is_known else "",
-            row.bytes_after if is_known else None,
-        ),
-    )
+    cells = [Cell("" if row.error is None else number(row.error), row.error)]
+    if row.has_failed and not row.nodes:
+        cells += [Cell("", None)] * 3
+    else:
+        low = row.low / row.nodes if row.nodes else None
+        cells += [
+            Cell(f"{row.low:,} of {row.nodes:,}", low),
+            Cell(f"+{row.casts:,}", row.casts),
+            Cell(size(row.bytes_after), row.bytes_after),
+        ]
     remark = row.healed or row.message
-    return Line(row.name, link, status_of(row), row.outcome, remark, cells)
+    return Line(row.name, link, status_of(row), row.outcome, remark, tuple(cells))

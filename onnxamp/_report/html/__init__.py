@@ -154,7 +154,8 @@ class Plot(NamedTuple):
     limit: Tick
 
 
-class Page(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Page:
     """All that the page shows. Sections without data are left out of it.
 
     ``low`` is the low-precision type whose range the figures show, ``limit`` the limit of the relative L2 error if all
@@ -507,7 +508,7 @@ def conversion_page(
         else conversion_report(made, audit)
     )
     page = _page(report, audit, shown, diff, made.plan)
-    return page._replace(plot=plot_of(tuned)) if tuned else page
+    return replace(page, plot=plot_of(tuned)) if tuned else page
 
 
 def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
@@ -565,7 +566,7 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
     )
     seen = {row.precision for row in page.nodes} | {row.dtype for row in page.values}
     low = next((low for name, low in FORMATS.items() if name in seen), None)
-    return page._replace(low=low)
+    return replace(page, low=low)
 
 
 def _shared_limit(diff: DiffReport) -> float | None:
