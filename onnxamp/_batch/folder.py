@@ -106,7 +106,7 @@ def check_options(options: FolderOptions) -> None:
     Accept.of(options.accept)
 
 
-def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Job]:
+def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[Job]:
     """Return the models below a folder, sorted by name, except hidden ones and those below ``target``.
 
     Raises:
@@ -316,8 +316,8 @@ def run_folder(
     inputs: Path | None,
     told: Told | None,
     *,
-    retry: bool = False,
-    html: Path | None = None,
+    retry: bool,
+    html: Path | None,
 ) -> FolderReport:
     """Run :func:`convert_folder` with its options in one record; raise the same errors.
 

@@ -181,7 +181,7 @@ def ship(
     source: Path,
     target: Path,
     part: Part,
-    others: Iterable[Path] = (),
+    others: Iterable[Path],
 ) -> Shipped:
     """Copy the files beside the models of a folder, with the settings that the results need, and put them all in place.
 

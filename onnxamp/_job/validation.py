@@ -20,7 +20,13 @@ from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conv
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.storage import is_text
-from onnxamp._numerics.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
+from onnxamp._numerics.cure import (
+    NO_ISLANDS,
+    Recipe,
+    Trial,
+    as_float16,
+    cure_conversion,
+)
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
@@ -71,11 +77,7 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     if tolerance is None:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
-    return (
-        replace(asked, accept=accept)
-        if accept is not None
-        else Limits(tolerance=tolerance)
-    )
+    return replace(asked, accept=accept) if accept else Limits(tolerance=tolerance)
 
 
 def _casts(model: Model) -> int:
@@ -127,13 +129,9 @@ class Validator:
             raise RefusedError(
                 self._unloadable(job.options, loaded), _casts(result), loaded.fault
             )
-        everywhere, compared = computes_low(job.options.target), result
-        if everywhere:
-            from onnxamp._numerics.cure import as_float16  # noqa: PLC0415 - few targets need it
-
-            compared = as_float16(result)
+        everywhere = computes_low(job.options.target)
         report = self.comparison.compare(
-            compared,
+            as_float16(result) if everywhere else result,
             layers=layers,
             activity="validating",
         )
@@ -156,12 +154,8 @@ class Validator:
         Returns:
             The outcome of the last of these steps, and the names of the software that loaded or built it.
         """
-        target, reference, samples = (
-            job.options.target,
-            self.comparison.reference,
-            self.comparison.run.samples,
-        )
-        provider = reference.engine.provider
+        target, reference = job.options.target, self.comparison.reference
+        samples, provider = self.comparison.run.samples, reference.engine.provider
         place = provider if provider == device_of(target) else None
         loaded = load_result(result, job.model, place)
         ran_in = loaded.where(place)
@@ -204,11 +198,9 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
     """
     found = load_file(result, place)
     if found.fault and original.path is not None:
-        return (
-            Loaded()
-            if load_file(original, place, in_text=is_text(original.path)).fault
-            else found
-        )
+        in_text = is_text(original.path)
+        if load_file(original, place, in_text=in_text).fault:
+            return Loaded()
     return found
 
 
@@ -381,10 +373,8 @@ class _Fallbacks:
 
     def told(self, outcome: str = "", command: str = "") -> Cure:
         """The final outcome of the search."""
-        nodes, text = (
-            () if command else self.nodes,
-            " ".join(filter(None, (*self.outcomes, outcome))),
-        )
+        nodes = () if command else self.nodes
+        text = " ".join(filter(None, (*self.outcomes, outcome)))
         return Cure(command, nodes, text, bool(command), self.trials)
 
     def cured(self, share: float) -> Iterator[_Way]:
@@ -415,13 +405,9 @@ class _Fallbacks:
         self.nodes, self.trials = cure.nodes, cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
-            cure = replace(
-                cure,
-                outcome=cure.outcome
-                if fault
-                else "The fix that was found fails the final validation.",
-            )
-        self.outcomes.append(cure.outcome)
+        is_refused = cure.confirmed and not fault
+        fails = "The fix that was found fails the final validation."
+        self.outcomes.append(fails if is_refused else cure.outcome)
 
     def lower(self) -> Iterator[_Way]:
         """Level O1, if there is time."""
@@ -476,12 +462,8 @@ def _tolerance(failed: DiffReport) -> float:
 def _named_in(fault: str, model: Model) -> Cure:
     """Return the nodes of the original that errors of loading or building name, to keep them in float32."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
-    named = tuple(
-        sorted(name for name in names if f"({name})" in fault or f"'{name}'" in fault)
-    )
-    outcome = (
-        "The result still fails when the nodes listed above stay in float32."
-        if named
-        else "The message names no node."
-    )
-    return Cure("", named, outcome, bool(named), len(named))
+    named = sorted(n for n in names if f"({n})" in fault or f"'{n}'" in fault)
+    outcome = "The message names no node."
+    if named:
+        outcome = "The result still fails when the nodes listed above stay in float32."
+    return Cure("", tuple(named), outcome, bool(named), len(named))
