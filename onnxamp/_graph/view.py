@@ -125,7 +125,7 @@ class View:
         nodes: nodes of all scopes, in the file's order.
         values: values of all scopes.
         results: value -> (scope, output position) pairs that return it.
-        order: the same nodes with producers first, and each node after those of its bodies.
+        order: the same nodes, each after those that it depends on and after those of its bodies.
     """
 
     model: ModelProto

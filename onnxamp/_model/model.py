@@ -133,7 +133,7 @@ class Model(Asked):
         if isinstance(source, ModelHolder):
             return cls.of(source.model)
         if is_graphsurgeon(source):
-            return cls(from_graphsurgeon(source))
+            return cls.of(from_graphsurgeon(source))
         raise ArgumentTypeError(
             f"model must be an onnx.ModelProto, a path or an onnx-graphsurgeon Graph, not {type(source).__name__}."
         )
