@@ -19,12 +19,10 @@ _HIDDEN: Final = -1e30
 _PAST: Final = (3, 4)
 _LENGTHS: Final = 5
 _ANGLES: Final = 7
-_EXTRA: Final = 10
-"""Positions of inputs of GroupQueryAttention: the old cache, tokens less one, tables of angles, and rarer ones."""
+"""Positions of inputs of GroupQueryAttention: the old cache, tokens less one, and tables of angles."""
 _BIAS, _PADDING, _SCORES = 3, 4, 5
 _OLD: Final = (6, 7)
-_FIXED: Final = (8, 9)
-"""Those of MultiHeadAttention: biases, mask, addends of scores, the old cache, and what fills it in place."""
+"""Those of MultiHeadAttention: biases, mask, addends of scores, and the old cache."""
 
 
 class _Attention(NamedTuple):
@@ -217,11 +215,7 @@ def _rows(call: Call, until: Tensor, size: "int | Tensor") -> Tensor:
 
 def _group_query(call: Call) -> Grads:
     """Return the gradients of GroupQueryAttention, those of its tables of angles included."""
-    usual = {"smooth_softmax": 0, "causal": 1}
-    unusual = any(call.attribute(name, value) != value for name, value in usual.items())
-    extra = any(map(call.has, range(_EXTRA, len(call.inputs))))
-    if unusual or extra or any(dy is not None for dy in call.dys[3:]):
-        raise call.error("has a form without a gradient rule")
+    _check_outputs(call)
     heads, shared = (call.attribute(name) for name in ("num_heads", "kv_num_heads"))
     query, key, value = (
         _grouped(x, shared, group)
@@ -264,6 +258,11 @@ def _group_query(call: Call) -> Grads:
     return [*merged, *old, None, None, *tables]
 
 
+def _check_outputs(call: Call) -> None:
+    if any(dy is not None for dy in call.dys[3:]):
+        raise call.error("passes its scores on to the loss, which has no gradient rule")
+
+
 def _parts(call: Call) -> Sequence[Tensor]:
     """Return queries, keys and values of [batch, length, hidden], which may be packed."""
     if call.has(1):
@@ -292,14 +291,10 @@ def _split(
 
 def _multi_head(call: Call) -> Grads:
     """Return the gradients of MultiHeadAttention."""
-    fixed = any(map(call.has, _FIXED)) or not (call.has(1) and call.has(2))
-    padded = call.has(_PADDING) and call.rank(_PADDING) != 2
-    if (
-        fixed
-        or padded
-        or call.rank() != 3
-        or any(dy is not None for dy in call.dys[3:])
-    ):
+    _check_outputs(call)
+    is_packed = not (call.has(1) and call.has(2))
+    is_padded = call.has(_PADDING) and call.rank(_PADDING) != 2
+    if is_packed or is_padded or call.rank() != 3:
         raise call.error("has a form without a gradient rule")
     heads, parts = call.attribute("num_heads"), [call[at] for at in range(3)]
     if call.has(_BIAS):
@@ -362,8 +357,6 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
 
 def _rotary(call: Call) -> Grads:
     """Return the gradients of RotaryEmbedding of ONNX Runtime."""
-    if call.attribute("scale", 1.0) != 1 or call.attribute("is_packed_batching", 0):
-        raise call.error("has a form without a gradient rule")
     is_apart, length = call.rank() == 4, call.x.size(2 if call.rank() == 4 else 1)
     places = call[1]
     if call.rank(1) == 1:  # the first position of each sequence

@@ -58,16 +58,6 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 def _checked_length(call: Call, directions: int) -> int:
     """Return the length of the sequences if the node can be unrolled."""
-    if call.has(4):
-        raise call.error(
-            "takes sequence lengths; only sequences of one length have a gradient rule"
-        )
-    if call.has(7) or call.attribute("input_forget"):
-        raise call.error(
-            "has peepholes or coupled gates, for which there is no gradient rule"
-        )
-    if call.attribute("clip") is not None:
-        raise call.error("clips its cell state, for which there is no gradient rule")
     named = [name.decode() for name in call.attribute("activations") or ()]
     usual = _ACTIVATIONS[call.node.key] * directions
     if named and [name.lower() for name in named[: len(usual)]] != usual:

@@ -130,7 +130,9 @@ class Pass:
         """Return the model with these recurrent nodes unrolled."""
         for node in nodes:
             self.writer.prefix = node.label
-            unroll(self.call(node))
+            call = self.call(node)
+            _check_form(call)
+            unroll(call)
             self.writer.replace(node.index)
         return self.writer.finish()
 
@@ -206,6 +208,7 @@ class Pass:
             raise call.error(
                 "reaches the loss through an output other than the first, which has no gradient rule"
             )
+        _check_form(call)
         return self.rules[call.node.key]
 
     def seed(self, loss: int) -> Tensor:
@@ -238,6 +241,21 @@ class Pass:
                 ]
             self.totals[value] = addends[0]
         return self.totals.get(value)
+
+
+def _check_form(call: Call) -> None:
+    """Refuse a node with attributes or inputs for which the rule of its op does not hold."""
+    for name, allowed in pointwise.FORMS.get(call.node.key, {}).items():
+        value = call.attribute(name, allowed[0])
+        if value not in allowed:
+            raise call.error(
+                f"has {name} = {value!r}, for which there is no gradient rule"
+            )
+    for position in pointwise.WITHOUT.get(call.node.key, ()):
+        if call.has(position):
+            raise call.error(
+                f"reads {call[position].name!r} as input {position}, for which there is no gradient rule"
+            )
 
 
 def finite(x: Tensor) -> Tensor:

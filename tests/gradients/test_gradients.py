@@ -364,7 +364,7 @@ BODY = helper.make_graph([make("Identity", "x", "z")], "body", [], [helper.make_
     ([make("If", "c", "y", then_branch=BODY, else_branch=BODY)], r"\(If\).*subgraphs"),
     ([make("Constant", "", "y", value_floats=[1.0])], "does not depend on 'x'"),
     ([make("Floor", "x", "y")], "does not depend on 'x'"),
-    ([make("Reshape", "x five", "t"), make("LSTM", "t w r", "y", hidden_size=1, clip=1.0)], "clips"),
+    ([make("Reshape", "x five", "t"), make("LSTM", "t w r", "y", hidden_size=1, clip=1.0)], "has clip = 1.0"),
     ([make("Einsum", "x", "y", equation="ij->i")], "sums over a letter of one operand"),
 ], ids=lambda value: value[-1].op_type if isinstance(value, list) else "")  # fmt: skip
 def test_what_has_no_rule_is_named(nodes: list[onnx.NodeProto], said: str) -> None:
