@@ -4,13 +4,12 @@ Heads that share keys and values lie along an axis of their own: queries are [ba
 keys and values have a group of 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 from onnx import TensorProto
 
-from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, Writer, sum_to
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 
 _NOWHERE: Final = 1 << 62
 """The end of a slice that has none, and the position of a row of a cache that holds nothing."""
@@ -151,14 +150,6 @@ def _merged(x: Tensor) -> Tensor:
     return x.transpose([0, 3, 1, 2, 4]).reshape(0, 0, -1)
 
 
-def _count(writer: Writer, size: "int | Tensor") -> Tensor:
-    """Return the numbers from 0 to below a size."""
-    if isinstance(size, int):
-        return writer.ints(np.arange(size))
-    zero, one = (writer.constant(np.asarray(number, np.int64)) for number in (0, 1))
-    return zero.op("Range", size.op("Squeeze"), one)
-
-
 class _Places(NamedTuple):
     """The positions in the sequence of what a GroupQueryAttention reads and writes, each of [batch, length].
 
@@ -173,7 +164,7 @@ class _Places(NamedTuple):
     def of(cls, call: Call) -> "_Places":
         """Write the positions, as ONNX Runtime's description of the op says."""
         length, writer = call.x.size(1), call.writer
-        steps = _count(writer, length).op("Unsqueeze", [0])
+        steps = writer.count(length).op("Unsqueeze", [0])
         until = call[_LENGTHS].cast(TensorProto.INT64).reshape(-1, 1) + 1
         count = writer.vector(length)
         past = (until - count).op("Max", until.like(0))
@@ -209,7 +200,7 @@ def _rows(call: Call, until: Tensor, size: "int | Tensor") -> Tensor:
         spare = capacity - call.attribute("local_window_size", -1) + 1
         over = (until - capacity).op("Max", until.like(0))
         held = until - spare * ((over + spare - 1) / spare)
-    rows = _count(writer, size).op("Unsqueeze", [0])
+    rows = writer.count(size).op("Unsqueeze", [0])
     return (rows < held).where(rows + until - held, _NOWHERE)
 
 
@@ -227,11 +218,7 @@ def _group_query(call: Call) -> Grads:
         rows = call[_ANGLES + 2] if call.has(_ANGLES + 2) else places.new
         turn = _Rotation.of(call, _ANGLES, rows, "rotary_interleaved")
         turned = turn.turn(query), turn.turn(key)
-    past = [call[at].op("Unsqueeze", [2]) for at in _PAST if call.has(at)]
-    keys, values = (
-        call.writer.concat([*past[at : at + 1], new], 3)
-        for at, new in enumerate((turned[1], value))
-    )
+    keys, values = _after_cache(call, (turned[1], value), _PAST)
     found = _Attention.of(
         query=turned[0],
         key=keys,
@@ -241,10 +228,7 @@ def _group_query(call: Call) -> Grads:
         softcap=call.attribute("softcap", 0.0),
         visible=places.visible(call.attribute("local_window_size", -1)),
     )
-    both = [found.key, found.value]
-    for at, dy in enumerate(call.dys[1:3]):
-        both[at] = both[at] if dy is None else both[at] + places.through(dy)
-    old, new = _split(call, both)
+    old, new = _apart(call, found, _PAST, places.through)
     gradients, tables = [found.query, *new], list[Tensor]()
     if turn is not None:
         pairs = [
@@ -273,19 +257,38 @@ def _parts(call: Call) -> Sequence[Tensor]:
     return [part.reshape(0, 0, -1) for part in parts]
 
 
-def _split(
-    call: Call, found: Sequence[Tensor], past: Sequence[int] = _PAST
+def _after_cache(
+    call: Call, new: Sequence[Tensor], past: Sequence[int]
+) -> list[Tensor]:
+    """Return keys and values behind those of the old cache, if there is one at these inputs."""
+    joined = []
+    for part, at in zip(new, past, strict=True):
+        held = [call[at].op("Unsqueeze", [2])] if call.has(at) else []
+        joined.append(call.writer.concat([*held, part], 3))
+    return joined
+
+
+def _apart(
+    call: Call,
+    found: _Attention,
+    past: Sequence[int],
+    through: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return gradients of the old cache, if there is one, and of new keys and values."""
+    """Return gradients of the old cache, if there is one, and of new keys and values.
+
+    ``through`` returns the gradient of all keys or values from that of the new cache.
+    """
     old, new = list[Tensor | None](), list[Tensor]()
-    for gradient, at in zip(found, past, strict=True):
+    written = (*call.dys[1:3], None, None)
+    for gradient, at, dy in zip((found.key, found.value), past, written, strict=False):
+        total = gradient if dy is None else gradient + through(dy)
         if not call.has(at):
             old.append(None)
-            new.append(gradient)
+            new.append(total)
             continue
         size = call.writer.vector(call[at].size(2))
-        old.append(gradient.op("Slice", [0], size, [3]).op("Squeeze", [2]))
-        new.append(gradient.op("Slice", size, [_NOWHERE], [3]))
+        old.append(total.op("Slice", [0], size, [3]).op("Squeeze", [2]))
+        new.append(total.op("Slice", size, [_NOWHERE], [3]))
     return old, new
 
 
@@ -305,12 +308,7 @@ def _multi_head(call: Call) -> Grads:
         part.op("Unsqueeze", [2]) if apart else _grouped(part, heads)
         for part, apart in zip(parts, is_apart, strict=True)
     )
-    keys, values = (
-        call.writer.concat([call[at].op("Unsqueeze", [2]), one], 3)
-        if call.has(at)
-        else one
-        for one, at in zip(new, _OLD, strict=True)
-    )
+    keys, values = _after_cache(call, new, _OLD)
     added = call[_SCORES].op("Unsqueeze", [2]) if call.has(_SCORES) else None
     found = _Attention.of(
         query=query,
@@ -321,10 +319,7 @@ def _multi_head(call: Call) -> Grads:
         bias=added,
         visible=_seen(call, keys),
     )
-    both = [found.key, found.value]
-    for at, dy in enumerate(call.dys[1:3]):
-        both[at] = both[at] if dy is None else both[at] + dy.op("Unsqueeze", [2])
-    old, new = _split(call, both, _OLD)
+    old, new = _apart(call, found, _OLD, lambda dy: dy.op("Unsqueeze", [2]))
     gradients = [
         gradient.op("Squeeze", [2]) if apart else _merged(gradient)
         for gradient, apart in zip((found.query, *new), is_apart, strict=True)
@@ -348,8 +343,8 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
     if call.attribute("unidirectional", 0):
         all_keys = keys.op("Shape", start=3, end=4)
         length = call.writer.vector(call.x.size(1))
-        query = _count(call.writer, call.x.size(1)).op("Unsqueeze", [1])
-        past = _count(call.writer, all_keys).op("Unsqueeze", [0])
+        query = call.writer.count(call.x.size(1)).op("Unsqueeze", [1])
+        past = call.writer.count(all_keys).op("Unsqueeze", [0])
         before = (past > query + (all_keys - length)).op("Not")
         seen = before if seen is None else seen.op("And", before)
     return seen
@@ -360,7 +355,7 @@ def _rotary(call: Call) -> Grads:
     is_apart, length = call.rank() == 4, call.x.size(2 if call.rank() == 4 else 1)
     places = call[1]
     if call.rank(1) == 1:  # the first position of each sequence
-        steps = _count(call.writer, length).op("Unsqueeze", [0])
+        steps = call.writer.count(length).op("Unsqueeze", [0])
         batch = call.writer.vector(call.x.size(0), 1)
         places = (steps + places).op("Expand", batch)
     turn = _Rotation.of(call, 2, places, "interleaved")

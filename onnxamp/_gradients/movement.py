@@ -66,12 +66,11 @@ def _places(call: Call, position: int, axis: int, step: int) -> _Places:
         return np.arange(size, dtype=np.int64)[
             int(starts[position]) : int(ends[position]) : step
         ]
-    zero, one = call.writer.ints(0), call.writer.ints(1)
-    every = zero.op("Range", call.writer.vector(call.x.size(axis)).op("Squeeze"), one)
     bounds = [
         call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64)
         for port in (1, 2)
     ]
+    every = call.writer.count(call.x.size(axis))
     return every.op("Slice", *bounds, [0], [step])
 
 

@@ -224,6 +224,12 @@ class Writer:
         """Return a constant of int64, of the shape of ``numbers``."""
         return self.constant(np.asarray(numbers, np.int64))
 
+    def count(self, size: "int | Tensor") -> Tensor:
+        """Return the numbers from 0 to below a size, an int64 vector of one element if it is unknown."""
+        if isinstance(size, int):
+            return self.ints(range(size))
+        return self.ints(0).op("Range", size.op("Squeeze"), self.ints(1))
+
     def vector(self, *parts: "int | Tensor") -> Tensor:
         """Return an int64 vector of numbers and other int64 vectors."""
         pieces: list[Tensor | list[int]] = []
