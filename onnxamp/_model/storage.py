@@ -11,11 +11,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from io import BytesIO
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
-from zipfile import BadZipFile, ZipFile
+from typing import BinaryIO, Final, NamedTuple
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
@@ -55,54 +53,14 @@ _LEFT_BEHIND: Final = 64 << 10
 """Bytes from which on a weight of a larger file stays in the file."""
 
 
-def _is_page(data: bytes) -> bool:
-    return data[:_HEAD].lstrip().lower().startswith((b"<!doctype html", b"<html"))
-
-
-def _is_safetensors(data: bytes) -> bool:
-    return 0 < int.from_bytes(data[:8], "little") <= len(data) and data[8:10] == b'{"'
-
-
-def _is_tensorflow(data: bytes) -> bool:
-    return any(
-        op in data
-        for op in (b"\x12\x0bPlaceholder", b"\x12\x05Const", b"\x12\x0bVarHandleOp")
-    )
-
-
-def _holds_model(data: bytes) -> bool:
-    """Return whether it is an archive with a file that has the name of a model."""
-    if not data.startswith(b"PK\x03\x04"):
-        return False
-    try:
-        with ZipFile(BytesIO(data)) as archive:
-            return any(name.endswith(".onnx") for name in archive.namelist())
-    except BadZipFile:
-        return False
-
-
-_SIGNS: Final = {
-    "page": _is_page,
-    "safetensors": _is_safetensors,
-    "tensorflow": _is_tensorflow,
-    "holds model": _holds_model,
-}
-"""Tests for formats without fixed bytes, by name in ``_data/formats.toml``."""
-
-
-def _is_in(row: dict[str, Any], data: bytes) -> bool:
-    """Return whether data are in the format of a row of ``_data/formats.toml``."""
-    if "sign" in row:
-        return _SIGNS[row["sign"]](data)
-    start = data[row.get("at", 0) :]
-    return start.startswith(tuple(text.encode("latin-1") for text in row["starts"]))
-
-
 def name_format(data: bytes) -> str | None:
     """Return the kind of a file that is not an ONNX model, with advice, as the end of a sentence; None if unknown."""
-    rows = read_table("formats")["format"]
-    found = next((row for row in rows if _is_in(row, data)), None)
-    return None if found is None else f"is {found['what']}: {found['remedy']}."
+    for row in read_table("formats")["format"]:
+        pattern = re.compile(row.get("starts", "").encode(), re.DOTALL)
+        held = [text.encode("latin-1") for text in row.get("holds", [""])]
+        if pattern.match(data[:_HEAD]) and any(text in data for text in held):
+            return f"is {row['what']}: {row['remedy']}."
+    return None
 
 
 def is_text(path: Path) -> bool:
