@@ -32,8 +32,8 @@ from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.storage import load_external_data
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds

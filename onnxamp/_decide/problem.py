@@ -22,8 +22,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import emulated_arithmetic
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
 from onnxamp._target import target_of

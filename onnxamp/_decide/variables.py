@@ -20,8 +20,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value
 from onnxamp._model.weights import tensor_stats
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._target.kernels import carries
 
 

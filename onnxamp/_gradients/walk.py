@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import attention, linear, movement, pointwise, quantized
-from onnxamp._gradients.recurrent import UNROLLED, unroll
+from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
+from onnxamp._gradients.sequences import UNROLLED, unroll
 from onnxamp._gradients.writer import (
     MIN_OPSET,
     Call,
@@ -32,7 +32,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
 
 RULES: Final[Mapping[str, Rule]] = {
-    **attention.RULES,
+    **sequences.RULES,
     **linear.RULES,
     **movement.RULES,
     **pointwise.RULES,

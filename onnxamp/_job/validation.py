@@ -27,8 +27,8 @@ from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._ops import device_of
 from onnxamp._ops.providers import computes_low
-from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._gradients.quantized import QUANTIZE
-from onnxamp._gradients.recurrent import UNROLLED
+from onnxamp._gradients.sequences import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.bodies import inline_functions

@@ -29,8 +29,8 @@ from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops import device_of
 from onnxamp._ops.signature import declared_ops
-from onnxamp._options.levels import Level
 from onnxamp._options.options import OptionKeywords
+from onnxamp._options.values import Level
 from onnxamp._paths import as_path, made_folder
 from onnxamp._pipeline.choices import Choice, Clock, choices_of
 from onnxamp._pipeline.manifest import Function, Member, Pipeline, make_pipeline

@@ -4,8 +4,8 @@ from onnx import ModelProto
 
 from onnxamp._errors import ModelError
 from onnxamp._graph.bodies import inline_functions
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 
 

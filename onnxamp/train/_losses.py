@@ -17,7 +17,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
-from onnxamp._options.checks import (
+from onnxamp._options.values import (
     WHOLE,
     checked_flag,
     checked_number,

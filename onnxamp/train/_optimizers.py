@@ -21,7 +21,7 @@ from typing import (
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
-from onnxamp._options.checks import WHOLE, checked_number
+from onnxamp._options.values import WHOLE, checked_number
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
