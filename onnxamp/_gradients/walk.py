@@ -21,15 +21,14 @@ from onnxamp._gradients.writer import (
     Writer,
     elem_of,
 )
-from onnxamp._graph.bodies import inline_functions, wire
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, inline_functions, wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._public import no_collections
 
 RULES: Final[Mapping[str, Rule]] = {
     **sequences.RULES,

@@ -7,10 +7,9 @@ from math import gcd, lcm, prod
 from typing import Final
 
 from onnxamp._errors import ModelError
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, inline_functions
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.relations import Related, columns, dimension_rules
 

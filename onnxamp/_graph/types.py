@@ -13,8 +13,15 @@ from typing import Final
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, LOWEST_FIRST, tensor_type
-from onnxamp._graph.bodies import body_sources, body_targets, transfers
-from onnxamp._graph.view import ABSENT, Node, Scope, View
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Scope,
+    View,
+    body_sources,
+    body_targets,
+    transfers,
+)
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 

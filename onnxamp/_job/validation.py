@@ -17,9 +17,8 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job.request import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, is_text
 from onnxamp._model.protos import all_nodes
-from onnxamp._model.storage import is_text
 from onnxamp._numerics.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.limits import Limits, make_limits

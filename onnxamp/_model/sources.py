@@ -5,7 +5,7 @@ is noted when it is first read. Whoever opens it later checks that it is the sam
 reported, all files of the models that came in are looked at once more (:func:`confirm_sources`).
 
 Data outside the proto is in a data file beside the model (ONNX external data), or still in the model file, where
-:func:`onnxamp._model.storage.load_model` left it because it is large. :func:`data_location` answers for both, with one
+:func:`onnxamp._model.model.load_model` left it because it is large. :func:`data_location` answers for both, with one
 record.
 """
 

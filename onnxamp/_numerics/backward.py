@@ -15,10 +15,9 @@ from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.sequences import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import as_floats
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_key

@@ -20,11 +20,10 @@ from onnxamp._job.request import Job
 from onnxamp._job.validation import load_result
 from onnxamp._job.writing import Conversion, Sink, StagedConversion, staged_conversion
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.model import INLINE_LIMIT, Model, ModelSource, weight_bytes
 from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources, watched_sources
-from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops import device_of

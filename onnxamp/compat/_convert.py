@@ -17,9 +17,8 @@ from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._job.pipeline import convert_in_memory
 from onnxamp._job.request import Request
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
-from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options

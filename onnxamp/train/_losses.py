@@ -24,7 +24,7 @@ from onnxamp._options.values import (
     checked_word,
 )
 from onnxamp._runtime.session import make_session, run
-from onnxamp.train._feeds import Classes, typed_feeds
+from onnxamp.train._forward import Classes, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function that writes a loss: it maps a float32 output of the model and the labels to float32 values, usually a

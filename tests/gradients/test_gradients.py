@@ -9,7 +9,7 @@ from gradient_cases import OPSET, Array, Case, central_difference, gradients_of,
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import linear, movement, pointwise, quantized
+from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
 from onnxamp._gradients.walk import FORWARD, RULES, differentiate
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train import add_gradients

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from onnxamp._errors import printable
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._paths import as_path
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.page import Page, plot_of
