@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, lcm, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph
@@ -17,8 +17,7 @@ _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Determined:
+class Determined(NamedTuple):
     """Sizes of a model's open dimensions that its ops ask for.
 
     Attributes:

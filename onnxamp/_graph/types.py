@@ -222,11 +222,7 @@ def _shared(
 ) -> Iterator[tuple[int, str | None]]:
     """Types by the node's schema: ports with the same type parameter have the same type."""
     inputs = [types[value] for value in node.inputs]
-    bound = bind(signature, inputs)
-    for position, value in enumerate(node.outputs):
-        port, kind = signature.output(position), types[value]
-        if port is not None and kind is not None:
-            bound.setdefault(signature.param(port, position), kind)
+    bound = bind_node(node, types)
     for position, value in enumerate(node.inputs):
         port = signature.input(position)
         if port is not None and value != ABSENT and inputs[position] is None:

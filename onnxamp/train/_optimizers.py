@@ -13,6 +13,7 @@ from typing import (
     Any,
     ClassVar,
     Final,
+    NamedTuple,
     TypeAlias,
     TypeVar,
     cast,
@@ -27,8 +28,7 @@ Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A weight to update, with everything that its update depends on."""
 
     weight: Tensor
