@@ -16,7 +16,6 @@ from onnx.reference.ops.op_layer_normalization import LayerNormalization as Eval
 from onnx.reference.ops.op_reduce_sum import ReduceSum_13
 from onnx.reference.ops.op_rms_normalization import RMSNormalization as EvaluatedRMSNorm
 
-from onnxamp._model.repair import in_order
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import run
 from onnxamp._target import older_installed
@@ -135,7 +134,7 @@ def default_opset(model: ModelProto) -> int:
 
 def emulated(model: ModelProto, feeds: Mapping[str, Any]) -> Outputs:
     single = {name: _map(value, as_single) for name, value in feeds.items()}
-    return [*run(session(emulate(in_order(model))), single).values()]
+    return [*run(session(emulate(model)), single).values()]
 
 
 def as_single(array: np.ndarray) -> np.ndarray:
@@ -179,7 +178,7 @@ def check_loads(original: ModelProto, converted: ModelProto) -> Iterator[str]:
     else:
         return
     try:
-        session(emulate(in_order(converted)))
+        session(emulate(converted))
     except Exception as error:  # noqa: BLE001 - any error is a complaint
         yield f"load, emulated: {error}"
 

@@ -46,7 +46,6 @@ from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
-from onnxamp._model.repair import in_order
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._ops import device_of, target_table
@@ -447,7 +446,7 @@ def audit_model(
     """
     target = check_target(target)
     if isinstance(model, ModelProto):  # its faults become findings
-        source = Model(in_order(model), None if base_dir is None else Path(base_dir))
+        source = Model(model, None if base_dir is None else Path(base_dir))
     else:
         source = Model.of(model)
     audit = _static(source, target, shapes)

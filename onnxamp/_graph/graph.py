@@ -17,10 +17,15 @@ from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports, record
+from onnxamp._model.repair import in_order
 from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
 V = TypeVar("V", bound=View)
+
+
+class _DisorderError(ModelError):
+    """A node stands before one that it depends on; if nodes were sorted before, they form a cycle."""
 
 
 def resolve(make: Callable[..., V], model: ModelProto) -> V:
@@ -197,10 +202,10 @@ class _Builder:
             reader, scope = self.scopes[scope].owner, self.scopes[scope].parent
         return ABSENT
 
-    def _cyclic(self, reader: int) -> ModelError:
+    def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads, or whose body reads, what a later node produces."""
         proto, _, kind, _ = self.rows[reader]
-        return ModelError(
+        return _DisorderError(
             f"The graph is cyclic: node {_label(proto)!r} ({kind.key}) depends on its own output, or on a cycle."
         )
 
@@ -294,8 +299,15 @@ class Graph(View, Asked):
 
     @classmethod
     def of(cls, model: ModelProto, folder: Path | None = None) -> Self:
-        """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`."""
-        return resolve(partial(cls, folder=folder), model)
+        """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
+
+        If its nodes are out of order, the graph is that of a sorted copy.
+        """
+        make = partial(cls, folder=folder)
+        try:
+            return resolve(make, model)
+        except _DisorderError:
+            return resolve(make, in_order(model))
 
     @cached_property
     def types(self) -> Types:

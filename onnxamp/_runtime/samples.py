@@ -37,7 +37,6 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.repair import in_order
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime.draws import suited, usual_count
@@ -367,9 +366,10 @@ def draw_of(
 
     @cache
     def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
-        if isinstance(source, ModelProto):
-            return input_maker(Graph.of(in_order(source)), dims)
-        return input_maker(source.ask(graph_of), dims)
+        graph = (
+            Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+        )
+        return input_maker(graph, dims)
 
     return Draw(maker, seed)
 
