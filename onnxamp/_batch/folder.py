@@ -37,8 +37,8 @@ from onnxamp._job.folder import (
 from onnxamp._job.writing import Sink
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
-from onnxamp._options.levels import Level, LevelName, is_auto
 from onnxamp._options.options import OptionKeywords, Options
+from onnxamp._options.values import Level, LevelName, is_auto
 from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin

@@ -44,8 +44,8 @@ from onnxamp._model.data_files import data_files_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import stamp_now, watched_sources
 from onnxamp._numerics.limits import Accept
-from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.decoder import Prompts, built_in_prompts, tokens_input

@@ -38,6 +38,7 @@ from onnxamp._model.data_files import (
     is_own,
     referring_models,
 )
+from onnxamp._model.model import folder_of, load_model, weight_bytes
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import (
@@ -47,14 +48,7 @@ from onnxamp._model.sources import (
     external_tensor,
     has_data_file,
 )
-from onnxamp._model.staging import sync
-from onnxamp._model.storage import (
-    folder_of,
-    load_model,
-    unwritable,
-    weight_bytes,
-    write_file,
-)
+from onnxamp._model.staging import sync, unwritable, write_file
 from onnxamp._paths import is_remote, made_folder
 from onnxamp._state import Part, fingerprint
 

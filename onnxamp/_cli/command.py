@@ -14,9 +14,9 @@ from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
-from onnxamp._graph.collecting import no_collections
 from onnxamp._ops import read_table
 from onnxamp._options.command_line import option_rows, option_table
+from onnxamp._public import no_collections
 
 _COLUMN: Final = 28
 """Columns for flags and values; help is to the right."""

@@ -26,8 +26,8 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
 from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._paths import is_remote, made_folder
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent

@@ -29,7 +29,7 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._optional import has_runtime
 from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.levels import TOLERANCE, Level, is_auto
+from onnxamp._options.values import TOLERANCE, Level, is_auto
 from onnxamp._report.progress import progress_bar
 from onnxamp._tuning.arguments import Search
 

@@ -21,7 +21,7 @@ from onnxamp._cli.common import (
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, apply_limits, make_limits

@@ -126,7 +126,7 @@ def _refused() -> Iterator[None]:
 
 def _opset(text: str) -> int | str:
     """Return a number, or one of the words that an opset can be."""
-    from onnxamp._options.checks import check_opset  # noqa: PLC0415 - imports onnx
+    from onnxamp._options.values import check_opset  # noqa: PLC0415 - imports onnx
 
     with _refused():
         return check_opset(int(text) if text.isdecimal() else text.lower())

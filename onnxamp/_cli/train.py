@@ -10,10 +10,9 @@ from onnxamp._cli.common import Given, check_outputs, show
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._model.model import Model
+from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources
-from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._report import parts
 from onnxamp._runtime.sample_files import read_npz
 from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network

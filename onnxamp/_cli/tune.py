@@ -28,7 +28,7 @@ from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, make_pipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS

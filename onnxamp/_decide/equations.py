@@ -10,10 +10,16 @@ from typing import Final, NamedTuple
 
 from onnxamp._decide.relations import ZERO, Problem, Relation
 from onnxamp._dtypes import FLOAT
-from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import inner_type
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    body_sources,
+    body_targets,
+    carried,
+)
 from onnxamp._model.weights import ConstantStats
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.relations import (

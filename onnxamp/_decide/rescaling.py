@@ -16,8 +16,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.relations import exponent_rules
-from onnxamp._options.levels import Rescaling, Scaled, Unfit
 from onnxamp._options.options import Options
+from onnxamp._options.values import Rescaling, Scaled, Unfit
 
 HEADROOM: Final = 4
 """Ranges are measured on samples: a value fits if it could be this much larger."""

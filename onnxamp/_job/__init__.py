@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import warn
 from onnxamp._model.model import Model
-from onnxamp._options.levels import DiffMetric, Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import DiffMetric, Level
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.arguments import Search

@@ -17,9 +17,8 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, is_text
 from onnxamp._model.protos import all_nodes
-from onnxamp._model.storage import is_text
 from onnxamp._numerics.cure import (
     NO_ISLANDS,
     Recipe,
@@ -33,8 +32,8 @@ from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._ops import device_of
 from onnxamp._ops.providers import computes_low
-from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._paths import made_folder
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run

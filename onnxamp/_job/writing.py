@@ -24,25 +24,24 @@ from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
 from onnxamp._model.data_files import referring_models
-from onnxamp._model.model import Model
-from onnxamp._model.saving import Saved, completely, copying, saving
-from onnxamp._model.shards import measured
-from onnxamp._model.storage import (
+from onnxamp._model.model import (
     INLINE_LIMIT,
+    Model,
     StoredWeights,
     is_text,
-    unwritable,
     weight_bytes,
 )
+from onnxamp._model.saving import Saved, completely, copying, saving
+from onnxamp._model.shards import measured
+from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 from onnxamp._paths import is_remote
-from onnxamp._public import Shown
+from onnxamp._public import Shown, no_collections
 from onnxamp._state import Part, fingerprint
 
 if TYPE_CHECKING:

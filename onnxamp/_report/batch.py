@@ -12,7 +12,7 @@ from onnxamp._decide.words import title_of
 from onnxamp._job.folder import FolderReport, Shipped, page_of
 from onnxamp._job.folder import Outcome as OutcomeName
 from onnxamp._job.folder import Row as Outcome
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._paths import made_folder
 from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures

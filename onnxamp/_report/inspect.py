@@ -16,8 +16,8 @@ from onnxamp._dtypes import readable_types
 from onnxamp._extract import Region
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import PRECISIONS, infer_types
+from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
-from onnxamp._model.storage import weight_bytes
 from onnxamp._ops.facts import op_key
 from onnxamp._options.lists import Preset
 from onnxamp._report import count, opset_text, shape, size

@@ -26,8 +26,8 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.pairs import find_pairs, remove_pairs
 

@@ -24,8 +24,7 @@ from onnx import ModelProto
 from onnxamp._amp import active_cast
 from onnxamp._api import convert_as
 from onnxamp._errors import ArgumentError
-from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.storage import data_files, parse_model
+from onnxamp._model.model import Model, ModelSource, find_data_files, parse_model
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._runtime.emulate import emulate
@@ -345,7 +344,7 @@ def _parsed(model: ModelSource | bytes) -> ModelProto | str:
     if isinstance(model, (bytes, bytearray)):
         model, _ = parse_model(bytes(model), "path_or_bytes")
     opened = Model.of(model)
-    data_files(opened.proto, opened.folder)
+    find_data_files(opened.proto, opened.folder)
     return opened.proto if opened.path is None else fspath(opened.path)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from onnxamp._errors import ArgumentError
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._optional import require
 from onnxamp._paths import as_path, cannot_read
 

@@ -17,9 +17,9 @@ from onnx import TensorProto, numpy_helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import PRECISIONS, infer_types, operator_counts
+from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._public import active_within

@@ -19,8 +19,8 @@ from onnxamp._errors import (
     suggestion,
     warn,
 )
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL

@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from onnxamp._errors import printable
 from onnxamp._job.writing import Conversion
 from onnxamp._model.model import ModelSource
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._numerics.results import DiffReport
 from onnxamp._paths import as_path, made_folder
 from onnxamp._report import glued, named, said

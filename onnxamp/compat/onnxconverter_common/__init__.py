@@ -23,8 +23,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.limits import Accept
 from onnxamp._ops import read_table
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._paths import as_path, made_folder
 from onnxamp._public import export
 from onnxamp._runtime.run import RunOptions
