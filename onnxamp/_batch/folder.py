@@ -34,7 +34,7 @@ from onnxamp._job.folder import (
     Shipped,
     page_of,
 )
-from onnxamp._job.writing import Sink
+from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
@@ -76,7 +76,10 @@ def check_options(options: FolderOptions) -> None:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
         ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
     """
-    Sink(Path("model.onnx"), options.external_data)  # checks it
+    if options.external_data not in EXTERNAL_DATA:
+        raise ArgumentError(
+            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
+        )
     if options.conversion.rule is not None:
         raise ArgumentError(
             "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
