@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,14 @@ from onnxamp._graph.quantized import OPERATORS
 from onnxamp._graph.view import Ports
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.weights import SENTINEL, rounded
-from onnxamp._numerics.matrices import Floats
 from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
 from onnxamp._runtime.emulate import rounding
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feeds
+
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NEAR: Final = 1e-3
 """How far from the grid, or from halfway between two steps, numbers may lie to stay there or to move at any error."""
