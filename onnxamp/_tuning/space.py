@@ -18,7 +18,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
-from onnxamp._numerics.low_nodes import LowNode, computes, low_node
+from onnxamp._numerics.quantizers import LowNode, computes, low_node
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import patterns_of
