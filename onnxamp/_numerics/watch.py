@@ -38,7 +38,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.compare import measure
-from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.metrics import Measurement, join
 from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
@@ -326,12 +326,6 @@ def watched_parts(
         inputs, values = {}, {}
     if not done:
         yield CheckedSample(flow.choices, values, inputs)
-
-
-def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None:
-    """Add measurements of another sample, by name."""
-    for name, measured in more.items():
-        total[name] = total[name] + measured if name in total else measured
 
 
 _CHECKED: Final = "checked model"
