@@ -38,7 +38,7 @@ from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.tuning import tuning_json, tuning_report
 from onnxamp._runtime.run import RunOptions
-from onnxamp._tuning.arguments import TIMES, Search
+from onnxamp._tuning.results import TIMES, Search
 
 
 def run(given: Given) -> None:

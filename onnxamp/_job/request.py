@@ -12,13 +12,12 @@ from onnxamp._options.levels import DiffMetric, Level
 from onnxamp._options.options import Options
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
     from onnxamp._numerics.rounding import WeightRounder
-    from onnxamp._tuning.arguments import Search
-    from onnxamp._tuning.results import Tuned
+    from onnxamp._tuning.results import Search, Tuned
 
 
 def failed_name(target: Path) -> Path:

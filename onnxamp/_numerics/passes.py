@@ -8,7 +8,7 @@ do. The many columns are independent of each other.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isnan
 from typing import Final, NamedTuple
 
@@ -100,9 +100,8 @@ class Seed(NamedTuple):
     gradients: dict[str, Floats]
 
 
-@dataclass(slots=True)
 class Passes:
-    """The passes of one sample.
+    """The passes of one sample; ``again`` counts what the backward pass reads.
 
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
@@ -120,38 +119,24 @@ class Passes:
         shown: as in the result.
     """
 
-    side: Execution
-    lowering: LowPass
-    beside: Execution | None
-    groups: list[list[str]]
-    largest: dict[str, float] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    seeds: list[Seed] = field(default_factory=list)
-    waiting: list[dict[str, Floats]] = field(default_factory=list)
-    gains: dict[str, float] = field(default_factory=dict)
-    costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    spread: dict[str, None] = field(default_factory=dict)
-    shown: tuple[float, ...] = ()
-
-    @classmethod
-    def begin(
-        cls,
-        runner: Executor,
-        feeds: Feeds,
-        again: Counter[str],
-        lowering: LowPass,
-    ) -> "Passes":
-        """A sample before the first node; ``again`` counts what the backward pass reads."""
+    def __init__(
+        self, runner: Executor, feeds: Feeds, again: Counter[str], lowering: LowPass
+    ) -> None:
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)
         names = (*flow.inputs, *flow.maker)
         seen = [name for name in names if flow.types.get(name) == FLOAT]
-        side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
-        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        beside = lowering.begin(feeds, (*ends, *decisive))
-        passes = cls(side, lowering, beside, [*groups, decisive])
-        passes._see(seen)
-        return passes
+        self.side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
+        self.lowering = lowering
+        self.beside = lowering.begin(feeds, (*ends, *decisive))
+        self.groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        self.groups.append(decisive)
+        self.largest, self.gains = dict[str, float](), dict[str, float]()
+        self.shapes = dict[str, tuple[int, ...]]()
+        self.seeds, self.waiting = list[Seed](), list[dict[str, Floats]]()
+        self.costs = dict[str, dict[str, list[float]]]()
+        self.spread, self.shown = dict[str, None](), tuple[float, ...]()
+        self._see(seen)
 
     def forward(self, part: Sequence[int]) -> None:
         """Run a piece."""

@@ -428,18 +428,17 @@ _HOPELESS: Final = 1e-2
 """Noise floor above which errors mean nothing for low precision."""
 
 
-@dataclass(slots=True)
 class Tally:
     """The measurements so far."""
 
-    accept: Accept | None
-    outputs: dict[str, list[TensorDiff]] = field(default_factory=dict)
-    alarms: list[str] = field(default_factory=list)
-    layers: dict[str, LayerDiff] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-    detections: dict[tuple[str, ...], Detections] = field(default_factory=dict)
-    tokens: dict[str, Parting] = field(default_factory=dict)
-    perplexity: Perplexity | None = None
+    def __init__(self, accept: Accept | None) -> None:
+        self.accept = accept
+        self.outputs = dict[str, list[TensorDiff]]()
+        self.alarms, self.notes = list[str](), dict[str, None]()
+        self.layers = dict[str, LayerDiff]()
+        self.detections = dict[tuple[str, ...], Detections]()
+        self.tokens = dict[str, Parting]()
+        self.perplexity: Perplexity | None = None
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
@@ -452,14 +451,12 @@ class Tally:
         if self.accept is not None:
             self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
         if sample.rejected is not None:
-            self.alarms.append(
-                f"{sample.rejected!r} rejects the outputs of sample {number}."
-            )
-        if sample.perplexity is not None:
-            earlier = self.perplexity
-            self.perplexity = (
-                sample.perplexity if earlier is None else earlier + sample.perplexity
-            )
+            text = f"{sample.rejected!r} rejects the outputs of sample {number}."
+            self.alarms.append(text)
+        if self.perplexity is None or sample.perplexity is None:
+            self.perplexity = self.perplexity or sample.perplexity
+        else:
+            self.perplexity += sample.perplexity
         self.notes |= dict.fromkeys(sample.notes)
 
 

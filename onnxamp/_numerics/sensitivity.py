@@ -199,8 +199,7 @@ class _Branches:
         """Measure samples that take these branches."""
         runner, lowering = self.runner, self.lowering
         passes = [
-            Passes.begin(runner, feeds, self.again, lowering)
-            for feeds in samples.values()
+            Passes(runner, feeds, self.again, lowering) for feeds in samples.values()
         ]
         for part in self.whole:
             for one in passes:

@@ -467,7 +467,7 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
         )
         return made.path or made.embedded()
 
-    def run(choices: Sequence[frozenset[str]]) -> Sequence[float]:
+    def run() -> list[float]:
         models = [
             job.prepared.path or job.prepared.embedded(),
             *(model(low, n) for n, low in enumerate(choices)),
