@@ -41,7 +41,7 @@ from onnxamp._report.tuning import (
     tuning_report,
 )
 from onnxamp._runtime.run import RunOptions
-from onnxamp._tuning.arguments import TIMES, Search
+from onnxamp._tuning.results import TIMES, Search
 
 
 def run(given: Given) -> None:
