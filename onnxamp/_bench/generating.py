@@ -34,7 +34,7 @@ from onnxamp._runtime.engines import Engine, choose_engine, engine_on, on_cpu
 from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import BROWSER, Provider, make_session, run_values
-from onnxamp._runtime.starting import active_libraries, custom_ops
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Array, Feeds, as_typed, from_value, to_value
 from onnxamp._workers.executor import temporary_folder
 
@@ -182,24 +182,20 @@ class _Timer:
         self._before: int | None = None
 
     def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to a question, or the reason of a failure under "fault"."""
+        """Return the answer to a question."""
         asked: Mapping[str, Callable[..., dict[str, Any]]]
         asked = {"load": self.load, "generate": self.generate, "end": self.end}
-        try:
-            return asked[do](**arguments)
-        except Exception as error:  # noqa: BLE001 - engines may raise anything
-            return {"fault": str(error) or type(error).__name__}
+        return asked[do](**arguments)
 
     def load(self, engine: str, task: str) -> dict[str, Any]:
         """Load a model with an engine; a file contains everything that it needs."""
         given: Mapping[str, Any] = pickle.loads(Path(task).read_bytes())  # noqa: S301 - the file is our own
+        given["surroundings"].enter()
         self._prompts, provider = given["prompts"], given["provider"]
         self._before = device_memory_used() if provider == "cuda" else None
         arguments = given["path"], given["decoder"], provider, given["threads"]
         start = perf_counter()
-        with custom_ops(library=given["libraries"]):
-            generator = _generator_on(engine, *arguments)
-        self._generator = generator
+        self._generator = generator = _generator_on(engine, *arguments)
         return {"seconds": perf_counter() - start, "runtime": generator.runtime}
 
     def generate(self, count: int, *, watched: bool) -> dict[str, Any]:
@@ -381,7 +377,7 @@ def _loaded(
         "prompts": prompts,
         "provider": engine.provider,
         "threads": threads,
-        "libraries": active_libraries(),
+        "surroundings": Surroundings.here(),
     }
     task.write_bytes(pickle.dumps(facts))
     engines = _engines(path, decoder, read, engine.provider)

@@ -203,12 +203,13 @@ class EngineBuilder(Child):
                 raise RuntimeFailure(
                     f"No process can be started to build the engine: {error}."
                 ) from error
-        if answer is None:
-            return Built(
-                "TensorRT-RTX",
-                (Refusal("", f"the process that builds it {self.ended}"),),
-                0,
+        if answer is None or "fault" in answer:
+            why = (
+                answer["fault"]
+                if answer
+                else f"the process that builds it {self.ended}"
             )
+            return Built("TensorRT-RTX", (Refusal("", why),), 0)
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
 

@@ -16,11 +16,10 @@ Such times are not reported.
 import json
 import os
 import pickle
-import subprocess
-import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -30,14 +29,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._runtime.building import Child
 from onnxamp._runtime.plugins import device_memory_used
+from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
-from onnxamp._runtime.starting import active_libraries, custom_ops
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Feed, Feeds
 from onnxamp._workers.executor import temporary_folder
-
-_PACKAGES: Final = Path(__file__).parents[2]
 
 
 class ProfiledRun(NamedTuple):
@@ -70,41 +69,23 @@ def profiled_run(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    with temporary_folder() as folder:
-        spec, result = Path(folder, "task.pickle"), Path(folder, "result.json")
+    arrays = {name: _array(name, feed) for name, feed in feeds.items()}
+    child = Child(__name__)
+    with temporary_folder() as folder, ExitStack() as stack:
         how = {
             "threads": threads,
             "optimize": optimize,
             "cuda_options": dict(cuda_options or {}),
             "profile_to": str(Path(folder, "profile")),
         }
-        arrays = {name: _array(name, feed) for name, feed in feeds.items()}
-        task = (
-            str(Path(path).absolute()),
-            arrays,
-            provider,
-            runs,
-            active_libraries(),
-            how,
-        )
+        model = str(Path(path).absolute())
+        task = model, arrays, provider, runs, Surroundings.here(), how
+        spec = Path(folder, "task.pickle")
         spec.write_bytes(pickle.dumps(task))
-        paths = os.pathsep.join(
-            filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH")))
-        )
-        child = subprocess.run(
-            [sys.executable, "-m", __name__, str(spec), str(result)],
-            env=os.environ | {_BLOCKING: "1", "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if child.returncode or not result.exists():
-            last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise RuntimeFailure(
-                f"Profiling {path} failed (exit code {child.returncode}): {last}"
-            )
-        facts = json.loads(result.read_text(encoding="utf-8"))
+        stack.callback(child.end)
+        facts = child.ask({"spec": str(spec)})
+        if facts is None:
+            raise RuntimeFailure(f"Profiling {path} failed: its process {child.ended}.")
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
         events = read_events(Path(facts["profile"]))
@@ -137,20 +118,21 @@ def _array(name: str, feed: Feed) -> Any:
     return feed
 
 
-def _profiled(
-    path: str,
-    feeds: Feeds,
-    provider: Provider,
-    runs: int,
-    libraries: Sequence[str],
-    how: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The path of the profile, and the device memory that the model takes."""
+def serve() -> None:
+    """Profile models in a process in which launches block."""
+    os.environ[_BLOCKING] = "1"
+    answer_with(lambda: _profiled)
+
+
+def _profiled(spec: str) -> dict[str, Any]:
+    """Return the path of the profile, and the device memory that the model takes."""
+    task = pickle.loads(Path(spec).read_bytes())  # noqa: S301 - the parent wrote it
+    path, feeds, provider, runs, surroundings, how = task
+    surroundings.enter()
     # makes the context, and loads the libraries
     on_cuda = provider == "cuda" and cuda_available()
     before = device_memory_used() if on_cuda else None
-    with custom_ops(library=libraries):
-        session = make_session(path, provider, **how)
+    session = make_session(path, provider, **how)
     run = bind(session, feeds)
     for _ in range(runs):
         run()
@@ -272,16 +254,3 @@ def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
         for event in events
         if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})
     ]
-
-
-def _child(spec: Path, result: Path) -> None:
-    """Run in the process: load, run, and record the path of the profile, or the reason why there is none."""
-    try:
-        facts = _profiled(*pickle.loads(spec.read_bytes()))  # noqa: S301 - the parent wrote it
-    except OnnxAmpError as error:
-        facts = {"fault": str(error)}
-    result.write_text(json.dumps(facts), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _child(*map(Path, sys.argv[1:]))

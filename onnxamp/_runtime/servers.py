@@ -215,6 +215,8 @@ def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) ->
 def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
     """Answer one question after the other until there are no more: lines of JSON.
 
+    An answer is what the function returns, or else its error under "fault".
+
     Args:
         answering: imports the engine, and returns the function that answers a question, given as keywords.
     """
@@ -226,5 +228,9 @@ def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
         os.dup2(2, 1)  # output of libraries is no answer
         answer = answering()
         for question in sys.stdin:
-            answers.write(json.dumps(answer(**json.loads(question))) + "\n")
+            try:
+                found = answer(**json.loads(question))
+            except Exception as error:  # noqa: BLE001 - engines may raise anything
+                found = {"fault": str(error) or type(error).__name__}
+            answers.write(json.dumps(found) + "\n")
             answers.flush()

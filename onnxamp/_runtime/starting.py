@@ -101,12 +101,6 @@ class Surroundings(NamedTuple):
         _LIBRARIES.set(self.libraries)
 
 
-def register_libraries(options: "ort.SessionOptions") -> None:
-    """Register the libraries of the block with a session."""
-    for path in _LIBRARIES.get():
-        options.register_custom_ops_library(path)
-
-
 def _checked(library: LibrariesLike) -> tuple[str, ...]:
     listed = [library] if isinstance(library, (str, PathLike)) else library
     if not isinstance(listed, Iterable):
@@ -238,7 +232,8 @@ def session_options(
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    register_libraries(options)
+    for path in _LIBRARIES.get():
+        options.register_custom_ops_library(path)
     if profile_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = fspath(profile_to)
