@@ -91,7 +91,7 @@ def _convert(given: Given) -> None:
     if given.save_plan:
         conversion.plan.save(given.save_plan)
     if given.html:
-        result = Model.read(conversion.target, model)
+        result = Model.read(conversion.target)
         write_conversion_page(
             conversion, result, outcome.tuned, given.html, samples=outcome.samples
         )

@@ -111,7 +111,7 @@ class Validator:
             staged_conversion(job, self.sink, kept=self.kept, proof=self.proof) as made,
             made.saved.stage.shown() as written,
         ):
-            report = self._judge(job, Model.read(written, job.model), layers)
+            report = self._judge(job, Model.read(written), layers)
         return made.outcome(_shapes(self.comparison)), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:

@@ -103,8 +103,6 @@ class Model(Asked):
     proto: ModelProto
     folder: Path | None = None
     path: Path | None = None
-    origin: "Model | None" = None
-    """The model that this one was converted from. A name in both means the same value."""
     repairs: tuple[str, ...] = ()
     """Sentences about the repairs in ``proto`` (:mod:`onnxamp._model.repair`)."""
     given: ModelProto | None = None
@@ -139,7 +137,7 @@ class Model(Asked):
         )
 
     @classmethod
-    def read(cls, path: Path, origin: "Model | None" = None) -> Self:
+    def read(cls, path: Path) -> Self:
         """Read and check a file.
 
         Raises:
@@ -152,7 +150,6 @@ class Model(Asked):
             proto,
             folder,
             path,
-            origin=origin,
             repairs=repairs,
             stamp=stamp,
             data=find_data_files(proto, folder, ExternalDataError),

@@ -287,7 +287,6 @@ class Comparison:
             key=self._key,
             reference=SentModel.of(self.reference.model),
             result=SentModel.of(result),
-            is_converted=other.origin is not None,
             engine=self.engine,
             whole=self.whole,
             budget=self.reference.budget,
@@ -384,7 +383,6 @@ class Comparison:
             self.whole,
             one.budget,
             sorted(self.selected),
-            other.origin is None,
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
             self.run.samples.generates,
@@ -500,9 +498,7 @@ class UpgradeProof:
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
         )
         if changed not in self._verdicts:
-            upgraded = Model(
-                graph.model, graph.folder, origin=self.comparison.reference.model
-            )
+            upgraded = Model(graph.model, graph.folder)
             exact = replace(self.comparison, limits=_SAME)
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"

@@ -256,7 +256,6 @@ def settled_flow(
     emulated: bool,
     provider: Provider = "cpu",
     before: DataflowGraph | None = None,
-    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
     """Prepare a model for a sample. A sample that meets other conditions, or leaves other inputs empty, needs another
@@ -269,7 +268,6 @@ def settled_flow(
         emulated: as for :func:`~onnxamp._runtime.flow.make_flow`.
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
-        like: the flow of what the model was converted from.
         arithmetic: as for :func:`~onnxamp._runtime.flow.flow_of`.
 
     Raises:
@@ -285,7 +283,6 @@ def settled_flow(
         shell,
         emulated=emulated,
         shapes=shapes_of(feeds),
-        like=like,
         arithmetic=arithmetic,
     )
     return replace(flow, choices=taken)

@@ -167,11 +167,8 @@ class SentModel:
             data = self._model.proto.SerializeToString()
         return SentModel, (self.path, data, self.folder, self.inside, self.stamps)
 
-    def opened(self, origin: Model | None = None) -> Model:
+    def opened(self) -> Model:
         """Return the model, in whichever process.
-
-        Args:
-            origin: what it was converted from, in another process.
 
         Raises:
             SourceChangedError: its files are not those that were read where it comes from.
@@ -179,7 +176,7 @@ class SentModel:
         if self._model is not None:
             return self._model
         if self.path is not None:
-            model = Model.read(self.path, origin)
+            model = Model.read(self.path)
             check_same(self.stamps, model.stamps)
             return model
         proto = ModelProto.FromString(self.data)
@@ -187,4 +184,4 @@ class SentModel:
             for item in tensor.external_data:
                 if item.key == "location" and item.value.startswith(self.inside):
                     item.value = INSIDE + item.value.removeprefix(self.inside)
-        return Model(proto, self.folder, origin=origin)
+        return Model(proto, self.folder)

@@ -4,7 +4,6 @@ are still needed stay in memory.
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -286,14 +285,12 @@ def flow_of(
     *,
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
-        like: the flow of what the model was converted from, whose sizes and ranks serve instead of inference.
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
@@ -327,7 +324,7 @@ def flow_of(
         for node, values in wire(graph).needs.items()
     }
     order = [node.index for node in main_nodes]
-    sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
+    inferred = graph.shapes_of(shapes or {})
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
@@ -351,8 +348,8 @@ def flow_of(
         low=low,
         own=own,
         lowest=lowest,
-        sizes=sizes_of,
-        ranks=ranks_of,
+        sizes=_sizes(graph, order, inferred),
+        ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(
@@ -378,57 +375,6 @@ def _without_shortcuts(model: ModelProto) -> ModelProto:
         if shortcut in names:
             del node.attribute[names.index(shortcut)]
     return result
-
-
-def _extents(
-    graph: Graph,
-    order: Sequence[int],
-    shapes: Mapping[str, Sequence[int]],
-    like: DataflowGraph | None,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
-    known = _like(graph, order, like) if like else None
-    if known is not None:
-        return known
-    inferred = graph.shapes_of(shapes)
-    return _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
-
-
-def _like(
-    graph: Graph, order: Sequence[int], like: DataflowGraph
-) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Return sizes and ranks from another flow, also through Casts; None if a node computes a value that is unknown
-    there.
-    """
-    sizes = {
-        name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes
-    }
-    ranks = {
-        name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks
-    }
-    for tensor in graph.model.graph.initializer:
-        sizes[tensor.name], ranks[tensor.name] = (
-            _WIDTH * prod(tensor.dims),
-            len(tensor.dims),
-        )
-    nodes = [graph.nodes[index].proto for index in order]
-    same = [
-        (node.input[0], node.output[0])
-        for node in nodes
-        if op_key(node) in op_facts().passes_on and node.input
-    ]
-    for source, target in (*((y, x) for x, y in reversed(same)), *same):
-        for known in (sizes, ranks):
-            if source in known:
-                known.setdefault(target, known[source])
-    made = (
-        name
-        for node in nodes
-        if node.op_type != "Constant"
-        for name in node.output
-        if name
-    )
-    return (sizes, ranks) if all(name in sizes for name in made) else None
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
