@@ -79,13 +79,6 @@ def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
 def free_bytes() -> int:
     """Return the bytes of memory that this process may still allocate, as far as the system says."""
     found = [_available()]
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # noqa: PLC0415 - Windows has none
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            found.append(limit - pages * os.sysconf("SC_PAGE_SIZE"))
     for limited, used in _GROUPS:
         with suppress(OSError, ValueError):
             found.append(int(Path(limited).read_text()) - int(Path(used).read_text()))
@@ -95,13 +88,10 @@ def free_bytes() -> int:
 def _available() -> int:
     """Return the bytes that no process uses, or that the system can reclaim."""
     if sys.platform == "linux":
-        with suppress(OSError, ValueError, StopIteration):
+        with suppress(OSError, ValueError):
             lines = Path("/proc/meminfo").read_text().splitlines()
-            return 1024 * int(
-                next(
-                    line for line in lines if line.startswith("MemAvailable:")
-                ).split()[1]
-            )
+            (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+            return 1024 * int(line.split()[1])
     with suppress(AttributeError, OSError, ValueError):  # half of what there is
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return _UNKNOWN

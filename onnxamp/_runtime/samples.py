@@ -30,7 +30,7 @@ from itertools import chain, takewhile
 from itertools import count as counting
 from operator import length_hint
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from onnx import ModelProto
 
@@ -45,9 +45,6 @@ from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
-
-if TYPE_CHECKING:
-    from onnxamp._runtime.values import Feed, Feeds
 
 
 def is_dataset(given: Any) -> bool:

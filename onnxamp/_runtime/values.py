@@ -197,19 +197,11 @@ def _map_proto(kind: str) -> TypeProto | None:
     ("seq(map(string,tensor(float)))").
     """
     match = _MAP.fullmatch(kind)
-    if match is None or match["key"] not in _KEY_TYPES:
+    item = None if match is None else type_proto(match["item"])
+    if match is None or item is None or match["key"] not in _KEY_TYPES:
         return None
-    item = type_proto(match["item"])
-    result = (
-        None
-        if item is None
-        else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
-    )
-    return (
-        helper.make_sequence_type_proto(result)
-        if match["seq"] and result is not None
-        else result
-    )
+    result = helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
+    return helper.make_sequence_type_proto(result) if match["seq"] else result
 
 
 _MAP: Final = re.compile(
@@ -238,13 +230,13 @@ def _made(
     op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any
 ) -> "ort.OrtValue":
     """Return the output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
+    node = helper.make_node(op, list(inputs), ["y"], **attributes)
+    kinds = {name: value.data_type() for name, value in inputs.items()} | {"y": kind}
+    *entries, made = (
+        ValueInfoProto(name=name, type=typed(held)) for name, held in kinds.items()
+    )
     with _failures(kind):
-        session = _session(
-            op,
-            tuple((name, value.data_type()) for name, value in inputs.items()),
-            kind,
-            attributes,
-        )
+        session = _loaded(small_model([node], entries, [made]))
         return session.run_with_ort_values(["y"], dict(inputs))[0]
 
 
@@ -258,15 +250,6 @@ def _failures(kind: str) -> Iterator[None]:
         raise RuntimeFailure(
             f"ONNX Runtime cannot hold a value of type {kind}: {text}"
         ) from error
-
-
-def _session(
-    op: str, inputs: Sequence[tuple[str, str]], kind: str, attributes: Mapping[str, Any]
-) -> "ort.InferenceSession":
-    node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
-    entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
-    made = ValueInfoProto(name="y", type=typed(kind))
-    return _loaded(small_model([node], entries, [made]))
 
 
 def _loaded(model: ModelProto) -> "ort.InferenceSession":
