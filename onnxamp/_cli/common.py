@@ -32,7 +32,7 @@ from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.starting import custom_ops
 from onnxamp._target import targets
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
     from onnxamp._batch.kinds import Package

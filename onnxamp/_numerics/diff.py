@@ -51,8 +51,7 @@ from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
-from onnxamp._workers.executor import Memory
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Memory, Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from onnxamp._workers.signals import ENDING, HANGUP, is_alone, unwatched
+from onnxamp._workers.signals import (
+    ENDING,
+    blocked,
+    ignore_terminal,
+    is_alone,
+    unwatched,
+)
 
 
 @dataclass(slots=True)
@@ -61,16 +67,12 @@ def fork(serve: Callable[[], None]) -> Forked:
     """Copy this process, and let the copy answer questions as one that is started anew."""
     questions, asking = os.pipe()
     answering, answers = os.pipe()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of threads, which is_alone() knows
+    with blocked(*ENDING) as before:
+        # Python warns of threads, which is_alone() knows.
+        with warnings.catch_warnings(action="ignore"):
             pid = os.fork()
         if not pid:
             _serve_forked(serve, questions, answers, before)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(questions)
     os.close(answers)
     return Forked(
@@ -220,10 +222,7 @@ def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
     Args:
         answering: imports the engine, and returns the function that answers a question, given as keywords.
     """
-    for number in {signal.SIGINT, HANGUP} - {
-        signal.SIGTERM
-    }:  # the main process decides when it ends
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # output of libraries is no answer
         answer = answering()

@@ -193,6 +193,25 @@ def is_alone() -> bool:
     )
 
 
+@contextmanager
+def blocked(*numbers: int) -> Iterator[Any]:
+    """Hold back signals, if the system can, and yield those held back before; processes that start here inherit this."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield None
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_terminal() -> None:
+    """Ignore the signals that a terminal sends to all of its processes: the main process decides what ends."""
+    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def unwatched() -> None:
     """Let signals end this forked process at once, because the watching thread was not forked with it."""
     signal.set_wakeup_fd(-1)
