@@ -5,8 +5,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from onnxamp._audit import Casts, Finding, finding
 from onnxamp._convert.analysis import shapes_at
@@ -24,12 +23,13 @@ from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import Signature, newer_versions
+from onnxamp._ops.signature import Port, Signature, newer_versions
 from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
 from onnxamp._runtime.inputs import Sizes, dim_name, is_open, listed
+from onnxamp._runtime.starting import trial
 from onnxamp._target.kernels import is_consistent
 
 _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."
@@ -78,12 +78,9 @@ def _node_faults(
 ) -> Iterator[Finding]:
     """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
     if node.signature is not None:
-        text = (
-            (_input_fault(node.signature, graph.types_of(node.inputs)) or known)
-            if known
-            else None
-        )
-        if text is not None or (text := _output_fault(graph, node)) is not None:
+        inputs = graph.types_of(node.inputs)
+        text = known and (_input_fault(node.signature, inputs) or known)
+        if text := text or _output_fault(graph, node):
             yield _fault(graph, node, readable_types(text))
     for value in node.outputs:
         if value in declared:
@@ -138,17 +135,22 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             continue
         if port is None:
             return f"has {len(inputs)} inputs, more than its schema allows"
-        wanted = (
-            bound[signature.param(port, position)]
-            if port.type in signature.params
-            else port.type
-        )
+        wanted = _wanted(signature, port, position, bound)
         if wanted != found:
             return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
         if port.type in signature.params and found not in signature.params[port.type]:
             opset = f"its schema of opset {signature.since}"
             return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
     return "its inputs contradict its schema"
+
+
+def _wanted(
+    signature: Signature, port: Port, position: int, bound: Mapping[str, str]
+) -> str | None:
+    """Return the type that a port must have; None if nothing binds it."""
+    if port.type not in signature.params:
+        return port.type
+    return bound.get(signature.param(port, position))
 
 
 def _output_fault(graph: Graph, node: Node) -> str | None:
@@ -164,12 +166,8 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
             return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not allow"
-        wanted = (
-            bound.get(signature.param(port, position), found)
-            if port.type in signature.params
-            else port.type
-        )
-        if wanted != found:
+        wanted = _wanted(signature, port, position, bound)
+        if wanted not in (None, found):
             return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
     return None
 
@@ -267,19 +265,13 @@ _OLD_OPSET = 15
 
 @cache
 def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
-    """Return whether ONNX Runtime loads a model of one Identity node with these versions."""
+    """Return whether ONNX Runtime loads a model of one node with these versions."""
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
-    entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "versions", [entry], [made]
-    )
-    sets = [
-        onnx.helper.make_opsetid(domain, version)
-        for domain, version in imports or (("", _OLD_OPSET),)
-    ]
-    model = helper.make_model(graph, opset_imports=sets, ir_version=ir_version)
+    model, sets = trial(), imports or (("", _OLD_OPSET),)
+    model.ir_version = ir_version
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*entry) for entry in sets)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:

@@ -7,7 +7,7 @@ reverse order every other round, so that drifting clocks and temperatures affect
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.profile import (
     engine_kernels,
     is_dispatch_only,
+    node_events,
     profiled_run,
     times_of,
 )
@@ -162,7 +163,6 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     )
 
 
-_SUFFIX: Final = "_kernel_time"
 _LOWEST: Final = (*LOWEST_FIRST, "float", "double")
 _NAMES: Final = {"float": "float32", "double": "float64"}
 
@@ -209,7 +209,8 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
     """
     untold = is_dispatch_only(events)
     seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
-    for name, args in _nodes(events):
+    for name, event in node_events(events):
+        args = event["args"]
         if args["op_name"] in op_facts().control_flow:
             continue
         if (
@@ -251,7 +252,8 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     Such shapes are slow on tensor cores, or cannot use them.
     """
     odd = dict[str, str]()
-    for name, args in _nodes(events):
+    for name, event in node_events(events):
+        args = event["args"]
         axis = executed().channels.get(args["op_name"])
         if axis is None or _dtype(args) not in FORMATS:
             continue
@@ -263,14 +265,6 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
             odd[name] = args["op_name"]
     return dict(Counter(odd.values()))
-
-
-def _nodes(
-    events: Sequence[Mapping[str, Any]],
-) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    for event in events:
-        if event.get("cat") == "Node" and event.get("name", "").endswith(_SUFFIX):
-            yield event["name"].removesuffix(_SUFFIX), event["args"]
 
 
 def _dtype(args: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import os
 import pickle
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
@@ -204,26 +204,24 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if is_dispatch_only(events):
         return {}
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    kernels = engine_kernels(events)
+    compiled = {event["args"][_OF_ENGINE] for event in kernels}
     shown = any(
         event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {})
         for event in events
     )
-    compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     node, number = "", 0
-    for event in engine_kernels(events):
-        spent[event["name"].partition("::")[2]][bisect_right(starts, event["ts"])] += (
-            event["dur"] * 1e-6
-        )
+    for event in kernels:
+        number = bisect_right(starts, event["ts"])
+        spent[event["name"].partition("::")[2]][number] += event["dur"] * 1e-6
     for event in events:
         name = event.get("name", "")
         if name in compiled or _OF_ENGINE in event.get("args", {}):
             continue
-        if event.get("cat") == "Node" and name.endswith(_OF_NODE):
-            node, number = (
-                name.removesuffix(_OF_NODE),
-                bisect_right(starts, event["ts"]),
-            )
+        if _is_of_node(event):
+            node = name.removesuffix(_OF_NODE)
+            number = bisect_right(starts, event["ts"])
             on_device = shown and event.get("args", {}).get("provider") == _CUDA
             spent[node][number] += 0.0 if on_device else event["dur"] * 1e-6
         elif event.get("cat") == "Kernel" and node:
@@ -236,13 +234,21 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
+def _is_of_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE)
+
+
+def node_events(
+    events: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the events with the times of nodes, with the names of the nodes."""
+    for event in filter(_is_of_node, events):
+        yield event["name"].removesuffix(_OF_NODE), event
+
+
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether an engine reports the time of the host for its nodes rather than that of its kernels."""
-    nodes = (
-        event
-        for event in events
-        if event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE)
-    )
+    nodes = (event for _, event in node_events(events))
     waits = all(event["args"].get("provider") in _WAITS for event in nodes)
     return not (waits or any(event.get("cat") == "Kernel" for event in events))
 

@@ -195,7 +195,7 @@ def is_alone() -> bool:
 
 @contextmanager
 def blocked(*numbers: int) -> Iterator[Any]:
-    """Hold back signals, if the system can, and yield those that were before; processes that start here inherit this."""
+    """Hold back signals, if the system can, and yield those that were; processes that start here inherit this."""
     if not hasattr(signal, "pthread_sigmask"):
         yield None
         return
