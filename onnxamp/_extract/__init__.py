@@ -59,13 +59,9 @@ class MainGraph(NamedTuple):
         """Yield nodes that need a node's outputs."""
         return (
             reader
-            for value in self.outputs(node)
+            for value in self.view.nodes[node].writes
             for reader in self.wiring.readers.get(value, ())
         )
-
-    def outputs(self, node: int) -> list[int]:
-        """Return values that a node computes."""
-        return [value for value in self.view.nodes[node].outputs if value != ABSENT]
 
 
 class Cut(NamedTuple):
@@ -232,7 +228,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -
         if node in nodes and node not in kept:
             kept.add(node)
             waiting += graph.producers(node)
-    made = {value for node in nodes for value in graph.outputs(node)}
+    made = {value for node in nodes for value in view.nodes[node].writes}
     reads = [value for node in sorted(nodes) if node in kept for value in needs[node]]
     read = dict.fromkeys(value for value in reads if value not in made)
     enters = [value for value in read if view.values[value].origin not in _HELD]
@@ -249,7 +245,7 @@ def _leaving(
     """Yield values that other nodes read, and those of the center, in the file's order."""
     readers, results = graph.wiring.readers, graph.view.results
     for node in sorted(nodes):
-        outputs = graph.outputs(node)
+        outputs = graph.view.nodes[node].writes
         used = [value for value in outputs if readers.get(value) or results[value]]
         for value in (used or outputs) if node in center else used:
             is_result = any(scope == 0 for scope, _ in results[value])

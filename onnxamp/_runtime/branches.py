@@ -18,20 +18,18 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto
 
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.bodies import inline_functions
-from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
-from onnxamp._model.protos import copied, copy_without, node_bodies
+from onnxamp._model.protos import copied, copy_without, drop_named, node_bodies
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime.flow import (
     WEIGHTS_IN_GRAPH,
@@ -70,13 +68,10 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         ]
         if not ifs:
             return result
-        known = _known_conditions(graph, ifs)
-        wanted = [
-            graph.values[node.input(0)].name
-            for node in ifs
-            if node.input(0) not in known
-        ]
-        wanted = list(dict.fromkeys(wanted))
+        read = dict.fromkeys(node.input(0) for node in ifs)
+        held = {value: graph.constants.scalar(value) for value in read}
+        known = {value: bool(one) for value, one in held.items() if one is not None}
+        wanted = [graph.values[value].name for value in read if value not in known]
         conditions = run(result, wanted) if wanted else {}
         missing = [name for name in wanted if name not in conditions]
         if missing:
@@ -86,21 +81,6 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         }
         branches = {node.index: _branch(node, known[node.input(0)]) for node in ifs}
         result = _Move(graph, branches, GraphEditor(graph, result)).result()
-
-
-def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
-    """Conditions that are constants, with their values."""
-    tensors = graph.ask(constant_tensors)
-    known = {}
-    for value in {node.input(0) for node in ifs}:
-        tensor = tensors.get(value)
-        if (
-            tensor is not None
-            and tensor.data_location != TensorProto.EXTERNAL
-            and prod(tensor.dims) == 1
-        ):
-            known[value] = bool(numpy_helper.to_array(tensor).reshape(-1)[0])
-    return known
 
 
 def _branch(node: Node, condition: bool) -> int:
@@ -351,9 +331,7 @@ def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
         editor.insert(
             0, start, editor.make("Optional", [], [entry.name], "", type=held)
         )
-    for position in reversed(range(len(graph.input))):
-        if graph.input[position] in empty:
-            del graph.input[position]
+    drop_named(graph.input, {entry.name for entry in empty})
     return editor.finish()
 
 

@@ -3,12 +3,12 @@
 Each text is a prompt, and a step with the token that the model gives after it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -230,6 +230,9 @@ class Prompts(SampleSource):
     tokenizer: str | PathLike[str] | None = None
     generates: int = _GENERATED
 
+    _kind: ClassVar[str] = "prompt"
+    """The name of one in reports."""
+
     def lines(self) -> list[str]:
         """Return the texts.
 
@@ -266,9 +269,11 @@ class Prompts(SampleSource):
         """
         opened = Model.of(model)
         tokens = self.tokens_of(opened)
-        named = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
-        read = _Tokenized(named=named, tokens=tokens, generates=self.generates)
-        return read.samples_of(opened, seed, reference)
+        writer = PromptWriter(reference or on_cpu(opened), seed)
+        spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
+        named = f"{len(tokens)} {self._kind}{'' if len(tokens) == 1 else 's'}"
+        description = f"samples of {named} and the steps after"
+        return Samples(description, spool, generates=self.generates)
 
     def tokens_of(self, model: Model) -> list[list[int]]:
         """Return the tokens of each text; raises as :meth:`samples_of`."""
@@ -276,39 +281,27 @@ class Prompts(SampleSource):
         return [tokenizer.encode(line).ids for line in self.lines()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokenized(SampleSource):
-    """The tokens of prompts, and the name of the prompts in reports."""
+class _BuiltIn(Prompts):
+    """Texts for decoders whose user names none."""
 
-    named: str
-    tokens: Sequence[Sequence[int]]
-    generates: int
-
-    def samples_of(
-        self, model: ModelSource, seed: int = 0, reference: Session | None = None
-    ) -> Samples:
-        """As :meth:`Prompts.samples_of`."""
-        writer = PromptWriter(reference or on_cpu(Model.of(model)), seed)
-        size = 2 * len(self.tokens)
-        spool = Spool(writer.samples(self.tokens), "file of prompts", size)
-        description = f"samples of {self.named} and the steps after"
-        return Samples(description, spool, generates=self.generates)
+    __slots__ = ()
+    _kind = "built-in prompt"
 
 
 def built_in_prompts(model: Model) -> SampleSource | None:
     """Return short texts for a decoder that has a tokenizer; None where they do not suit it, or take long."""
     if weight_bytes(model.proto) > _LARGE or not reads_prompts(model):
         return None
+    prompts = _BuiltIn(_BUILT_IN, generates=_FEW)
     try:
-        tokens = Prompts(_BUILT_IN).tokens_of(model)
+        tokens = prompts.tokens_of(model)
     except (ArgumentError, MissingPackageError):
         return None
     outputs = {entry.name: entry for entry in model.proto.graph.output}
     dims = outputs[LOGITS].type.tensor_type.shape.dim
     words = (dims[-1].dim_value if dims else 0) or inf
     suits = all(len({*text}) >= _WORDS and max(text) < words for text in tokens)
-    named = f"{len(tokens)} built-in prompts"
-    return _Tokenized(named=named, tokens=tokens, generates=_FEW) if suits else None
+    return prompts if suits else None
 
 
 class PromptWriter:

@@ -294,8 +294,9 @@ def flow_of(
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
-    low, lowest = _low_values(graph), lowest_precision(graph.types)
-    own = frozenset(graph.scopes[0].names)
+    names, lowest = graph.scopes[0].names, lowest_precision(graph.types)
+    kinds = {name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()}
+    own = frozenset(names)
     graph = with_defined_windows(graph)
     written = graph.model
     if lowest != "float32" and emulated:
@@ -345,7 +346,7 @@ def flow_of(
         },
         constants=constants,
         types={name: types[value] for name, value in main.names.items()},
-        low=low,
+        low={name: kind.elem for name, kind in kinds.items() if kind is not None},
         own=own,
         lowest=lowest,
         sizes=_sizes(graph, order, inferred),
@@ -411,14 +412,6 @@ def _sizes(
         for name in node.output:
             sizes.setdefault(name, largest)
     return sizes
-
-
-def _low_values(graph: Graph) -> dict[str, int]:
-    """Low-precision values of the main graph with their element types."""
-    named = (
-        (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
-    )
-    return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
 
 
 def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:

@@ -180,15 +180,13 @@ def _preload(preload: Callable[..., None]) -> str:
     Returns:
         The first library that is missing, or "".
     """
-    said = io.StringIO()
     folders = (
         path
         for entry in sys.path
         for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
     )
     for folder in (None, *folders):
-        said.seek(0)
-        said.truncate()
+        said = io.StringIO()
         with redirect_stdout(said), warnings.catch_warnings(action="ignore"):
             preload(directory=None if folder is None else str(folder.resolve()))
         if not said.getvalue():
