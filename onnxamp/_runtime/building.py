@@ -25,7 +25,6 @@ from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
 from onnxamp._model.sources import external_tensor
 from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
-from onnxamp._runtime.servers import Forked, can_fork, fork, serve_loads
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.starting import reason, save_spilled
 from onnxamp._workers.executor import Once, ending, temporary_folder
@@ -47,7 +46,7 @@ class Child:
     module: str
     function: str = "serve"
     ended: str = ""
-    _process: "subprocess.Popen[str] | Forked | None" = None
+    _process: "subprocess.Popen[str] | None" = None
     _turn: RLock = field(default_factory=RLock)
 
     def start(self) -> None:
@@ -61,7 +60,7 @@ class Child:
                 self.end()
                 self._process = self._started()
 
-    def _started(self) -> "subprocess.Popen[str] | Forked":
+    def _started(self) -> "subprocess.Popen[str]":
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         code = f"from {self.module} import {self.function}; {self.function}()"
         return subprocess.Popen(
@@ -131,7 +130,7 @@ class Child:
             _await(process)
 
 
-def _await(process: "subprocess.Popen[str] | Forked") -> None:
+def _await(process: "subprocess.Popen[str]") -> None:
     """Wait for the end of a process, and close its pipes, in which a question may be left."""
     with suppress(BrokenPipeError), process:
         pass
@@ -307,9 +306,6 @@ class Loader(Child):
 
     def __init__(self) -> None:
         super().__init__("onnxamp._runtime.servers", "serve_loads")
-
-    def _started(self) -> "subprocess.Popen[str] | Forked":
-        return fork(serve_loads) if can_fork() else super()._started()
 
     def load(self, path: Path, provider: Provider | None) -> Loaded:
         """Load a file.

@@ -1,105 +1,18 @@
 """The processes in which :mod:`onnxamp._runtime.building` has engines built and models loaded.
 
-They are started, or forked if that is safe, which saves the start-up time of Python and NumPy.
+This module imports little, so that they start early.
 """
 
 import json
 import os
-import signal
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 from onnxamp._workers.signals import (
-    ENDING,
-    blocked,
     ignore_terminal,
-    is_alone,
-    unwatched,
 )
-
-
-@dataclass(slots=True)
-class Forked:
-    """A copy of this process that answers questions, with the methods of :class:`subprocess.Popen` that are needed."""
-
-    pid: int
-    stdin: IO[str]
-    stdout: IO[str]
-    returncode: int | None = None
-
-    def poll(
-        self, options: int = os.WNOHANG if hasattr(os, "WNOHANG") else 0
-    ) -> int | None:
-        """Return the exit code; None as long as the process lives."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def kill(self) -> None:
-        """End the process at once, if it lives."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the pipes, and wait for the end."""
-        self.stdout.close()
-        try:
-            self.stdin.close()
-        finally:
-            self.poll(0)
-
-
-def can_fork() -> bool:
-    """Return whether a copy of this process can load models: it must run a command and have loaded no model."""
-    return sys.platform == "linux" and "onnxruntime" not in sys.modules and is_alone()
-
-
-def fork(serve: Callable[[], None]) -> Forked:
-    """Copy this process, and let the copy answer questions as one that is started anew."""
-    questions, asking = os.pipe()
-    answering, answers = os.pipe()
-    with blocked(*ENDING) as before:
-        # Python warns of threads, which is_alone() knows.
-        with warnings.catch_warnings(action="ignore"):
-            pid = os.fork()
-        if not pid:
-            _serve_forked(serve, questions, answers, before)
-    os.close(questions)
-    os.close(answers)
-    return Forked(
-        pid,
-        os.fdopen(asking, "w", encoding="utf-8"),
-        os.fdopen(answering, encoding="utf-8"),
-    )
-
-
-def _serve_forked(
-    serve: Callable[[], None], questions: int, answers: int, mask: Any
-) -> None:
-    """Answer questions, and end without running this process's exit handlers."""
-    with suppress(BaseException):
-        unwatched()
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        for number, source in enumerate((questions, answers, nothing)):
-            os.dup2(source, number)
-        for path in list(Path("/proc/self/fd").iterdir()):
-            with suppress(OSError):
-                if int(path.name) > 2:  # pipes of others, which wait for their end
-                    os.close(int(path.name))
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-        serve()
-        os._exit(0)
-    os._exit(1)
 
 
 def serve_builds() -> None:

@@ -41,10 +41,10 @@ from onnxamp._optional import optional
 from onnxamp._workers.signals import (
     Ended,
     Watch,
-    blocked,
     cleaned_up,
     end_now,
     ignore_terminal,
+    interrupts_blocked,
     survive_truncation,
 )
 
@@ -455,8 +455,7 @@ def _start(threads: int) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
-    # Ctrl-C reaches all processes of a terminal, but the main one decides.
-    with blocked(signal.SIGINT):
+    with interrupts_blocked():
         try:
             process.start()
         except RuntimeError:  # this is a worker that is importing the script
