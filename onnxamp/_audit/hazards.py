@@ -376,9 +376,8 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield masks at the very end of the range, which overflow when a score is added. Half of the range would do."""
-    if (
-        not graph.low.is_narrow
-    ):  # the end of a wide range is far beyond the last digit of a score
+    # The end of a wide range is far beyond the last digit of a score.
+    if not graph.low.is_narrow:
         return
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):

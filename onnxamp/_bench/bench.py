@@ -374,9 +374,8 @@ def _load(
         ) from None
     del proto, graph
     if how.profile and engine.runs_pieces:
-        plain = cuda_options | {
-            "enable_cuda_graph": "0"
-        }  # the nodes of a replayed graph are not visible
+        # The nodes of a replayed graph are not visible.
+        plain = cuda_options | {"enable_cuda_graph": "0"}
         seen = profile(path, given, engine.provider, plain, how.threads)
         facts = replace(facts, **seen._asdict())
     start = clock()

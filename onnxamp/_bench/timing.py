@@ -127,9 +127,8 @@ def interleave(
             for index in order:
                 if rest:
                     time.sleep(rest)
-                runs[index](
-                    1
-                )  # not counted: it refills the caches that other functions have overwritten
+                # Not counted: it refills the caches that other functions have overwritten.
+                runs[index](1)
                 blocks[index].append(runs[index](sizes[index]))
     return blocks
 
@@ -213,9 +212,8 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
         args = event["args"]
         if args["op_name"] in op_facts().control_flow:
             continue
-        if (
-            untold or name in seconds
-        ):  # a graph that an engine compiles is skipped: its kernels are listed instead
+        # A graph that an engine compiles is skipped: its kernels are listed instead.
+        if untold or name in seconds:
             kinds.setdefault(
                 name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
             )

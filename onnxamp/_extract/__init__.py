@@ -342,9 +342,8 @@ def assembled(
     graph.sparse_initializer.extend(
         item for item in source.graph.sparse_initializer if item.values.name in weights
     )
-    graph.input.extend(
-        entry for entry in source.graph.input if entry.name in weights
-    )  # callers may override these
+    # Callers may override these.
+    graph.input.extend(entry for entry in source.graph.input if entry.name in weights)
     for value in cut.outputs:
         name = view.values[value].name
         graph.output.append(_declared(name, recorded.outputs[name], view.types[value]))

@@ -330,9 +330,8 @@ def _record(
         [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
     )
     flow = _flow(center.opened, feeds, run)
-    keep = (
-        0 if flow.large else WEIGHTS_IN_GRAPH
-    )  # kernels may round differently if weights are constants
+    # Kernels may round differently if weights are constants.
+    keep = 0 if flow.large else WEIGHTS_IN_GRAPH
     first: Recorded | None = None
     for number in range(1 if center.branched else len(samples)):
         feeds = check_inputs(center.opened.proto, samples[number]) if number else feeds

@@ -142,9 +142,8 @@ class Accumulator(NamedTuple):
         alone = raw if bias is None else made("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
-            before = (
-                0 if bias is None else 1
-            )  # the sum is rounded before the bias is added
+            # The sum is rounded before the bias is added.
+            before = 0 if bias is None else 1
             grown = made.number(sqrt(before + inside + (size / 2 if terms > 1 else 0)))
         else:
             ratio = made("Div", _of_squares(made, written), made.square(alone))

@@ -182,15 +182,13 @@ def take_weights(
         if is_constant and node.output[0] in taken:
             graph.initializer.append(_hollow(node.output[0], constants[node.output[0]]))
         elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
-            graph.sparse_initializer.append(
-                sparse
-            )  # ONNX Runtime cannot return such a node's output
+            # ONNX Runtime cannot return such a node's output.
+            graph.sparse_initializer.append(sparse)
             graph.sparse_initializer[-1].values.name = node.output[0]
         else:
             graph.node.append(node)
-    for tensor in tensors_of(
-        result
-    ):  # also of nodes, bodies and functions: ONNX Runtime sees no path outside
+    # Also of nodes, bodies and functions: ONNX Runtime sees no path outside.
+    for tensor in tensors_of(result):
         embed(tensor, folder)
     return Shell(result, taken, folder)
 

@@ -75,18 +75,16 @@ def piece_model(
     model.graph.name = flow.shell.model.graph.name or "piece"
     renamed = dict(piece.renamed)
     names = NewNames({*flow.names, *renamed.values()})
-    ranks = (
-        {} if renamed else flow.ranks
-    )  # under other names nodes may be fed with another model's values
+    # Under other names nodes may be fed with another model's values.
+    ranks = {} if renamed else flow.ranks
     for name in piece_inputs(flow, piece):
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
             declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):
-            declare_dims(
-                entry, [None] * ranks[name]
-            )  # some kernels crash the process on other ranks
+            # Some kernels crash the process on other ranks.
+            declare_dims(entry, [None] * ranks[name])
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
             source, elem = entry.name, flow.low[name]

@@ -383,9 +383,8 @@ def _feed(
             " converts others without running them (--no-validate)."
         )
     shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
-    if (
-        prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES
-    ):  # numbers are drawn as eight bytes each
+    # Numbers are drawn as eight bytes each.
+    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:
         raise _too_large(name, shape)
     return _tensor(generator, dtype, shape, use)
 

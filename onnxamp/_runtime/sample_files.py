@@ -263,9 +263,8 @@ def _encoded(content: Mapping[str, Any]) -> Array:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
-        data = text.encode(
-            "latin-1"
-        )  # the first versions wrote bytes as they are, and archives of one array
+        # The first versions wrote bytes as they are, and archives of one array.
+        data = text.encode("latin-1")
     if not data.startswith(_ARCHIVE_START):
         return _read_npy(BytesIO(data), len(data))
     with zipfile.ZipFile(BytesIO(data)) as archive:

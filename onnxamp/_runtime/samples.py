@@ -357,9 +357,8 @@ def draw_of(
     """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    source = (
-        model if isinstance(model, ModelProto) else Model.of(model)
-    )  # protos may lack their weights
+    # Protos may lack their weights.
+    source = model if isinstance(model, ModelProto) else Model.of(model)
 
     @cache
     def maker() -> InputMaker:  # the graph is analyzed when the first sample is read

@@ -116,9 +116,8 @@ def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) ->
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = state.InferenceSession(
-            options, path, True, False
-        )  # resolves the graph
+        # Resolves the graph.
+        session = state.InferenceSession(options, path, True, False)
         if providers is not None:
             names, settings = zip(*providers, strict=True)
             session.initialize_session(list(names), list(settings), set())

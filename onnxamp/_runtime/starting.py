@@ -274,13 +274,11 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         if is_remote(path):
             model = unfolded(path)  # it reads files that are here
         else:
-            data_files(
-                load_model(path), folder_of(path)
-            )  # ONNX Runtime reads them by itself
+            # ONNX Runtime reads them by itself.
+            data_files(load_model(path), folder_of(path))
             if is_text(path):
-                model = Model.read(
-                    path
-                ).embedded()  # ONNX Runtime reads the binary form alone
+                # ONNX Runtime reads the binary form alone.
+                model = Model.read(path).embedded()
     if not isinstance(model, ModelProto):
         confirm_sources()
         yield fspath(model)

@@ -104,9 +104,8 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
             feed.view(f"u{feed.dtype.itemsize}"), elem
         )
-    if (
-        feed is None
-    ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`
+    # Feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`.
+    if feed is None:
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
     if not all(isinstance(item, np.ndarray) for item in feed) or (
         kind or "seq"
@@ -164,11 +163,12 @@ def from_value(value: "ort.OrtValue") -> Any:
         return value.numpy()
     elem, size = value.element_type(), value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
+    # Copies.
     raw = (
         ctypes.string_at(value.data_ptr(), size)
         if on_host
         else bytes_on_device(value.data_ptr(), size)
-    )  # copies
+    )
     if _PACKED.search(value.data_type()):
         return numpy_helper.to_array(
             TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)

@@ -142,9 +142,8 @@ class Cluster:
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
-        except (
-            self.ray.exceptions.RayTaskError
-        ) as error:  # for example, a result cannot be sent
+        # For example, a result cannot be sent.
+        except self.ray.exceptions.RayTaskError as error:
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error
@@ -200,9 +199,8 @@ class _Actor:
 
     def __init__(self, threads: int, folder: str) -> None:
         os.environ[THREADS] = str(threads)
-        with suppress(
-            OSError
-        ):  # relative paths are relative to the folder of the main process
+        # Relative paths are relative to the folder of the main process.
+        with suppress(OSError):
             os.chdir(folder)
         self._station, self._number = Station(), 0
 
