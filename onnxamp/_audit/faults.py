@@ -41,7 +41,8 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    conflicts, declared = tuple(type_conflicts(graph)), _contradicted(graph)
+    conflicts = tuple(type_conflicts(graph))
+    declared = _contradicted(graph)
     findings = list[Finding]()
     wrong = {conflict.node: conflict.text for conflict in conflicts}
     differing = {conflict.branches for conflict in conflicts}
@@ -103,10 +104,8 @@ def _contradicted(graph: Graph) -> dict[int, str]:
             continue
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
-            value, declared = (
-                graph.visible(entry.name, scope.index),
-                declared_type(entry.type),
-            )
+            value = graph.visible(entry.name, scope.index)
+            declared = declared_type(entry.type)
             if (
                 value != ABSENT
                 and None not in (declared, graph.types[value])
@@ -175,10 +174,8 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
 def _fault(graph: Graph, node: Node, text: str) -> Finding:
     """Return the finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
-    inputs, outputs = (
-        graph.types_of(node.inputs),
-        {*graph.types_of(node.outputs)} - {None},
-    )
+    inputs = graph.types_of(node.inputs)
+    outputs = {*graph.types_of(node.outputs)} - {None}
     for newer in newer_versions(node.signature) if not node.signature.domain else ():
         admitted = frozenset().union(
             *newer.params.values(), (port.type for port in newer.outputs)
@@ -268,7 +265,8 @@ def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
     """Return whether ONNX Runtime loads a model of one node with these versions."""
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
-    model, sets = trial(), imports or (("", _OLD_OPSET),)
+    model = trial()
+    sets = imports or (("", _OLD_OPSET),)
     model.ir_version = ir_version
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(*entry) for entry in sets)
@@ -340,9 +338,12 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
 
     Casts of constants do not count: they run once, while the model is loaded.
     """
-    types, constants, trips = graph.types, graph.constants, graph.ask(loop_trips)
+    types = graph.types
+    constants = graph.constants
+    trips = graph.ask(loop_trips)
     count = moved = unsized = 0
-    guessed, assumed = guessed_scopes(graph), dict(sizes.assumed)
+    guessed = guessed_scopes(graph)
+    assumed = dict(sizes.assumed)
     for node in graph.nodes:
         if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
             count += 1
@@ -397,15 +398,11 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     before = graph.producer(node.inputs[0], "Cast")
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
-    severity, text = (
-        "warning",
-        "casts a value to the same type as another Cast",
-    )
+    severity = "warning"
+    text = "casts a value to the same type as another Cast"
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
-        severity, text = (
-            "note",
-            "casts to the type that its input already has: runtimes drop it while they load",
-        )
+        severity = "note"
+        text = "casts to the type that its input already has: runtimes drop it while they load"
     elif before is not None or behind == {"Cast"}:
         text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:

@@ -290,9 +290,11 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
         files = []
         for number, model in enumerate(models):
             if isinstance(model, ModelProto):
-                proto, label = model, f"{number}: {model.graph.name or 'model'}"
+                proto = model
+                label = f"{number}: {model.graph.name or 'model'}"
             elif is_remote(path := as_path(model)):
-                proto, label = unfolded(path), fspath(model)
+                proto = unfolded(path)
+                label = fspath(model)
             else:
                 files.append((path, fspath(model)))
                 continue
@@ -341,7 +343,8 @@ def _load(
     clock: Clock,
 ) -> _Loaded:
     """Profile a model, then load it."""
-    cuda_options, proto = how.cuda_options(), load_model(path)
+    cuda_options = how.cuda_options()
+    proto = load_model(path)
     if not proto.graph.output:
         raise ArgumentError(
             f"{label} has no outputs, so there is nothing to time: name a model that computes something."
@@ -403,8 +406,11 @@ def _time(
     models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock
 ) -> None:
     """Time all models at one batch size, and add the timings to the models."""
-    feeds, number = inputs.at(batch), inputs.sizes.index(batch)
-    runs, firsts, costs = [], [], []
+    feeds = inputs.at(batch)
+    number = inputs.sizes.index(batch)
+    runs = []
+    firsts = []
+    costs = []
     for model in models:
         start = clock()
         with _named(model.facts.model):

@@ -110,7 +110,9 @@ class Stepwise(ABC):
     ) -> Text:
         """As :meth:`Generator.generate`."""
         self.watched = watched
-        found, seconds, nans = list[int](), list[float](), 0
+        found = list[int]()
+        seconds = list[float]()
+        nans = 0
         while len(found) < count:
             start = perf_counter()
             found.append(self.step() if found else self.begin(prompt, tokens, count))
@@ -142,7 +144,8 @@ class RuntimeGenerator(Stepwise):
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
         """As :meth:`Stepwise.begin`."""
         del tokens, count
-        self._feeds, self._caches = prompt, {}
+        self._feeds = prompt
+        self._caches = {}
         return self._run()
 
     def step(self) -> int:
@@ -191,7 +194,8 @@ class _Timer:
         """Load a model with an engine; a file contains everything that it needs."""
         given: Mapping[str, Any] = pickle.loads(Path(task).read_bytes())  # noqa: S301 - the file is our own
         given["surroundings"].enter()
-        self._prompts, provider = given["prompts"], given["provider"]
+        self._prompts = given["prompts"]
+        provider = given["provider"]
         self._before = device_memory_used() if provider == "cuda" else None
         arguments = given["path"], given["decoder"], provider, given["threads"]
         start = perf_counter()
@@ -281,11 +285,13 @@ def bench_decoders(
         ArgumentError: a model is not a decoder with caches, or no engine there generates with it.
         RuntimeFailure: the provider cannot be used, or a model does not run.
     """
-    engine, first = choose_engine(provider, whole=True), Model.of(models[0])
+    engine = choose_engine(provider, whole=True)
+    first = Model.of(models[0])
     writer = PromptWriter(on_cpu(first), seed, dims)
     texts = [] if prompts is None else prompts.tokens_of(first)
     read = [writer.prompt(text) for text in texts] or [writer.made_up(_LENGTH)]
-    runs, notes = list[_Run](), list[str]()
+    runs = list[_Run]()
+    notes = list[str]()
     with temporary_folder() as folder, ExitStack() as stack:
 
         def started() -> Child:
@@ -410,7 +416,8 @@ def _engines(
     path: Path, decoder: Decoder, read: Sequence[Feeds], provider: str
 ) -> list[str]:
     """Return the engines that accept a model: ONNX Runtime, and the software that its folder is for."""
-    engines, home = [], path.absolute().parent
+    engines = []
+    home = path.absolute().parent
     if provider != BROWSER:
         engines.append(RUNTIME)
         config = home / GENAI_CONFIG
@@ -452,7 +459,8 @@ def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
 def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
     """Return the measurements of a run, next to the first one on its engine."""
     reference = next(one for one in runs if one.kind == run.kind)
-    firsts, steps = run.blocks("firsts"), run.blocks("steps")
+    firsts = run.blocks("firsts")
+    steps = run.blocks("steps")
     ratios = (
         None if reference is run else ratio(reference.blocks(what), run.blocks(what))
         for what in ("firsts", "steps")

@@ -188,7 +188,8 @@ class _Node(_Place):
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RuntimeFailure(answer["error"])
-        self.name, self._memory = answer["place"], answer["memory"]
+        self.name = answer["place"]
+        self._memory = answer["memory"]
         return answer
 
     def memory(self) -> int | None:
@@ -200,7 +201,8 @@ class _Page(_Place):
     """A page in its own browser."""
 
     def __init__(self, package: Path, folder: Path) -> None:
-        own, beside = package / "node_modules", package.parents[1]
+        own = package / "node_modules"
+        beside = package.parents[1]
         web = next(
             home / "onnxruntime-web"
             for home in (own, beside)

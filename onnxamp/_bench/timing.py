@@ -93,9 +93,11 @@ def warm_up(run: Timed, clock: Clock, longest: float) -> float:
         The seconds per run at the end.
     """
     start = clock()
-    before, now = math.inf, run(1)[0]
+    before = math.inf
+    now = run(1)[0]
     while clock() - start < longest and abs(before - now) > _STEADY * now:
-        before, now = now, median(run(_WINDOW))
+        before = now
+        now = median(run(_WINDOW))
     return now
 
 
@@ -207,7 +209,8 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
     untold = is_dispatch_only(events)
-    seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
+    seconds = times_of(events)
+    kinds = dict[str, tuple[str, str, str]]()
     for name, event in node_events(events):
         args = event["args"]
         if args["op_name"] in op_facts().control_flow:
@@ -219,10 +222,8 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
             )
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
-    spent, counts = (
-        defaultdict[tuple[str, str, str], float](float),
-        Counter(kinds.values()),
-    )
+    spent = defaultdict[tuple[str, str, str], float](float)
+    counts = Counter(kinds.values())
     for name, kind in kinds.items():
         spent[kind] += seconds.get(name, 0.0)
     rows = [

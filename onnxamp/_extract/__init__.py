@@ -197,7 +197,8 @@ def _reached(
 
 def _comes_along(graph: MainGraph, value: int) -> bool:
     """Return whether the producer of an input must be in the region because the value cannot be recorded."""
-    producer, type_name = graph.view.producer(value), graph.view.types[value]
+    producer = graph.view.producer(value)
+    type_name = graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
         return (
@@ -219,7 +220,8 @@ def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -
 
     Nodes on which no leaving value depends are left out.
     """
-    view, needs = graph.view, graph.wiring.needs
+    view = graph.view
+    needs = graph.wiring.needs
     leaves = list(_leaving(graph, nodes, center))
     kept = set[int]()
     waiting = [view.values[value].producer for value in leaves]
@@ -243,7 +245,8 @@ def _leaving(
     graph: MainGraph, nodes: Collection[int], center: Collection[int]
 ) -> Iterator[int]:
     """Yield values that other nodes read, and those of the center, in the file's order."""
-    readers, results = graph.wiring.readers, graph.view.results
+    readers = graph.wiring.readers
+    results = graph.view.results
     for node in sorted(nodes):
         outputs = graph.view.nodes[node].writes
         used = [value for value in outputs if readers.get(value) or results[value]]
@@ -326,7 +329,9 @@ def assembled(
 
     Complexity: linear in the region, and in names of the whole model.
     """
-    source, view, result = opened.proto, main.view, ModelProto()
+    source = opened.proto
+    view = main.view
+    result = ModelProto()
     copy_fields(source, result, but={"graph", "functions", "training_info"})
     graph = result.graph
     graph.name = f"{source.graph.name or 'model'}_region"

@@ -103,7 +103,8 @@ class Accumulator(NamedTuple):
         if self.editor.view.book.opsets.get("", 1) < _WHERE:
             return made.nodes
         key = op_key(written)
-        product, total = self.profile.products.get(key), self.profile.sums.get(key)
+        product = self.profile.products.get(key)
+        total = self.profile.sums.get(key)
         if product is not None:
             if product.accumulator == "float16" and len(written.input) > 1:
                 self._product(made, node, written, raw)
@@ -187,7 +188,8 @@ class Accumulator(NamedTuple):
         )
 
     def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
-        fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
+        fact = self.profile.sums[node.key]
+        terms = summed_terms(node, self.shapes)
         kept = self._total(made, written, raw) if fact.overflows else raw
         if not terms or terms < 2:
             return

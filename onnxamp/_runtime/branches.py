@@ -85,7 +85,8 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
 
 def _branch(node: Node, condition: bool) -> int:
     """Return the scope of the branch that an If takes."""
-    name, scopes = "then_branch" if condition else "else_branch", dict(node.bodies)
+    name = "then_branch" if condition else "else_branch"
+    scopes = dict(node.bodies)
     if name not in scopes:
         raise ModelError(f"The If {node.label!r} has no {name}.")
     return scopes[name]
@@ -161,7 +162,8 @@ class _Move:
         for output, result in zip(node.outputs, branch.outputs, strict=False):
             if output == ABSENT:
                 continue
-            name, inner = self.view.values[output].name, self.view.values[result]
+            name = self.view.values[output].name
+            inner = self.view.values[result]
             is_own = inner.scope == branch.index and inner.origin is Origin.NODE
             if is_own and result not in self.names and name not in hidden:
                 self.names[result] = name
@@ -325,7 +327,8 @@ def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
     if not empty:
         return model
     editor = GraphEditor(Graph.of(model))
-    graph, start = editor.graphs[0], editor.view.scopes[0].nodes.start
+    graph = editor.graphs[0]
+    start = editor.view.scopes[0].nodes.start
     for entry in empty:
         held = entry.type.optional_type.elem_type
         editor.insert(

@@ -124,7 +124,8 @@ class Child:
 
     def end(self) -> None:
         """End the process, if there is one."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             _await(process)

@@ -105,7 +105,8 @@ class Decoder(NamedTuple):
         Raises:
             ArgumentError: it takes no tokens, or gives no logits.
         """
-        tokens, graph = tokens_input(model.proto), model.proto.graph
+        tokens = tokens_input(model.proto)
+        graph = model.proto.graph
         outputs = {entry.name for entry in graph.output}
         if tokens is None:
             given = ", ".join(sorted(entry.name for entry in graph.input)[:5])
@@ -310,7 +311,8 @@ class PromptWriter:
     def __init__(
         self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
     ) -> None:
-        self._reference, self._seed = reference, seed
+        self._reference = reference
+        self._seed = seed
         self.decoder = Decoder.of(reference.model)
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
@@ -340,7 +342,8 @@ class PromptWriter:
 
     def made_up(self, length: int) -> dict[str, Any]:
         """Return the inputs for a prompt of random tokens, or of as many as ``dims`` says."""
-        named, dims = self._maker.named, self._maker.dims
+        named = self._maker.named
+        dims = self._maker.dims
         names = self.decoder.lengths & named.formulas.keys()
         length = next((dims[name] for name in sorted(names & dims.keys())), length)
         lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}

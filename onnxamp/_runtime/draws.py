@@ -142,7 +142,8 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
     """
     tried = []
     for other in islice(draw.others(), _TRIES):
-        graph, shapes = other.maker().graph, other.maker().shapes()
+        graph = other.maker().graph
+        shapes = other.maker().shapes()
         if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
             continue
         if is_consistent(graph, shapes):

@@ -218,10 +218,8 @@ def _signature(
         if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
     }
     for value in main.outputs:
-        node, is_weight = (
-            view.producer(value),
-            view.values[value].origin is Origin.INITIALIZER,
-        )
+        node = view.producer(value)
+        is_weight = view.values[value].origin is Origin.INITIALIZER
         if is_weight or (node is not None and node.key not in op_facts().reads_bits):
             able.add(value)
     return frozenset(
@@ -264,7 +262,8 @@ class _Emulation:
 
     def weights(self, hollow: Container[str]) -> None:
         """Add the initializers of the main graph, in float32 but for those that keep their types."""
-        view, target = self.editor.view, self.editor.graphs[0].initializer
+        view = self.editor.view
+        target = self.editor.graphs[0].initializer
         for tensor in view.model.graph.initializer:
             if tensor.name in hollow:
                 elem = (
@@ -281,7 +280,8 @@ class _Emulation:
 
     def scope(self, scope: Scope) -> None:
         """Emulate the nodes of a scope, and what is declared in it."""
-        graph, nodes = self.editor.graphs[scope.index], self.editor.view.nodes
+        graph = self.editor.graphs[scope.index]
+        nodes = self.editor.view.nodes
         for entry in (*graph.input, *graph.output, *graph.value_info):
             if not self.is_kept(scope.index, entry.name):
                 upcast_type(entry.type)
@@ -310,7 +310,8 @@ class _Emulation:
                 self.editor.names, source, self.raised_name(value), TensorProto.FLOAT
             )
         for value in dict.fromkeys(scope.inputs) if self.rounds else ():
-            fed, elem = view.values[value], self.elems[value]
+            fed = view.values[value]
+            elem = self.elems[value]
             if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
                 self.renamed[value] = self.editor.names.fresh(f"{fed.name}/rounded")
                 yield from rounding(
@@ -324,14 +325,14 @@ class _Emulation:
 
     def node(self, node: Node) -> None:
         """Emulate a node."""
-        facts, names, proto = (
-            op_facts(),
-            self.editor.names,
-            self.editor.node(node.index),
-        )
-        casts, bits = node.key == "Cast" and self.rounds, node.key in facts.reads_bits
+        facts = op_facts()
+        names = self.editor.names
+        proto = self.editor.node(node.index)
+        casts = node.key == "Cast" and self.rounds
+        bits = node.key in facts.reads_bits
         for port, value in enumerate(node.inputs):
-            written, elem = proto.input[port], self.elems[value]
+            written = proto.input[port]
+            elem = self.elems[value]
             proto.input[port] = self.renamed.get(value, written)
             if bits and elem is not None:  # it looks at the bits
                 low = names.fresh(f"{written}/low")
@@ -346,7 +347,8 @@ class _Emulation:
         else:
             self.attributes(node, proto, keep_low=casts or bits)
         for port, value in enumerate(node.outputs):
-            name, elem = proto.output[port], self.elems[value]
+            name = proto.output[port]
+            elem = self.elems[value]
             if elem is not None and value in self.kept:
                 proto.output[port] = self.raised_name(value)
                 self.editor.insert_after(

@@ -29,7 +29,8 @@ def model_print(model: Model) -> str:
     proto = model.proto
     if not (is_large(proto) or has_external_data(proto)):
         return fingerprint(proto.SerializeToString(deterministic=True))
-    shell, weights = copy_without(proto, "initializer"), []
+    shell = copy_without(proto, "initializer")
+    weights = []
     for tensor in (*proto.graph.initializer, *tensors_of(shell)):
         if tensor.data_location != TensorProto.EXTERNAL:
             weights.append(fingerprint(tensor.SerializeToString(deterministic=True)))

@@ -80,19 +80,23 @@ def with_defined_windows(graph: Graph) -> Graph:
 
 def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
     """Return the node, and nodes that set the rows of its caches after the last token to zero."""
-    given, make, window = copied(node.proto), editor.make, op_facts().windows[node.key]
+    given = copied(node.proto)
+    make = editor.make
+    window = op_facts().windows[node.key]
     zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
 
     def fresh(part: str) -> str:
         return editor.names.fresh(f"{node.label}/{part}")
 
-    last, tokens = fresh("last"), fresh("tokens")
+    last = fresh("last")
+    tokens = fresh("tokens")
     after = [
         make("Cast", [given.input[window.seen]], [last], to=TensorProto.INT64),
         make("Reshape", [last, editor.ints([-1, 1, 1, 1], "window/all")], [tokens]),
     ]
     for at in window.caches:
-        name, value = given.output[at], node.outputs[at]
+        name = given.output[at]
+        value = node.outputs[at]
         if value == ABSENT:
             continue
         given.output[at] = held = fresh("held")
@@ -292,7 +296,8 @@ def flow_of(
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
-    names, lowest = graph.scopes[0].names, lowest_precision(graph.types)
+    names = graph.scopes[0].names
+    lowest = lowest_precision(graph.types)
     kinds = {name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()}
     own = frozenset(names)
     graph = with_defined_windows(graph)
@@ -303,7 +308,8 @@ def flow_of(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
         graph = Graph.of(written)
-    types, main = graph.types, graph.scopes[0]
+    types = graph.types
+    main = graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
     weights = {
         t.name: t for t in shell.model.graph.initializer if t.name in defaults

@@ -54,7 +54,8 @@ _PAST: Final = "past_"
 GRID: Final = re.compile("grid_thw$")
 """Inputs that hold the numbers of frames, rows and columns of patches for each image."""
 
-_PATCHES, _FEATURES = 16, 4
+_PATCHES = 16
+_FEATURES = 4
 """Rows of a matrix made from images or sound: the patches before a tower, and the features after it."""
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -78,7 +79,9 @@ class Sizes(NamedTuple):
         """The sizes of the given inputs."""
         entries = list(entries)
         counted = _counted(entries)
-        leading, elsewhere, alone = set[str](), set[str](), set[str]()
+        leading = set[str]()
+        elsewhere = set[str]()
+        alone = set[str]()
         unnamed = set[str]()
         shapes = ((entry, shape) for entry in entries for shape in _shapes(entry.type))
         for entry, shape in shapes:
@@ -144,7 +147,8 @@ class Sizes(NamedTuple):
     @property
     def totals(self) -> dict[str, tuple[str, str | None]]:
         """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
-        known, found = set(self.plain), {}
+        known = set(self.plain)
+        found = {}
         for name in known:
             length = name.removeprefix("total_")
             if name != length and f"{_PAST}{length}" in known:
@@ -203,10 +207,13 @@ def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
         if shape.dim and is_open(shape.dim[0])
     }
     names = [entry.name for entry in entries]
-    has_grid, has_tokens = any(map(GRID.search, names)), "input_ids" in names
-    shared, found = Counter(leading.values()), {}
+    has_grid = any(map(GRID.search, names))
+    has_tokens = "input_ids" in names
+    shared = Counter(leading.values())
+    found = {}
     for entry in entries:
-        kind, size = entry.type.tensor_type, None
+        kind = entry.type.tensor_type
+        size = None
         if has_grid:
             size = _PATCHES
         elif has_tokens and "features" in entry.name:
@@ -359,7 +366,8 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """
     by_name = _named(view, value, shapes[value])
     bounds: list[int | None] = []
-    roles, markers = set[Role](), list[int]()
+    roles = set[Role]()
+    markers = list[int]()
     facts = op_facts()
     for node, port in _readers(view, value):
         tables = facts.lookups.get(node.key, ())
@@ -388,7 +396,8 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
     """Return the role that an input's name implies. A matrix has no lengths, since there is one per element
     of a batch.
     """
-    name, kind = graph.values[value].name.lower(), graph.types[value] or ""
+    name = graph.values[value].name.lower()
+    kind = graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
     )
@@ -401,7 +410,8 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
     """(node, input position) pairs that read the value, directly or through data movement."""
     facts = op_facts()
-    seen, stack = {value}, [value]
+    seen = {value}
+    stack = [value]
     while stack:
         value = stack.pop()
         reached: list[int] = []
@@ -462,5 +472,6 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 def _is_one(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     cast = graph.producer(value, "Cast")
-    source, constants = value if cast is None else cast.input(0), graph.constants
+    source = value if cast is None else cast.input(0)
+    constants = graph.constants
     return constants.scalar(source) == 1 or constants.integers(source) == [1]

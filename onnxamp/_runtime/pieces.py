@@ -87,7 +87,8 @@ def piece_model(
             declare_dims(entry, [None] * ranks[name])
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
-            source, elem = entry.name, flow.low[name]
+            source = entry.name
+            elem = flow.low[name]
             model.graph.node.extend(
                 rounding(names, source, name, elem)
                 if flow.emulated
@@ -307,9 +308,11 @@ def start(
     Raises:
         ArgumentError: an input is not fed.
     """
-    flow, running = executor.flow, nodes
+    flow = executor.flow
+    running = nodes
     if running is None:
-        running, others = range(len(flow.nodes)), others + Counter(flow.outputs)
+        running = range(len(flow.nodes))
+        others = others + Counter(flow.outputs)
     uses = others + Counter(name for node in running for name in flow.reads[node])
     values = {
         name: to_value(feed, flow.types.get(name))
@@ -336,7 +339,8 @@ def observed_values(
     Raises:
         RuntimeFailure: ONNX Runtime cannot run a part. ArgumentError: an input is not fed.
     """
-    flow, wanted = executor.flow, frozenset(names)
+    flow = executor.flow
+    wanted = frozenset(names)
     execution = start(executor, feeds, Counter(names), nodes)
     known = [name for name in names if name not in flow.maker]
     running = range(len(flow.nodes)) if nodes is None else nodes
@@ -385,7 +389,9 @@ def parts_of(
         cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
         if len(part) == _NODES or (part and held + cost > budget):
             yield tuple(part)
-            part, weights, held = [], set(), 0
+            part = []
+            weights = set()
+            held = 0
         part.append(node)
         weights |= new
         held += cost
@@ -424,7 +430,8 @@ def run_together(
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
     executions = [start(executor, feeds, Counter(wanted), nodes) for feeds in samples]
-    total, done = len(nodes) * len(executions), 0
+    total = len(nodes) * len(executions)
+    done = 0
     for group in batched(executions, fitting(flow, parts, wanted, budget)):
         for part in parts:
             for execution in group:

@@ -46,7 +46,8 @@ def _driver() -> ctypes.CDLL | None:
 
 def _device(ordinal: int = 0) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
     """Return the driver and its handle of a device; None if there is no such device. Touches no device."""
-    driver, device = _driver(), ctypes.c_int(0)
+    driver = _driver()
+    device = ctypes.c_int(0)
     if driver is None or driver.cuDeviceGet(ctypes.byref(device), ordinal):
         return None
     return driver, device
@@ -59,7 +60,8 @@ def device_present() -> bool:
 
 def device_name() -> str:
     """Return the name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver has none."""
-    found, name = _device(), ctypes.create_string_buffer(256)
+    found = _device()
+    name = ctypes.create_string_buffer(256)
     if found is None or found[0].cuDeviceGetName(name, 256, found[1]):
         return "CUDA device"
     return name.value.decode(errors="replace")
@@ -67,7 +69,9 @@ def device_name() -> str:
 
 def compute_capability(ordinal: int = 0) -> tuple[int, int]:
     """Compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
-    found, major, minor = _device(ordinal), ctypes.c_int(0), ctypes.c_int(0)
+    found = _device(ordinal)
+    major = ctypes.c_int(0)
+    minor = ctypes.c_int(0)
     if found is not None:
         driver, device = found
         for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
@@ -84,7 +88,8 @@ def device_memory_used() -> int | None:
 
     Creates the device's primary context, which ONNX Runtime uses as well, and keeps it.
     """
-    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    free = ctypes.c_size_t(0)
+    total = ctypes.c_size_t(0)
     with _in_context() as driver:
         if driver is None or driver.cuMemGetInfo_v2(
             ctypes.byref(free), ctypes.byref(total)
@@ -99,7 +104,8 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
     Raises:
         RuntimeFailure: the driver refuses.
     """
-    buffer, source = ctypes.create_string_buffer(size), ctypes.c_uint64(pointer)
+    buffer = ctypes.create_string_buffer(size)
+    source = ctypes.c_uint64(pointer)
     with _in_context() as driver:
         if driver is None:
             raise RuntimeFailure(
@@ -116,7 +122,8 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
 @contextmanager
 def _in_context() -> Iterator[ctypes.CDLL | None]:
     """Yield the driver in the first device's primary context; None where there is none."""
-    driver, context = _driver(), _primary_context()
+    driver = _driver()
+    context = _primary_context()
     if driver is None or context is None or driver.cuCtxPushCurrent_v2(context):
         yield None
         return
@@ -129,7 +136,8 @@ def _in_context() -> Iterator[ctypes.CDLL | None]:
 @cache
 def _primary_context() -> Any:
     """Return a handle of the first device's primary context, retained once; None where there is no device."""
-    found, context = _device(), ctypes.c_void_p()
+    found = _device()
+    context = ctypes.c_void_p()
     if found is None or found[0].cuDevicePrimaryCtxRetain(
         ctypes.byref(context), found[1]
     ):
@@ -187,7 +195,9 @@ def _vulkan_devices() -> Iterator[_Properties]:
         vulkan = ctypes.CDLL("libvulkan.so.1")
     except OSError:
         return
-    instance, info, count = ctypes.c_void_p(), _InstanceInfo(type=1), ctypes.c_uint32(0)
+    instance = ctypes.c_void_p()
+    info = _InstanceInfo(type=1)
+    count = ctypes.c_uint32(0)
     if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)) != 0:
         return
     try:
@@ -379,7 +389,8 @@ def _devices(
 
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
-    options, first = session_options(), devices[0]
+    options = session_options()
+    first = devices[0]
     options.add_provider_for_devices(
         [first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0)
     )

@@ -211,7 +211,8 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for event in events
     )
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    node, number = "", 0
+    node = ""
+    number = 0
     for event in kernels:
         number = bisect_right(starts, event["ts"])
         spent[event["name"].partition("::")[2]][number] += event["dur"] * 1e-6

@@ -382,7 +382,8 @@ def _feed(
             f"Cannot generate input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
             " converts others without running them (--no-validate)."
         )
-    shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
+    shape = _shape(name, kind, sizes)
+    dtype = helper.tensor_dtype_to_np_dtype(elem)
     # Numbers are drawn as eight bytes each.
     if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:
         raise _too_large(name, shape)

@@ -153,7 +153,8 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
         raise ValueError(f"its shape {shape} is not made of whole numbers")
     if dtype.hasobject or dtype.names is not None:
         raise ValueError("it holds Python objects or records, which are not read")
-    claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    claimed = math.prod(shape) * dtype.itemsize
+    held = size - stream.tell()
     if min(shape, default=0) < 0 or claimed > held:
         raise ValueError(
             f"its shape {list(shape)} needs {claimed} bytes, but it holds {held}"
@@ -172,7 +173,8 @@ def json_samples(path: Path) -> list[Span]:
     """
     with _json_failures(path):
         text = path.read_bytes().decode("latin-1")  # one character for each byte
-        spans, decoder = list[Span](), json.JSONDecoder()
+        spans = list[Span]()
+        decoder = json.JSONDecoder()
         position = _behind_gap(text, len(_MARK) if text.startswith(_MARK) else 0)
         in_list = text.startswith("[", position)
         while not spans or (in_list and text.startswith(",", position)):
@@ -251,7 +253,8 @@ def _class(content: Mapping[str, Any]) -> str | None:
 
 def _encoded(content: Mapping[str, Any]) -> Array:
     """Return an array as Polygraphy encodes it: an ``.npy`` file in base64."""
-    kind, text = _class(content), content.get("array")
+    kind = _class(content)
+    text = content.get("array")
     if kind == "Tensor":
         raise ValueError(
             "it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays"
@@ -364,7 +367,8 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         expected: int = 0,
         room: int = ROOM,
     ) -> None:
-        self.origin, self.expected = origin, expected
+        self.origin = origin
+        self.expected = expected
         self._source: Iterator[Feeds] | None = source
         self._room = room
         self._readers: list[Callable[[], Feeds]] = []

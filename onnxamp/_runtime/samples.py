@@ -218,11 +218,13 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
 
 def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
     """Samples from an iterable, which is read once."""
-    items, kind = iter(given), type(given).__name__
+    items = iter(given)
+    kind = type(given).__name__
     first = next(items, None)
     if first is None:
         return Samples("no samples", [])
-    left, source = _left(first, _sample(first, given, model)), chain([first], items)
+    left = _left(first, _sample(first, given, model))
+    source = chain([first], items)
     spool = Spool(
         (_sample(item, given, model) for item in source), kind, length_hint(given)
     )

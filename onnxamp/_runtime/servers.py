@@ -80,10 +80,8 @@ def _build(
             "faults": [(error.node_name(), error.desc()) for error in errors],
             "bytes": 0,
         }
-    config, profile = (
-        builder.create_builder_config(),
-        builder.create_optimization_profile(),
-    )
+    config = builder.create_builder_config()
+    profile = builder.create_optimization_profile()
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     for tensor in inputs:
         if tensor.is_shape_tensor and tensor.name in values:

@@ -260,7 +260,8 @@ def make_session(
         options.add_provider_for_devices(
             list(engine.devices), engine.settings(options.intra_op_num_threads)
         )
-        providers, wanted = None, engine.provider
+        providers = None
+        wanted = engine.provider
     with (
         source_of(model) as source,
         session_failures(f"load {name} on {provider}", loaded=False),

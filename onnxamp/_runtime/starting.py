@@ -196,7 +196,8 @@ def _spill(source: TensorProto, target: TensorProto, file: BinaryIO) -> None:
         return
     raw = source.raw_data if source.HasField("raw_data") else _raw(source)
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-    target.name, target.data_type = source.name, source.data_type
+    target.name = source.name
+    target.data_type = source.data_type
     target.dims.extend(source.dims)
     target.MergeFrom(external_tensor(_WEIGHTS, file.tell(), len(raw)))
     file.write(raw)

@@ -161,7 +161,8 @@ def from_value(value: "ort.OrtValue") -> Any:
         ]
     if not value.is_tensor() or not FOREIGN.search(value.data_type()):
         return value.numpy()
-    elem, size = value.element_type(), value.tensor_size_in_bytes()
+    elem = value.element_type()
+    size = value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
     # Copies.
     raw = (

@@ -58,9 +58,6 @@ Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
 _GRACE: Final = 10.0
 """Seconds that workers get to remove half-written files."""
 
-_READY: Final = "ready"
-"""The first message of a worker."""
-
 _GUARD: Final = (
     "Each worker imports the script that started it, so code that starts workers has to be under"
     ' `if __name__ == "__main__":` there.'
@@ -170,8 +167,10 @@ def run(
     Raises:
         ArgumentError: the work cannot be sent to the workers. RuntimeFailure: the cluster has no workers.
     """
-    source, waiting = enumerate(items), deque[tuple[int, Any]]()
-    busy, died = dict[int, Any](), Counter[int]()
+    source = enumerate(items)
+    waiting = deque[tuple[int, Any]]()
+    busy = dict[int, Any]()
+    died = Counter[int]()
     workers.begin(work)
     try:
         while True:
@@ -225,7 +224,8 @@ def run_in_order(
     Raises:
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
     """
-    ready, first = dict[int, Any](), 0
+    ready = dict[int, Any]()
+    first = 0
     with closing(run(workers, work, items, window=AHEAD * workers.count)) as results:
         for position, result in results:
             done(position, result)
@@ -378,7 +378,8 @@ class Processes:
         if work is self._begun:
             return
         try:
-            self._work, self._begun = pickle.dumps(work), work
+            self._work = pickle.dumps(work)
+            self._begun = work
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ArgumentError(
                 f"Worker processes cannot be sent what they need ({error}): functions must be importable by name."
@@ -396,7 +397,8 @@ class Processes:
                 worker.pipe.send(
                     (self._work if worker.work is not self._work else None, item)
                 )
-                worker.position, worker.work = position, self._work
+                worker.position = position
+                worker.work = self._work
                 self._busy[worker.pipe] = worker
                 return
 
@@ -445,7 +447,8 @@ class Processes:
     def close(self) -> None:
         """End all workers."""
         self.stop()
-        idle, self._idle = self._idle, []
+        idle = self._idle
+        self._idle = []
         _end(idle, terminated=False)
 
 
@@ -488,7 +491,7 @@ def _serve(pipe: "Connection", threads: int) -> None:
     os.environ[THREADS] = str(threads)
     station = Station()
     try:
-        pipe.send(_READY)
+        pipe.send("ready")
         while True:
             work, item = pipe.recv()
             if work is not None:
@@ -562,10 +565,9 @@ class Place:
         Raises:
             As :meth:`workers`.
         """
-        if (self.jobs is None and self.cluster is None) or (
-            items is not None and items < 2
-        ):
+        is_wanted = self.jobs is not None or self.cluster is not None
+        if is_wanted and (items is None or items > 1):
+            with self.workers(items, gpus) as workers:
+                yield workers
+        else:
             yield None
-            return
-        with self.workers(items, gpus) as workers:
-            yield workers
