@@ -21,14 +21,15 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import default_domain
+from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Port, Signature, newer_versions
 from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
-from onnxamp._runtime.inputs import Sizes, dim_name, is_open, listed
+from onnxamp._runtime.inputs import Sizes, listed
+from onnxamp._runtime.random_inputs import has_shape, shape_of
 from onnxamp._runtime.starting import trial
 from onnxamp._target.kernels import is_consistent
 
@@ -309,24 +310,12 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
         return Sized(
             shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
         )
-    weights = {tensor.name for tensor in graph.model.graph.initializer}
-    entries = [
-        entry
-        for entry in graph.model.graph.input
-        if entry.name not in weights
-        and entry.type.HasField("tensor_type")
-        and entry.type.tensor_type.HasField("shape")
-    ]
+    inputs = fed_inputs(graph.model.graph)
+    entries = [entry for entry in inputs if has_shape(entry.type)]
     assumed = Sizes.of(entries).resolve({})
     if not assumed:
         return Sized(graph.shapes, {})
-    shapes = {
-        entry.name: tuple(
-            assumed[dim_name(entry.name, axis, dim)] if is_open(dim) else dim.dim_value
-            for axis, dim in enumerate(entry.type.tensor_type.shape.dim)
-        )
-        for entry in entries
-    }
+    shapes = {entry.name: shape_of(entry, assumed) for entry in entries}
     return Sized(shapes_at(graph, shapes), assumed)
 
 

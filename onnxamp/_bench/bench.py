@@ -28,6 +28,7 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model
+from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths import as_path, is_remote
@@ -264,18 +265,12 @@ def _leading_dimension(proto: ModelProto) -> str:
     Raises:
         ArgumentError: no input has an open first dimension.
     """
-    weights = {tensor.name for tensor in proto.graph.initializer}
     names = Counter[str]()
-    for entry in proto.graph.input:
-        dims = (
-            entry.type.tensor_type.shape.dim
-            if entry.type.HasField("tensor_type")
-            else ()
-        )
-        if entry.name in weights or not dims or dims[0].HasField("dim_value"):
-            continue
-        dims[0].dim_param = dims[0].dim_param or "batch"
-        names[dims[0].dim_param] += 1
+    for entry in fed_inputs(proto.graph):
+        dims = entry.type.tensor_type.shape.dim
+        if dims and not dims[0].HasField("dim_value"):
+            dims[0].dim_param = dims[0].dim_param or "batch"
+            names[dims[0].dim_param] += 1
     if not names:
         raise ArgumentError(
             "No input has a dynamic first dimension, so the batch size is fixed: leave --batch out."
@@ -349,10 +344,7 @@ def _load(
         raise ArgumentError(
             f"{label} has no outputs, so there is nothing to time: name a model that computes something."
         )
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    takes = tuple(
-        entry.name for entry in proto.graph.input if entry.name not in weights
-    )
+    takes = tuple(entry.name for entry in fed_inputs(proto.graph))
     graph = Graph.of(proto)
     shown = (
         cuda_options

@@ -282,27 +282,32 @@ class Prompts(SampleSource):
         return [tokenizer.encode(line).ids for line in self.lines()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _BuiltIn(Prompts):
-    """Texts for decoders whose user names none."""
+    """Texts for decoders whose user names none, and their tokens."""
 
-    __slots__ = ()
+    tokens: list[list[int]]
     _kind = "built-in prompt"
+
+    def tokens_of(self, model: Model) -> list[list[int]]:
+        """Return the tokens of each text."""
+        del model
+        return self.tokens
 
 
 def built_in_prompts(model: Model) -> SampleSource | None:
     """Return short texts for a decoder that has a tokenizer; None where they do not suit it, or take long."""
     if weight_bytes(model.proto) > _LARGE or not reads_prompts(model):
         return None
-    prompts = _BuiltIn(_BUILT_IN, generates=_FEW)
     try:
-        tokens = prompts.tokens_of(model)
+        tokens = Prompts(_BUILT_IN).tokens_of(model)
     except (ArgumentError, MissingPackageError):
         return None
     outputs = {entry.name: entry for entry in model.proto.graph.output}
     dims = outputs[LOGITS].type.tensor_type.shape.dim
     words = (dims[-1].dim_value if dims else 0) or inf
     suits = all(len({*text}) >= _WORDS and max(text) < words for text in tokens)
-    return prompts if suits else None
+    return _BuiltIn(_BUILT_IN, generates=_FEW, tokens=tokens) if suits else None
 
 
 class PromptWriter:

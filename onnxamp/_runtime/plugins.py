@@ -54,8 +54,12 @@ def _device(ordinal: int = 0) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
 
 
 def device_present() -> bool:
-    """Return whether the driver is installed and sees a device."""
-    return _device() is not None
+    """Return whether the driver is installed and sees a device. Touches no device."""
+    driver = _driver()
+    count = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return False
+    return count.value > 0
 
 
 def device_name() -> str:

@@ -137,9 +137,7 @@ class InputMaker(NamedTuple):
                     sizes=sizes,
                 )
             except MemoryError:
-                raise _too_large(
-                    entry.name, _shape(entry.name, entry.type, sizes)
-                ) from None
+                raise _too_large(entry.name, shape_of(entry, sizes)) from None
         return feeds
 
     @property
@@ -193,7 +191,7 @@ class InputMaker(NamedTuple):
         kinds = [
             (entry.name, entry.type)
             for entry in self.entries.values()
-            if _has_shape(entry.type)
+            if has_shape(entry.type)
         ]
         inputs = tuple(
             (name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds
@@ -221,13 +219,10 @@ class InputMaker(NamedTuple):
 
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""
-        kinds = (
-            (entry.name, entry.type)
-            for entry in self.entries.values()
-            if entry.type.HasField("tensor_type")
-        )
+        entries = self.entries.values()
+        tensors = (entry for entry in entries if entry.type.HasField("tensor_type"))
         return self.graph.shapes_of(
-            {name: _shape(name, kind, self.sizes) for name, kind in kinds}
+            {entry.name: shape_of(entry, self.sizes) for entry in tensors}
         )
 
 
@@ -343,14 +338,15 @@ def _extent(
 ) -> tuple[int, ...]:
     """Height and width of the images among the inputs."""
     shapes = (
-        _shape(entry.name, entry.type, sizes)
+        shape_of(entry, sizes)
         for entry in entries.values()
         if entry.type.tensor_type.elem_type == TensorProto.FLOAT
     )
     return next((shape[-2:] for shape in shapes if len(shape) > 3), (1, 1))
 
 
-def _has_shape(kind: TypeProto) -> bool:
+def has_shape(kind: TypeProto) -> bool:
+    """Return whether a type is that of a tensor of known rank."""
     return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
 
 
@@ -391,10 +387,15 @@ def _feed(
 
 
 def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if not _has_shape(kind):
+    if not has_shape(kind):
         return _UNKNOWN_SHAPE
     dims = _dims(name, kind.tensor_type.shape)
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+
+def shape_of(entry: ValueInfoProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an input whose open dimensions have these sizes."""
+    return _shape(entry.name, entry.type, sizes)
 
 
 def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:

@@ -37,6 +37,7 @@ from onnx import ModelProto
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime.draws import suited, usual_count
@@ -250,8 +251,7 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
     if isinstance(item, Mapping):
         return {name: as_array(feed) for name, feed in item.items()}
     graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    names = [entry.name for entry in graph.input if entry.name not in weights]
+    names = [entry.name for entry in fed_inputs(graph)]
     feeds = [item] if is_array(item) else item
     if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (
         is_array(item) and len(names) != 1

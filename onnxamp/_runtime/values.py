@@ -149,17 +149,18 @@ def from_value(value: "ort.OrtValue") -> Any:
         raise RuntimeFailure(
             f"A value of type {value.data_type()} cannot be read: onnxamp reads dense tensors."
         )
-    if not value.is_tensor() and not FOREIGN.search(value.data_type()):
+    kind = value.data_type()
+    has_foreign = FOREIGN.search(kind) is not None
+    if not value.is_tensor() and not has_foreign:
         return _passed(value)
     if value.is_tensor_sequence():
-        element = _inner(value.data_type())
         length = int(_made("SequenceLength", {"s": value}, "tensor(int64)").numpy())
         numbers = (to_value(np.array(number)) for number in range(length))
         return [
-            from_value(_made("SequenceAt", {"s": value, "i": number}, element))
+            from_value(_made("SequenceAt", {"s": value, "i": number}, _inner(kind)))
             for number in numbers
         ]
-    if not value.is_tensor() or not FOREIGN.search(value.data_type()):
+    if not has_foreign:
         return value.numpy()
     elem = value.element_type()
     size = value.tensor_size_in_bytes()
@@ -170,7 +171,7 @@ def from_value(value: "ort.OrtValue") -> Any:
         if on_host
         else bytes_on_device(value.data_ptr(), size)
     )
-    if _PACKED.search(value.data_type()):
+    if _PACKED.search(kind):
         return numpy_helper.to_array(
             TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)
         )
