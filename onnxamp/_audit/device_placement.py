@@ -369,11 +369,9 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
             )
             return Place(home(provider), "error", "kernel", text, cure(target, typing))
         if has_kernel(provider, typing.typed(bound)):
-            return (
-                Place(home(provider))
-                if provider == target
-                else _left(target, typing, at, refused)
-            )
+            if provider == target:
+                return Place(home(provider))
+            return _left(target, typing, at, refused)
     has_body = signature.has_function and any(
         typing.runs_on(provider, bound) for provider in _providers(target)
     )

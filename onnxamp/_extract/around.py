@@ -68,11 +68,9 @@ def _as_written(execution: Execution, name: str) -> Array | None:
         return None
     array: Array = execution.output(name)
     # The copy is needed, because the memory is freed with the run.
-    return (
-        array.copy()
-        if low is None
-        else array.astype(helper.tensor_dtype_to_np_dtype(low))
-    )
+    if low is None:
+        return array.copy()
+    return array.astype(helper.tensor_dtype_to_np_dtype(low))
 
 
 def is_finite(array: Array) -> bool:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from math import ceil, prod
 from pathlib import Path
@@ -151,7 +150,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
                 run(other)
                 return other
         tried.append(other.sizes)
-    return replace(draw, tried=tuple(tried))
+    return draw._replace(tried=tuple(tried))
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:

@@ -264,11 +264,9 @@ def _bytes_of(output: Any) -> int:
     """Return the approximate memory of an output."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
-    return (
-        _ENTRY * len(output)
-        if isinstance(output, Mapping)
-        else int(np.asarray(output).nbytes)
-    )
+    if isinstance(output, Mapping):
+        return _ENTRY * len(output)
+    return int(np.asarray(output).nbytes)
 
 
 @dataclass(slots=True)

@@ -135,11 +135,9 @@ class Shell(NamedTuple):
         """
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
-        return (
-            weights.raised(array, tensor.data_type)
-            if raised and tensor.data_type in LOW_ELEMS
-            else array
-        )
+        if raised and tensor.data_type in LOW_ELEMS:
+            return weights.raised(array, tensor.data_type)
+        return array
 
 
 def take_weights(
@@ -438,11 +436,9 @@ def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
 
 def dtype_of(flow: DataflowGraph, name: str) -> str:
     """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
-    return (
-        ELEM_NAMES[flow.low[name]]
-        if name in flow.low
-        else readable_types(flow.types.get(name))
-    )
+    if name in flow.low:
+        return ELEM_NAMES[flow.low[name]]
+    return readable_types(flow.types.get(name))
 
 
 def fitted(flow: DataflowGraph, feeds: Feeds) -> dict[str, Feed]:

@@ -446,11 +446,9 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None
-    return (
-        min((dim for dim in shape[axis:] if dim is not None), default=None)
-        if node.key == "GatherND"
-        else shape[axis]
-    )
+    if node.key == "GatherND":
+        return min((dim for dim in shape[axis:] if dim is not None), default=None)
+    return shape[axis]
 
 
 def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:

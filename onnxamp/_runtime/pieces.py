@@ -277,11 +277,9 @@ class Execution:
         if name in self.values:
             output = from_value(self.values[name])
             # An input shares the feed's memory, which need not live as long as the output.
-            return (
-                output.copy()
-                if isinstance(output, np.ndarray) and name not in self.flow.maker
-                else output
-            )
+            if isinstance(output, np.ndarray) and name not in self.flow.maker:
+                return output.copy()
+            return output
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]

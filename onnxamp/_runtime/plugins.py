@@ -431,11 +431,9 @@ def _device_name(device: Any, plugin: Plugin) -> str:
         return f"{name}, software"
     able = str(told.get("OPTIMIZATION_CAPABILITIES", "")).split()
     kernels = [dtype for word, dtype in plugin.kernels.items() if word in able]
-    return (
-        f"{name}, {' and '.join(kernels)} kernels"
-        if 0 < len(kernels) < len(plugin.kernels)
-        else str(name)
-    )
+    if 0 < len(kernels) < len(plugin.kernels):
+        return f"{name}, {' and '.join(kernels)} kernels"
+    return str(name)
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:

@@ -33,7 +33,6 @@ Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.inputs` s
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import isqrt, prod
 from typing import Any, Final, NamedTuple
@@ -226,14 +225,13 @@ class InputMaker(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Random samples of a seed. Each depends on it and on its own position alone."""
 
     maker: Callable[[], InputMaker]
     """The facts about the model, which the first sample determines."""
     seed: int
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = {}
     """Sizes used in place of the usual ones, with which the model does not run: determined ones, and tried ones."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run."""
@@ -261,7 +259,7 @@ class Draw:
 
     def determined(self) -> "Draw":
         """Return the same with the sizes that the weights determine, which the first sample has to find out."""
-        return replace(self, maker=cache(lambda: self.maker().sized({})))
+        return self._replace(maker=cache(lambda: self.maker().sized({})))
 
 
 def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:

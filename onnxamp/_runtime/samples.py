@@ -119,9 +119,9 @@ class Samples:
     def counted(self) -> int | None:
         """Their number; None while an iterator may return more."""
         readers = self.readers
-        return (
-            len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
-        )
+        if not isinstance(readers, Spool) or readers.is_ended:
+            return len(readers)
+        return None
 
     @property
     def expected(self) -> int:
@@ -133,9 +133,9 @@ class Samples:
     @property
     def taken(self) -> int:
         """Their number so far."""
-        return (
-            self.readers.taken if isinstance(self.readers, Spool) else len(self.readers)
-        )
+        if isinstance(self.readers, Spool):
+            return self.readers.taken
+        return len(self.readers)
 
     @property
     def summary(self) -> str:
@@ -148,11 +148,9 @@ class Samples:
 
     def has(self, number: int) -> bool:
         """Return whether there is a sample of that number; this advances an iterator up to it."""
-        return (
-            self.readers.has(number)
-            if isinstance(self.readers, Spool)
-            else number < len(self.readers)
-        )
+        if isinstance(self.readers, Spool):
+            return self.readers.has(number)
+        return number < len(self.readers)
 
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of samples for as long as there are any."""

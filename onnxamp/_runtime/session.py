@@ -278,11 +278,9 @@ def provider_options(
     provider: Provider, cuda_options: Mapping[str, str] = EXACT
 ) -> ProviderOptions:
     """Return the providers of a session on CUDA or the CPU, each with its options."""
-    return (
-        [(_CUDA, dict(cuda_options)), (_CPU, {})]
-        if provider == "cuda"
-        else [(_CPU, {})]
-    )
+    if provider == "cuda":
+        return [(_CUDA, dict(cuda_options)), (_CPU, {})]
+    return [(_CPU, {})]
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:

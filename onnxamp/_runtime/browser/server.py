@@ -164,11 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
         is_own = is_own and origin in (None, f"http://{host}")
-        return (
-            "/".join(rest)
-            if is_own and compare_digest(key.encode(), self._owner.key.encode())
-            else None
-        )
+        if is_own and compare_digest(key.encode(), self._owner.key.encode()):
+            return "/".join(rest)
+        return None
 
     def _wait_for_the_end(self) -> None:
         """The page holds this connection as long as it lives."""
