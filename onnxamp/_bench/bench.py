@@ -32,7 +32,6 @@ from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.storage import load_model
 from onnxamp._paths import as_path, is_remote
-from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import (
     BrowserEngine,
     CudaEngine,
@@ -42,7 +41,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.samples import draw_of
+from onnxamp._runtime.samples import draw_of, suited
 from onnxamp._runtime.session import (
     Provider,
     assigned_nodes,

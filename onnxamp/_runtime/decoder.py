@@ -20,12 +20,11 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.storage import weight_bytes
 from onnxamp._optional import require
 from onnxamp._paths import as_path, cannot_read
-from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
 from onnxamp._runtime.inputs import Role, dim_name, is_open
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, quoted
-from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.samples import Samples, SampleSource, draw_of, suited
 from onnxamp._runtime.values import Feeds, check_inputs
 
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
