@@ -19,8 +19,8 @@ nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), ea
 =====================  ==============================================================================================
 
 :func:`as_samples` accepts all of these. Random ones have sizes with which the model runs; if errors are random, there
-are enough of them to estimate the error of an output. :func:`onnxamp._runtime.values.check_inputs` tells whether a sample
-fits a model.
+are enough of them to estimate the error of an output. :func:`onnxamp._runtime.values.check_inputs` tells whether a
+sample fits a model.
 """
 
 from abc import ABC, abstractmethod
