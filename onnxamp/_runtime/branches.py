@@ -16,13 +16,13 @@ declared type of a value        declared type, unless the main graph declares on
 Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._graph.bodies import inline_functions
@@ -69,8 +69,7 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         if not ifs:
             return result
         read = dict.fromkeys(node.input(0) for node in ifs)
-        held = {value: graph.constants.scalar(value) for value in read}
-        known = {value: bool(one) for value, one in held.items() if one is not None}
+        known = _known_conditions(graph, read)
         wanted = [graph.values[value].name for value in read if value not in known]
         conditions = run(result, wanted) if wanted else {}
         missing = [name for name in wanted if name not in conditions]
@@ -81,6 +80,19 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         }
         branches = {node.index: _branch(node, known[node.input(0)]) for node in ifs}
         result = _Move(graph, branches, GraphEditor(graph, result)).result()
+
+
+def _known_conditions(graph: Graph, values: Iterable[int]) -> dict[int, bool]:
+    """Return the conditions that are constants, but for those in files."""
+    tensors = graph.constants.tensors
+    known = {}
+    for value in values:
+        tensor = tensors.get(value)
+        if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
+            number = graph.constants.scalar(value)
+            if number is not None:
+                known[value] = bool(number)
+    return known
 
 
 def _branch(node: Node, condition: bool) -> int:

@@ -27,9 +27,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from math import prod
 from typing import Final, NamedTuple
 
-from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, suggestion
 from onnxamp._graph.bodies import body_sources, body_targets
@@ -472,4 +473,9 @@ def _is_one(graph: Graph, value: int) -> bool:
     cast = graph.producer(value, "Cast")
     source = value if cast is None else cast.input(0)
     constants = graph.constants
-    return constants.scalar(source) == 1 or constants.integers(source) == [1]
+    tensor = constants.tensors.get(source)
+    if tensor is None:
+        return constants.scalar(source) == 1 or constants.integers(source) == [1]
+    if tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) != 1:
+        return False
+    return bool(numpy_helper.to_array(tensor).item() == 1)
