@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import (
     ELEM_NAMES,
@@ -311,20 +311,11 @@ def flow_of(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
         graph = Graph.of(written)
-    types = graph.types
-    main = graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
     weights = {
         t.name: t for t in shell.model.graph.initializer if t.name in defaults
     } | dict(shell.weights)
-    constants: dict[str, TensorProto | SparseTensorProto] = {
-        **{
-            tensor.name: tensor
-            for tensor in written.graph.initializer
-            if tensor.name not in weights
-        },
-        **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
-    }
+    constants = _constants(written.graph, weights)
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
     needs = {
@@ -352,7 +343,7 @@ def flow_of(
             if name
         },
         constants=constants,
-        types={name: types[value] for name, value in main.names.items()},
+        types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
         low={name: kind.elem for name, kind in kinds.items() if kind is not None},
         own=own,
         lowest=lowest,
@@ -369,6 +360,14 @@ def flow_of(
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
     )
+
+
+def _constants(
+    graph: GraphProto, weights: Container[str]
+) -> dict[str, TensorProto | SparseTensorProto]:
+    """Return the initializers of a graph that are not fed as weights."""
+    dense = {one.name: one for one in graph.initializer if one.name not in weights}
+    return dense | {one.values.name: one for one in graph.sparse_initializer}
 
 
 def _without_shortcuts(model: ModelProto) -> ModelProto:
