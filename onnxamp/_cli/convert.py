@@ -93,7 +93,7 @@ def _convert(given: Given) -> None:
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, validation = outcome.conversion, outcome.conversion.validation
-    keep_outcome(given, outcome, model)
+    keep_outcome(given, outcome)
     if not given.quiet:
         from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415
 

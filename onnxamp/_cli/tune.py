@@ -81,7 +81,7 @@ def _tune(given: Given) -> None:
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, tuned, compared = outcome.conversion, outcome.tuned, outcome.compared
     assert tuned is not None
-    keep_outcome(given, outcome, model)
+    keep_outcome(given, outcome)
     report = partial(
         tuning_report, conversion, tuned, state=given.state, compared=compared
     )

@@ -250,7 +250,7 @@ def _compared(job: Job, made: "StagedConversion", *, layers: bool) -> "DiffRepor
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
     with made.saved.stage.shown() as written:
-        result = Model.read(written, job.model)
+        result = Model.read(written)
         return comparison.compare(result, layers=layers, activity="comparing values")
 
 

@@ -27,7 +27,7 @@ from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import StateLike, opened
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Place
 
 
 class OpFilter(NamedTuple):

@@ -52,8 +52,7 @@ from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
-from onnxamp._workers.executor import Memory
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Memory, Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -286,7 +285,6 @@ class Comparison:
             key=self._key,
             reference=SentModel.of(self.reference.model),
             result=SentModel.of(result),
-            is_converted=other.origin is not None,
             engine=self.engine,
             whole=self.whole,
             budget=self.reference.budget,
@@ -383,7 +381,6 @@ class Comparison:
             self.whole,
             one.budget,
             sorted(self.selected),
-            other.origin is None,
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
             self.run.samples.generates,
@@ -493,9 +490,7 @@ class UpgradeProof:
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
         )
         if changed not in self._verdicts:
-            upgraded = Model(
-                graph.model, graph.folder, origin=self.comparison.reference.model
-            )
+            upgraded = Model(graph.model, graph.folder)
             exact = replace(self.comparison, limits=_SAME)
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"

@@ -227,7 +227,6 @@ class DiffProbe(Probe[SampleDiff]):
     Attributes:
         key: identifies the reference and how it runs.
         result_key: identifies the result.
-        is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
         selected: outputs that may list detections.
@@ -241,7 +240,6 @@ class DiffProbe(Probe[SampleDiff]):
     result_key: str = field(default_factory=token_hex)
     reference: SentModel
     result: SentModel
-    is_converted: bool
     engine: Engine
     whole: bool
     budget: int
@@ -260,8 +258,7 @@ class DiffProbe(Probe[SampleDiff]):
             )
 
         def result() -> Session:
-            model = self.result.opened(one.model if self.is_converted else None)
-            return result_on(self.engine, model, one, whole=self.whole)
+            return result_on(self.engine, self.result.opened(), one, whole=self.whole)
 
         one = remembered(memory, REFERENCE, self.key, reference)
         reads = self.is_text and tokens_input(one.model.proto) is not None
@@ -290,8 +287,7 @@ def result_on(
     engine: Engine, model: Model, reference: Session, *, whole: bool
 ) -> Session:
     """Return the result, as it is compared with a reference."""
-    origin = reference if model.origin is reference.model else None
-    return engine.open(model, whole=whole, budget=reference.budget, origin=origin)
+    return engine.open(model, whole=whole, budget=reference.budget)
 
 
 def noise_floor(

@@ -138,7 +138,7 @@ def _check_loads(
         provider == device_of(options.target) and engine_on(provider).is_reference
     )
     place = provider if is_meant else None
-    loaded = load_result(Model.read(path, member.model), member.model, place)
+    loaded = load_result(Model.read(path), member.model, place)
     if loaded.fault:
         raise RuntimeFailure(
             f"{loaded.by} does not load the model {member.name!r} at {choice.label}: {loaded.fault}. Nothing was"
