@@ -14,10 +14,9 @@ from typing import Any, Final
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.convert import is_low
 from onnxamp._convert.upgrades import held_back
-from onnxamp._decide.hazards import epsilons, fusions, kinds
+from onnxamp._decide.hazards import epsilons, fusions
 from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
-from onnxamp._decide.verdicts import Basis, Reason
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import Basis, Reason, kinds, title_of
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT

@@ -10,8 +10,7 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import HIGH, NONE
 from onnxamp._decide.precision import verdict_on
-from onnxamp._decide.verdicts import Reason
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Reason, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements

@@ -20,8 +20,7 @@ from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Basis, Reason, Verdict
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph

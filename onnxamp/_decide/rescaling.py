@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.exponents import Solution, solve
-from onnxamp._decide.hazards import find_hazards, ranges
+from onnxamp._decide.hazards import ranges
 from onnxamp._decide.relations import ZERO, Relation, Window
+from onnxamp._decide.verdicts import find_hazards
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph

@@ -8,10 +8,9 @@ are off by less. Products that stay float32 for other reasons stay whole, as far
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from onnxamp._decide.hazards import hazards_on
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.verdicts import Hazard, Kind, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph

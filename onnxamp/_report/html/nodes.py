@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.words import title_of, told
+from onnxamp._decide.verdicts import title_of, told
 from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import FirstBad, LayerDiff, ValueCheck
