@@ -169,8 +169,8 @@ def _cause(
     without: Callable[[], Analysis],
 ) -> Cause:
     """Return the cost of a reason, by the analysis ``without`` it; if there are no Casts, nothing is analyzed."""
-    casts = len(analysis.edits.casts)
-    saved = max(0, casts - len(without().edits.casts)) if casts else 0
+    casts = analysis.casts
+    saved = max(0, casts - without().casts) if casts else 0
     ops = Counter(analysis.graph.nodes[node].key for node in sorted(nodes))
     return Cause(reason=reason, ops=dict(ops.most_common()), casts=saved, advice=advice)
 
@@ -210,8 +210,8 @@ def opset_hint(analysis: Analysis) -> str | None:
     reach = plan_upgrade(graph, newer)
     if reach.obstacle is not None:
         return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
-    before = len(analysis.edits.casts)
-    saved, ops = before - len(held.freed.edits.casts), ", ".join(held.ops)
+    before = analysis.casts
+    saved, ops = before - held.freed.casts, ", ".join(held.ops)
     if saved > 0:
         return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
@@ -240,7 +240,7 @@ def fold_hint(analysis: Analysis) -> str | None:
     )
     freed = {node.index: _OF_CASTS for node in makers if node is not None}
     before, saved = (
-        len(analysis.edits.casts),
+        analysis.casts,
         _saved(analysis, freed | dict.fromkeys(inside, _OF_PATTERNS)),
     )
     if saved > 0:
@@ -280,9 +280,7 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     if not parted:
         return None
     saved, low = _saved(analysis, parted), options.low.name
-    saves = (
-        f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
-    )
+    saves = f", and saves {saved} of {analysis.casts} Casts" if saved > 0 else ""
     what = (
         f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} after {low}"
     )
@@ -291,11 +289,7 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
 
 def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Basis]]) -> int:
     """Return how many new Casts go if these reasons did not keep these nodes in float32."""
-    return (
-        len(analysis.edits.casts) - len(analysis.without(freed).edits.casts)
-        if freed
-        else 0
-    )
+    return analysis.casts - analysis.without(freed).casts if freed else 0
 
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})

@@ -254,7 +254,7 @@ def make_plan(analysis: Analysis) -> Plan:
         opset=graph.book.opsets[""],
         rows=tuple(rows),
         hazards=tuple(filter(None, hazards)),
-        casts=len(analysis.edits.casts),
+        casts=analysis.casts,
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
         quantized=tuple(_parts(graph, analysis.options.low.tensor, of_nodes)),

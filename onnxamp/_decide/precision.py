@@ -294,13 +294,9 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        roots, consumed, returned = self.roots, self.ports.consumed, self.ports.returned
-        producer, readers = roots[self.ports.produced[value]], set[int]()
-        for node, port in self.graph.uses[value]:
-            readers.add(roots[consumed[node][port]])
-        for key in self.graph.results[value]:
-            readers.add(roots[returned.get(key, NONE)])
-        readers -= {NONE, producer}
+        producer = self.roots[self.ports.produced[value]]
+        read = self.ports.read(self.graph, value)
+        readers = {self.roots[variable] for variable in read} - {producer}
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):
