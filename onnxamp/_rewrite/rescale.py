@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.relations import ZERO
-from onnxamp._decide.rescaling import complete
+from onnxamp._decide.rescaling import Equations, complete, find_equations, is_stored
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
