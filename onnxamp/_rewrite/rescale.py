@@ -8,11 +8,11 @@ from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from onnxamp._decide.relations import ZERO
 from onnxamp._decide.rescaling import Equations, complete, find_equations, is_stored
-from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
+from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import copied, copy_fields
@@ -22,6 +22,7 @@ from onnxamp._ops.facts import attribute
 from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite.apply import set_value, stored_value
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -89,19 +90,10 @@ class _Rescaling:
     def array(self, value: int) -> NDArray[np.float32]:
         """Return the elements of a constant."""
         tensor = self.graph.constants.tensors.get(value)
-        if tensor is not None:
-            return read_array(tensor, self.graph.folder)
-        node = self.graph.nodes[self.graph.values[value].producer].proto
-        for name in ("value_float", "value_floats", "value"):
-            held = attribute(node, name)
-            if held is not None:
-                array = (
-                    numpy_helper.to_array(held)
-                    if isinstance(held, TensorProto)
-                    else held
-                )
-                return np.asarray(array, np.float32)
-        raise AssertionError(node.op_type)
+        if tensor is None:
+            node = self.graph.nodes[self.graph.values[value].producer]
+            tensor = stored_value(node.proto)
+        return read_array(tensor, self.graph.folder)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
         """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when they are read."""
@@ -125,7 +117,7 @@ class _Rescaling:
         if held.producer == ABSENT:
             _overwrite(self.editor.weight(value), tensor)
         else:
-            _set_value(self.editor.node(held.producer), tensor)
+            set_value(self.editor.node(held.producer), tensor)
             self.stored[held.name] = exponent
 
     def copy(self, value: int, exponent: int, uses: Iterable[tuple[int, int]]) -> None:
@@ -140,7 +132,7 @@ class _Rescaling:
                 self.names.fresh(f"{second.name or held.name}_scaled"),
                 name,
             )
-            _set_value(second, self.scaled(value, exponent, ""))
+            set_value(second, self.scaled(value, exponent, ""))
             self.editor.insert(held.scope, held.producer, second)
         for node, port in uses:
             self.editor.node(node).input[port] = name
@@ -286,11 +278,3 @@ def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
         tensor,
         but=[field.name for field, _ in new.ListFields() if field.name not in data],
     )
-
-
-def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
-    """Set the value of a Constant or ConstantOfShape."""
-    drop_attributes(
-        proto, [item.name for item in proto.attribute if item.name.startswith("value")]
-    )
-    set_attribute(proto, "value", tensor)
