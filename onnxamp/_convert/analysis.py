@@ -16,9 +16,9 @@ import numpy as np
 
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._decide.precision import CutProblem, Decision, Prices
+from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
-from onnxamp._decide.verdicts import Basis
+from onnxamp._decide.verdicts import Basis, Verdict
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.collecting import no_collections
@@ -84,13 +84,16 @@ class Analysis:
     @property
     def on_cpu(self) -> list[int]:
         """Nodes that the target leaves to the CPU in the precision that they have."""
-        pins, of_node, is_low = self.pins, self.ports.of_node, self.decision.is_low
-        return [
-            index
-            for index in pins.fallbacks
-            if index not in pins.low_alone
-            or not all(map(is_low, of_node[index].values()))
-        ]
+        is_low, found = self.decision.is_low, list[int]()
+        for index, free in self.problem.freedoms.items():
+            is_fine = free.only_low and all(map(is_low, self.ports.of(index)))
+            if free.falls_back and not is_fine:
+                found.append(index)
+        return found
+
+    def verdict(self, variable: int) -> Verdict:
+        """Return the verdict on a variable."""
+        return verdict_on(self.problem, self.pins, self.decision, variable)
 
     def without(self, reasons: Mapping[int, frozenset[Basis]]) -> "Analysis":
         """Return the analysis if these reasons did not keep these nodes in float32."""

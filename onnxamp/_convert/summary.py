@@ -9,7 +9,6 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import HIGH, NONE
-from onnxamp._decide.precision import verdict_on
 from onnxamp._decide.verdicts import Reason, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
@@ -106,7 +105,7 @@ def _reason(
 ) -> str:
     if variable == HIGH:
         return fixed
-    verdict = verdict_on(analysis.problem, analysis.pins, analysis.decision, variable)
+    verdict = analysis.verdict(variable)
     return _told(verdict.reason.value, verdict.detail)
 
 

@@ -352,9 +352,15 @@ class _Choice:
 def fallen(before: Analysis, after: Analysis) -> str:
     """Return the op types that the target leaves to the CPU after an upgrade, but not before."""
     graph, target, lost = before.graph, before.options.target, list[str]()
-    ops = {after.graph.nodes[node].key for node in after.pins.fallbacks}
-    ops -= {graph.nodes[node].key for node in before.pins.fallbacks}
-    for op in sorted(ops):
+    then, now = (
+        {
+            one.graph.nodes[index].key
+            for index, free in one.problem.freedoms.items()
+            if free.falls_back
+        }
+        for one in (before, after)
+    )
+    for op in sorted(now - then):
         typed = [Typed.of(node, graph.types) for node in graph.nodes_of({op})]
         if not typed or any(runs_on(target, one) for one in typed):
             lost.append(op)

@@ -66,14 +66,6 @@ class Decision(NamedTuple):
         return variable == LOW or (variable >= 0 and self.low[variable])
 
 
-def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
-    """Return a verdict for each variable."""
-    return [
-        verdict_on(problem, pins, decision, variable.index)
-        for variable in problem.ports.variables
-    ]
-
-
 def verdict_on(
     problem: Problem, pins: Pins, decision: Decision, variable: int
 ) -> Verdict:

@@ -215,25 +215,18 @@ class _Rescaling:
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
-        done = [
-            _count(self.touched, "constant"),
-            _count(self.moved, "attribute") if self.moved else "",
-        ]
-        extra = f", of which {self.split} in a second copy" if self.split else ""
-        least = (
-            ""
-            if rescaling.gap is None
-            else f"; at most {rescaling.gap:,} fewer may suffice"
-            if rescaling.gap
-            else ""
-        )
-        least = "; no exponents need fewer" if rescaling.gap == 0 else least
-        muls = (
-            f" {_count(self.muls, 'Mul')} at the model's interface."
-            if self.muls
-            else ""
-        )
-        yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
+        done = [_count(self.touched, "constant")]
+        if self.moved:
+            done.append(_count(self.moved, "attribute"))
+        text = f"{what}. Multiplied {' and '.join(done)}"
+        if self.split:
+            text += f", of which {self.split} in a second copy"
+        if rescaling.gap:
+            text += f"; at most {rescaling.gap:,} fewer may suffice"
+        elif rescaling.gap is not None:
+            text += "; no exponents need fewer"
+        muls = _count(self.muls, "Mul")
+        yield f"{text}. {muls} at the model's interface." if self.muls else f"{text}."
         if self.adds:
             yield f"{_count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
         for name, count in self.lost.items():
