@@ -17,7 +17,7 @@ The lossy pair float32 -> float16 -> float32 rounds, so it stays unless ``lossy`
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from onnx import ModelProto
 
@@ -82,7 +82,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     is_kept = options.level == Level.O0 or "Cast" in options.black
     if is_kept or "Cast" not in draft.graph.by_key:
         return Passed(draft)
-    kept = partial(_kept, options=options)
+    kept = cache(partial(_kept, options=options))
     freed = remove_pairs(draft.graph, kept, options.target)
     idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
     casts, result = freed.casts + len(idle.removed), freed.draft
