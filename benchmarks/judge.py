@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxamp import OnnxAmpError, diff_models
-from onnxamp._model.storage import data_files, folder_of, load_model
+from onnxamp._model.model import find_data_files, folder_of, load_model
 from onnxamp._runtime.session import make_session
 
 
@@ -27,7 +27,8 @@ def casts(path: Path) -> int:
 
 def size(path: Path) -> int:
     """Bytes of the model file and of its data files."""
-    return sum(file.stat().st_size for file in (path, *data_files(load_model(path), folder_of(path))))
+    data = {file.path for file in find_data_files(load_model(path), folder_of(path)).values()}
+    return sum(file.stat().st_size for file in (path, *data))
 
 
 def error(original: Path, result: Path) -> dict[str, Any]:

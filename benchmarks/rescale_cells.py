@@ -32,7 +32,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import largest_magnitudes
-from onnxamp._options.levels import Rescaling, Unfit
+from onnxamp._options.values import Rescaling, Unfit
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples

@@ -13,12 +13,12 @@ from onnx import ModelProto
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentTypeError, warn
+from onnxamp._job import Request, Validation
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
-from onnxamp._job.request import Request, Validation
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._options.levels import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._options.options import OptionKeywords, Options
+from onnxamp._options.values import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._paths import as_path
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent

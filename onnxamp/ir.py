@@ -15,8 +15,8 @@ from onnx import ModelProto
 
 from onnxamp._api import convert_model
 from onnxamp._optional import require
-from onnxamp._options.levels import LevelName
 from onnxamp._options.options import OptionKeywords
+from onnxamp._options.values import LevelName
 
 require("onnx_ir", "onnxamp.ir needs onnx-ir", "ir")
 import onnx_ir as ir  # noqa: E402 - missing packages are reported by name

@@ -12,8 +12,8 @@ from typing import Any
 from onnxamp._api import convert_file
 from onnxamp._optional import require
 from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._target import targets
 
 require("olive", "onnxamp.olive needs Olive", "olive")

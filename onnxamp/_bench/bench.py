@@ -27,9 +27,8 @@ from onnxamp._bench.timing import (
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, load_model
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._model.storage import load_model
 from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import (

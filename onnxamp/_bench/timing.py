@@ -17,9 +17,9 @@ import numpy as np
 
 from onnxamp._bench import Bench, Cause, Latency, OpTime, Ratio, Timing
 from onnxamp._dtypes import FORMATS, LOWEST_FIRST
-from onnxamp._graph.collecting import no_collections
 from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_facts
+from onnxamp._public import no_collections
 from onnxamp._runtime.profile import (
     engine_kernels,
     is_dispatch_only,

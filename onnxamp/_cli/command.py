@@ -14,12 +14,9 @@ from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
-from onnxamp._graph.collecting import no_collections
 from onnxamp._ops import read_table
 from onnxamp._options.command_line import option_rows, option_table
-
-_MODULES: Final = {"inspect": "inspect_model"}
-"""Commands whose module has another name."""
+from onnxamp._public import no_collections
 
 _COLUMN: Final = 28
 """Columns for flags and values; help is to the right."""
@@ -38,7 +35,7 @@ def make_command(name: str, summary: str) -> click.Command:
         usual=table["usual"],
         help=f"{summary}\n\n{table['more']}",
         params=[*params, _help_all(count)],
-        callback=partial(_run, _MODULES.get(name, name)),
+        callback=partial(_run, name),
     )
 
 

@@ -126,7 +126,7 @@ def _refused() -> Iterator[None]:
 
 def _opset(text: str) -> int | str:
     """Return a number, or one of the words that an opset can be."""
-    from onnxamp._options.checks import check_opset  # noqa: PLC0415 - imports onnx
+    from onnxamp._options.values import check_opset  # noqa: PLC0415 - imports onnx
 
     with _refused():
         return check_opset(int(text) if text.isdecimal() else text.lower())
@@ -165,11 +165,7 @@ def _bytes(value: str) -> int:
     size = re.fullmatch(
         r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower()
     )
-    if size is None:
-        raise click.BadParameter(
-            f"{value!r} is not a size: write it like 500MB or 2GB."
-        )
-    if not float(size[1]):
+    if size is None or not float(size[1]):
         raise click.BadParameter(
             f"{value!r} is not a size: write it like 500MB or 2GB."
         )

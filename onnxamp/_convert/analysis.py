@@ -21,7 +21,6 @@ from onnxamp._decide.problem import Problem, find_problem
 from onnxamp._decide.verdicts import Basis, Verdict
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -30,6 +29,7 @@ from onnxamp._model.blobs import Chosen
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
+from onnxamp._public import no_collections
 from onnxamp._rewrite.apply import Edits
 from onnxamp._rewrite.plan_edits import plan_edits
 from onnxamp._target import (

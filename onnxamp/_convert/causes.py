@@ -20,9 +20,9 @@ from onnxamp._decide.verdicts import Basis, Reason, kinds, title_of
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._options.levels import Level
 from onnxamp._options.lists import preset
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold import reachable, told
 from onnxamp._rewrite.fold_search import Fold, batch_norms, find_folds

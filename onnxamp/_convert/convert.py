@@ -5,7 +5,7 @@
 :func:`onnxamp._convert.analysis.analyze` covers the steps from the Graph to the Edits, which only read the model;
 :func:`carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it. Nothing here runs a model or writes a file: the whole job
-is in :mod:`onnxamp._job.pipeline`.
+is in :mod:`onnxamp._job`.
 """
 
 import logging
@@ -27,14 +27,13 @@ from onnxamp._convert.analysis import (
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.upgrades import Proof, at_best_opset
 from onnxamp._errors import ArgumentError, InternalError
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
-from onnxamp._model.storage import load_external_data
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
+from onnxamp._public import no_collections
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds

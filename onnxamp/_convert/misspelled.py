@@ -7,12 +7,11 @@ from dataclasses import replace
 from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
 from onnxamp._dtypes import FORMATS, element_name, readable_types
 from onnxamp._errors import ArgumentError, warn
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._model.model import Model
-from onnxamp._model.storage import weight_bytes
-from onnxamp._options.levels import Level
+from onnxamp._graph.view import inline_functions
+from onnxamp._model.model import Model, weight_bytes
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.prepare import Prepared, prepare
 

@@ -15,10 +15,10 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import Quantized, quantized_nodes, units_between
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.checks import meant
 from onnxamp._options.options import Options
+from onnxamp._options.values import meant
 from onnxamp._paths import as_path, cannot_read, reason_of
 from onnxamp._public import Shown
 from onnxamp._state import as_data, from_data

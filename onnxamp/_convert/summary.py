@@ -16,7 +16,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import Node, Origin
 from onnxamp._model.protos import stored_bytes
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._rewrite.prepare import Prepared
 
 _SHARE: Final = 100

@@ -25,8 +25,8 @@ from onnxamp._model.model import Model
 from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Signature, lookup, newer_versions
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade import Obstacle, plan_upgrade
 from onnxamp._rewrite.upgrade_rules import newest_loaded, steps_of

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
-from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, body_sources, body_targets, carried
 from onnxamp._ops import target_table
 from onnxamp._ops.facts import op_facts
 

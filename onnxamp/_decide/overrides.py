@@ -17,9 +17,9 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.levels import Level
 from onnxamp._options.lists import is_known, nearest_name
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._patterns.patterns import named_forms, named_nodes, unrecognized
 
 

@@ -20,7 +20,7 @@ from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import computes_low, kernel_limit
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 
 
 class VariableName(NamedTuple):

@@ -27,7 +27,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._target import LAUNCH, MAX_ELEMENTS, target_of
 
 _PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {

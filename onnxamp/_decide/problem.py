@@ -17,15 +17,15 @@ from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard, find_hazards, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import emulated_arithmetic
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
+from onnxamp._public import no_collections
 from onnxamp._target import target_of
 from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
 

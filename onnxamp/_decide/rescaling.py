@@ -16,9 +16,16 @@ from onnxamp._decide.relations import ZERO, Problem, Relation, Window
 from onnxamp._decide.verdicts import find_hazards
 from onnxamp._dtypes import FLOAT, Format, holds_float
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, scope_path
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    body_sources,
+    body_targets,
+    carried,
+    scope_path,
+)
 from onnxamp._model.weights import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.relations import (
@@ -29,8 +36,8 @@ from onnxamp._ops.relations import (
     moving_rule,
     power_rule,
 )
-from onnxamp._options.levels import Rescaling, Scaled, Unfit
 from onnxamp._options.options import Options
+from onnxamp._options.values import Rescaling, Scaled, Unfit
 
 _BORDER: Final = 8
 """Cost of a node that is added, at the model's interface or after a logarithm, in constants that change."""

@@ -15,13 +15,20 @@ from onnxamp._decide.ports import (
     layout_of,
 )
 from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
-from onnxamp._graph.bodies import body_sources, body_targets, carried
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, Value
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    Value,
+    body_sources,
+    body_targets,
+    carried,
+)
 from onnxamp._model.weights import tensor_stats
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._target.kernels import carries
 
 

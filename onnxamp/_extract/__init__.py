@@ -19,14 +19,13 @@ from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._graph.bodies import Wiring, wire
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.view import ABSENT, Node, Origin, View, Wiring, wire
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._model.model import Model
+from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
 from onnxamp._model.protos import copied, copy_fields, node_bodies, tensors_of
 from onnxamp._model.saving import save_model
-from onnxamp._model.storage import INLINE_LIMIT, weight_bytes, write_file
+from onnxamp._model.staging import write_file
 from onnxamp._model.weights import embed
 from onnxamp._ops.facts import op_facts
 from onnxamp._paths import as_path

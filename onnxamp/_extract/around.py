@@ -18,9 +18,8 @@ from onnxamp._extract import (
     cut_out,
     find_nodes,
 )
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import copy_without
 from onnxamp._model.sources import unchanged_sources

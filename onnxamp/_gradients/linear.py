@@ -300,10 +300,6 @@ def _conv_transpose(call: Call) -> Grads:
 
 def _max_pool_forward(call: Call) -> tuple[Tensor, ...]:
     """Return the indices as second output if the engine supports them."""
-    if call.attribute("storage_order"):
-        raise call.error(
-            "has column-major indices (storage_order), for which there is no gradient rule"
-        )
     if _INDICES in call.writer.lacks:
         return ()
     return (call.second_output("indices", TensorProto.INT64),)

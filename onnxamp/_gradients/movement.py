@@ -1,4 +1,4 @@
-"""Gradients of ops that move elements: shapes, axes, pieces and copies, and choices by index, TopK and Resize."""
+"""Gradients of ops that move elements: pieces, choices by index, and Resize. Others are formulas."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, inverse
 from onnxamp._model.protos import small_model
 from onnxamp._ops.facts import op_facts
 
@@ -22,16 +22,6 @@ def _reshaped(call: Call) -> Grads:
     return call.dy.reshape_like(call.x)
 
 
-def _transpose(call: Call) -> Grads:
-    perm = call.attribute("perm")
-    return call.dy.op("Transpose", perm=None if perm is None else inverse(perm))
-
-
-def inverse(perm: Sequence[int]) -> list[int]:
-    """Return the permutation that undoes another one."""
-    return [int(axis) for axis in np.argsort(perm)]
-
-
 def _concat(call: Call) -> Grads:
     axis = call.attribute("axis")
     return call.dy.split([call[i].size(axis) for i in range(len(call.inputs))], axis)
@@ -44,18 +34,6 @@ def _split(call: Call) -> Grads:
         if y is not None
     ]
     return pieces[0].op("Concat", *pieces[1:], axis=call.attribute("axis"))
-
-
-def _tile(call: Call) -> Grads:
-    """Return the gradient of a Tile: split every axis into (copies, size), and sum the copies."""
-    rank = call.rank()
-    if rank == 0:
-        return call.dy
-    rows = call.writer.concat(
-        [call[1].reshape(1, rank), call.x.shape().reshape(1, rank)], 0
-    )
-    pairs = rows.transpose([1, 0]).reshape(-1)
-    return call.dy.reshape(pairs).sum(range(0, 2 * rank, 2), keepdims=False)
 
 
 def _slice(call: Call) -> Grads:
@@ -88,12 +66,11 @@ def _places(call: Call, position: int, axis: int, step: int) -> _Places:
         return np.arange(size, dtype=np.int64)[
             int(starts[position]) : int(ends[position]) : step
         ]
-    zero, one = call.writer.ints(0), call.writer.ints(1)
-    every = zero.op("Range", call.writer.vector(call.x.size(axis)).op("Squeeze"), one)
     bounds = [
         call[port].op("Gather", [position], axis=0).cast(TensorProto.INT64)
         for port in (1, 2)
     ]
+    every = call.writer.count(call.x.size(axis))
     return every.op("Slice", *bounds, [0], [step])
 
 
@@ -175,16 +152,6 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
     return dy.op("Pad", amounts) if any(amounts) else dy
 
 
-def _depth_to_space(call: Call) -> Grads:
-    """Return the gradient, by way of a Transpose: SpaceToDepth has only one of the orders of DepthToSpace."""
-    block, x = call.attribute("blocksize"), call.x
-    n, h, w = (x.size(axis) for axis in (0, 2, 3))
-    channels = call.writer.vector(x.size(1)).op("Div", [block * block])
-    perm = [0, 3, 5, 1, 2, 4] if call.attribute("mode") == "DCR" else [0, 1, 3, 5, 2, 4]
-    split = call.dy.reshape(n, channels, h, block, w, block)
-    return split.transpose(perm).reshape_like(x)
-
-
 def _gather(call: Call) -> Grads:
     """Return the rows, added up at their indices. The axes of the indices become one, in place of the gathered axis."""
     data, indices, dy = call[0], call[1], call.dy
@@ -197,34 +164,12 @@ def _gather(call: Call) -> Grads:
     return scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)
 
 
-def _gather_nd(call: Call) -> Grads:
-    if call.attribute("batch_dims"):
-        raise call.error(
-            "has batch_dims; only GatherND without them has a gradient rule"
-        )
-    return call.x.zeros_like().op("ScatterND", call[1], call.dy, reduction="add")
-
-
-def _top_k(call: Call) -> Grads:
-    indices, axis = call.outputs[1], call.attribute("axis")
-    if indices is None:
-        raise call.error(
-            "leaves out its second output, the indices, which its gradient needs"
-        )
-    return call.x.zeros_like().op("ScatterElements", indices, call.dy, axis=axis)
-
-
 def _resize(call: Call) -> Grads:
     """Return the gradient, axis by axis, as Resize works. For nearest by an integer scale, sum the copies.
 
     Otherwise, measure the matrix of the axis by resizing the identity, and multiply the gradient by it.
     """
     dy, rank = call.dy, call.rank()
-    for name in ("antialias", "exclude_outside"):
-        if call.attribute(name):
-            raise call.error(f"has {name}, for which there is no gradient rule")
-    if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
-        raise call.error("crops while it resizes, for which there is no gradient rule")
     for axis, scale in _resized(call).items():
         before, after = call.x.known_size(axis), call.y.known_size(axis)
         is_known = before is not None and after is not None
@@ -304,57 +249,13 @@ def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Ten
     return dy.transpose(perm).op("MatMul", weights).transpose(inverse(perm))
 
 
-def _scatter_elements(call: Call) -> Grads:
-    axis, dy, overwrites = call.attribute("axis"), call.dy, _overwrites(call)
-
-    def data() -> Tensor:
-        zeros = call[1].shape().zeros(dy.elem)
-        return dy.op("ScatterElements", call[1], zeros, axis=axis)
-
-    return [
-        data if overwrites else dy,
-        None,
-        lambda: dy.op("GatherElements", call[1], axis=axis),
-    ]
-
-
-def _scatter_nd(call: Call) -> Grads:
-    dy, overwrites = call.dy, _overwrites(call)
-
-    def data() -> Tensor:
-        return dy.op("ScatterND", call[1], call[2].op("Shape").zeros(dy.elem))
-
-    return [data if overwrites else dy, None, lambda: dy.op("GatherND", call[1])]
-
-
-def _overwrites(call: Call) -> bool:
-    """Return whether updates replace elements, which then have no gradient, rather than being added to them.
-
-    Raises:
-        GradientError: the node does neither.
-    """
-    reduction = call.attribute("reduction")
-    if reduction not in ("none", "add"):
-        raise call.error(
-            f"scatters with reduction {reduction!r}, for which there is no gradient rule"
-        )
-    return bool(reduction == "none")
-
-
 RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(op_facts().views, _reshaped),
     "Concat": _concat,
-    "DepthToSpace": _depth_to_space,
     "Gather": _gather,
-    "GatherND": _gather_nd,
     "Identity": lambda call: call.dy,
     "Pad": _pad,
     "Resize": _resize,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
     "Slice": _slice,
     "Split": _split,
-    "Tile": _tile,
-    "TopK": _top_k,
-    "Transpose": _transpose,
 }

@@ -5,7 +5,6 @@ Most are formulas of ``_data/gradients.toml``. Those of normalizations are in cl
 training mode is decomposed.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +14,15 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp._dtypes import FLOAT_ELEMS
-from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Several, Tensor
+from onnxamp._gradients.writer import (
+    Call,
+    Forward,
+    Grads,
+    Rule,
+    Several,
+    Tensor,
+    inverse,
+)
 from onnxamp._ops import read_table
 
 SCALED: Final = "scaled"
@@ -30,7 +36,6 @@ SKIPPED: Final = frozenset(
 """Normalizations of a sum, which is the fourth output."""
 RUNNING: Final = "running"
 """Suffix for its running statistics and the nodes that compute them."""
-_SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
 def _normalized(
@@ -202,19 +207,6 @@ def _broadcast(local: Callable[[Call], Several]) -> Rule:
     ]
 
 
-def _gelu(call: Call) -> Tensor:
-    """Return the derivative of x * Phi(x), with Phi exact or approximated by tanh, depending on the node."""
-    if call.attribute("approximate") == "tanh":
-        squared = call.x * call.x
-        t = ((call.x * (squared * 0.044715 + 1)) * _SQRT_2_OVER_PI).op("Tanh")
-        inner = (squared * (3 * 0.044715) + 1) * _SQRT_2_OVER_PI
-        return call.dy * 0.5 * (1 + t + call.x * (1 - t * t) * inner)
-    phi = ((call.x * math.sqrt(0.5)).op("Erf") + 1) * 0.5
-    return call.dy * (
-        phi + call.x * (call.x * call.x * -0.5).op("Exp") * (1 / math.sqrt(2 * math.pi))
-    )
-
-
 def _pow(call: Call) -> Several:
     x, given = call.x, call[1]
     exponent, known = given.cast(x.elem), call.constant(1)
@@ -303,44 +295,45 @@ def _kept(call: Call, y: Tensor) -> Tensor:
     return y.op("Unsqueeze", call[1])
 
 
-def _reduced(call: Call, op_type: str, x: Tensor) -> Tensor:
-    """Return ``x`` reduced over the node's axes, which remain with size 1."""
-    empty = call.attribute("noop_with_empty_axes")
-    return x.op(op_type, *call.inputs[1:], keepdims=1, noop_with_empty_axes=empty)
-
-
-def _prod(call: Call) -> Tensor:
-    """Return the product of the other elements without dividing by zero: if two are zero, every product is zero."""
-    zero = call.x.equals(0)
-    filled = zero.where(1, call.x)
-    others = _reduced(call, "ReduceProd", filled)
-    zeros = _reduced(call, "ReduceSum", zero.cast(call.dy.elem))
-    at_zero = call.dy * (zeros < 1.5).where(others, 0)
-    return zero.where(at_zero, call.dy * (zeros < 0.5).where(others, 0) / filled)
-
-
-def _cast(call: Call) -> Tensor:
-    """Return the gradient of a Cast. Integers that have gradients have them in float32."""
-    return call.dy.cast(call.x.elem) if call.x.elem in FLOAT_ELEMS else call.dy
-
-
 class _Names(dict[str, Any]):
     """The names that a formula may use; see ``_data/gradients.toml``."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(
-            dy=call.dy, x=call.x, y=call.y, rest=call.inputs[1:], where=Tensor.where
+            dy=call.dy,
+            x=call.x,
+            y=call.y,
+            rest=call.inputs[1:],
+            where=Tensor.where,
+            inverse=inverse,
+            range=range,
         )
         self.call = call
 
     def __missing__(self, name: str) -> Any:
         if name[0].isupper():
             return partial(_node, name)
-        if name == "b":
-            return self.call[1]
+        if name in _INPUTS:
+            return self.call[_INPUTS.index(name)]
+        if name == "second":
+            return self._second()
+        if name == "rank":
+            return self.call.rank()
         if name == "spatial":
             return range(2, self.call.rank())
         return self.call.attribute(name)
+
+    def _second(self) -> Tensor:
+        output = self.call.output(1)
+        if output is None:
+            raise self.call.error(
+                "leaves out its second output, which its gradient needs"
+            )
+        return output
+
+
+_INPUTS: Final = "xbc"
+"""Names of inputs."""
 
 
 def _node(op_type: str, x: Tensor, *others: Any, **attributes: Any) -> Tensor:
@@ -362,8 +355,12 @@ def _each(formulas: Sequence[str], call: Call) -> Several:
 _TABLE: Final = read_table("gradients")
 SINGULAR: Final = frozenset(_TABLE["singular"])
 """Ops whose derivative may be infinite, such as Sqrt at 0."""
+FORMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = _TABLE["forms"]
+WITHOUT: Final[Mapping[str, Sequence[int]]] = _TABLE["without"]
+"""Values of attributes for which the rule of an op holds, and inputs that its nodes must lack."""
 RULES: Final[Mapping[str, Rule]] = {
     **{op: partial(_gradient, text) for op, text in _TABLE["first"].items()},
+    **{op: partial(_each, row) for op, row in _TABLE["several"].items()},
     **{op: _broadcast(partial(_each, row)) for op, row in _TABLE["broadcast"].items()},
     **{
         op: _reduction(partial(_gradient, text))
@@ -373,19 +370,16 @@ RULES: Final[Mapping[str, Rule]] = {
         op: _reduction(partial(_gradient, text), wide=False)
         for op, text in _TABLE["means"].items()
     },
-    **dict.fromkeys(("Cast", "CastLike"), _cast),
     **dict.fromkeys(("Max", "Min"), _broadcast(_extremes)),
     **dict.fromkeys(SKIPPED, _skip),
     "BatchNormalization": _batch,
     "Clip": _broadcast(_clip),
     "Dropout": _dropout,
-    "Gelu": _gelu,
     "InstanceNormalization": _instance,
     "LayerNormalization": _layer,
     "Mean": _broadcast(_mean),
     "Pow": _broadcast(_pow),
     "RMSNormalization": _layer,
-    "ReduceProd": _reduction(_prod),
     "SimplifiedLayerNormalization": _layer,
     "Sum": _broadcast(lambda call: [call.dy] * len(call.inputs)),
 }

@@ -21,8 +21,7 @@ _ZERO: Final = 2
 """Input positions of nodes that quantize or dequantize."""
 _MATRIX: Final = 2
 _ZEROS: Final = 3
-_GROUPS: Final = 4
-"""Input positions of MatMulNBits: zero points, and an order of its blocks."""
+"""The input position of the zero points of MatMulNBits."""
 _BYTE: Final = 8
 _UNPACKED: Final = (4, _BYTE)
 """The bits of its numbers that have a rule."""
@@ -120,7 +119,7 @@ def _matmul_n_bits(call: Call) -> Grads:
     """Return the gradients of a product with a matrix in blocks of few bits, and of the blocks' scales."""
     rows, columns, block = (call.attribute(name) for name in ("N", "K", "block_size"))
     bits, blocks = call.attribute("bits", 4), -(-columns // block)
-    if bits not in _UNPACKED or call.has(_GROUPS):
+    if bits not in _UNPACKED:
         raise call.error("has a matrix in a form without a gradient rule")
     zeros: Tensor | float = 2.0 ** (bits - 1)
     if call.has(_ZEROS):

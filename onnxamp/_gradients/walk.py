@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT_ELEMS
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import attention, linear, movement, pointwise, quantized
-from onnxamp._gradients.recurrent import UNROLLED, unroll
+from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
+from onnxamp._gradients.sequences import UNROLLED, unroll
 from onnxamp._gradients.writer import (
     MIN_OPSET,
     Call,
@@ -21,18 +21,17 @@ from onnxamp._gradients.writer import (
     Writer,
     elem_of,
 )
-from onnxamp._graph.bodies import inline_functions, wire
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, inline_functions, wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import attribute, op_facts
+from onnxamp._public import no_collections
 
 RULES: Final[Mapping[str, Rule]] = {
-    **attention.RULES,
+    **sequences.RULES,
     **linear.RULES,
     **movement.RULES,
     **pointwise.RULES,
@@ -130,7 +129,9 @@ class Pass:
         """Return the model with these recurrent nodes unrolled."""
         for node in nodes:
             self.writer.prefix = node.label
-            unroll(self.call(node))
+            call = self.call(node)
+            _check_form(call)
+            unroll(call)
             self.writer.replace(node.index)
         return self.writer.finish()
 
@@ -206,6 +207,7 @@ class Pass:
             raise call.error(
                 "reaches the loss through an output other than the first, which has no gradient rule"
             )
+        _check_form(call)
         return self.rules[call.node.key]
 
     def seed(self, loss: int) -> Tensor:
@@ -238,6 +240,21 @@ class Pass:
                 ]
             self.totals[value] = addends[0]
         return self.totals.get(value)
+
+
+def _check_form(call: Call) -> None:
+    """Refuse a node with attributes or inputs for which the rule of its op does not hold."""
+    for name, allowed in pointwise.FORMS.get(call.node.key, {}).items():
+        value = call.attribute(name, allowed[0])
+        if value not in allowed:
+            raise call.error(
+                f"has {name} = {value!r}, for which there is no gradient rule"
+            )
+    for position in pointwise.WITHOUT.get(call.node.key, ()):
+        if call.has(position):
+            raise call.error(
+                f"reads {call[position].name!r} as input {position}, for which there is no gradient rule"
+            )
 
 
 def finite(x: Tensor) -> Tensor:

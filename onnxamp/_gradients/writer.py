@@ -96,6 +96,11 @@ class Tensor:
         """Return the value in another element type."""
         return self if elem == self.elem else self.op("Cast", to=elem)
 
+    @property
+    def is_float(self) -> bool:
+        """Whether its elements are floats."""
+        return self.elem in FLOAT_ELEMS
+
     def shape(self) -> "Tensor":
         """Return the shape as an int64 vector: a constant if it is fully known."""
         if self.dims is not None and all(isinstance(dim, int) for dim in self.dims):
@@ -126,7 +131,7 @@ class Tensor:
                 return self.op("Reshape", sizes)
         return self.op("Reshape", x.op("Shape"), allowzero=1)
 
-    def transpose(self, perm: Sequence[int]) -> "Tensor":
+    def transpose(self, perm: Sequence[int] | None) -> "Tensor":
         """Return the value with its axes permuted."""
         return self.op("Transpose", perm=perm)
 
@@ -151,8 +156,7 @@ class Tensor:
 
     def zeros_like(self) -> "Tensor":
         """Return zeros of the same shape, to which gradients of the value are added: integers have some in float32."""
-        is_float = self.elem in FLOAT_ELEMS
-        return self.shape().zeros(self.elem if is_float else TensorProto.FLOAT)
+        return self.shape().zeros(self.elem if self.is_float else TensorProto.FLOAT)
 
     def zeros(self, elem: int) -> "Tensor":
         """Return zeros in the shape that this int64 vector holds."""
@@ -220,6 +224,12 @@ class Writer:
         """Return a constant of int64, of the shape of ``numbers``."""
         return self.constant(np.asarray(numbers, np.int64))
 
+    def count(self, size: "int | Tensor") -> Tensor:
+        """Return the numbers from 0 to below a size, an int64 vector of one element if it is unknown."""
+        if isinstance(size, int):
+            return self.ints(range(size))
+        return self.ints(0).op("Range", size.op("Squeeze"), self.ints(1))
+
     def vector(self, *parts: "int | Tensor") -> Tensor:
         """Return an int64 vector of numbers and other int64 vectors."""
         pieces: list[Tensor | list[int]] = []
@@ -268,6 +278,11 @@ class Writer:
 def elem_of(kind: str | None) -> int:
     """Return the element type of a type; 0 if the type is unknown or not a tensor."""
     return ELEM_NUMBERS.get(element_name(kind), 0)
+
+
+def inverse(perm: Sequence[int] | None) -> list[int] | None:
+    """Return the permutation that undoes another one; None, which stands for the reversal of all axes, for None."""
+    return None if perm is None else [int(axis) for axis in np.argsort(perm)]
 
 
 Several: TypeAlias = Sequence[Tensor | Callable[[], Tensor] | None]

@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, lcm, prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._errors import ModelError
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, inline_functions
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.relations import Related, columns, dimension_rules
 
@@ -18,8 +17,7 @@ _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Determined:
+class Determined(NamedTuple):
     """Sizes of a model's open dimensions that its ops ask for.
 
     Attributes:

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Self, TypeAlias, TypeVar
 
@@ -18,10 +17,15 @@ from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports, record
+from onnxamp._model.repair import in_order
 from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
 
 V = TypeVar("V", bound=View)
+
+
+class _DisorderError(ModelError):
+    """A node stands before one that it depends on; if nodes were sorted before, they form a cycle."""
 
 
 def resolve(make: Callable[..., V], model: ModelProto) -> V:
@@ -29,10 +33,10 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
 
     Args:
         make: constructs a View, or a class derived from it, from the fields of a View.
-        model: any ModelProto; it must not change while the view is in use.
+        model: a ModelProto whose nodes are in order; it must not change while the view is in use.
 
     Raises:
-        ModelError: a name is defined twice or not at all, or nodes form a cycle.
+        ModelError: a name is defined twice or not at all, or a node stands before one that it depends on.
         OpsetError: the installed onnx does not know the opset.
     """
     builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4)
@@ -47,7 +51,7 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
         tuple(builder.nodes),
         tuple(builder.values),
         builder.results,
-        tuple([builder.nodes[index] for index in _topological(builder)]),
+        tuple(_topological(builder)),
     )
 
 
@@ -81,10 +85,6 @@ class _Builder:
     rows: list[_Row] = field(default_factory=list)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    needs: dict[int, list[int]] = field(default_factory=dict)
-    """Node -> values of its scope that its bodies read."""
-    unordered: set[int] = field(default_factory=set)
-    """Scopes in which a node stands before one that it depends on."""
     kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
     """By domain and op type."""
 
@@ -190,22 +190,28 @@ class _Builder:
             "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
         )
 
-    def find(self, name: str, scope: int) -> int:
-        """Return the value index of a name as seen from a scope, and record which outer nodes depend on it."""
-        path: list[int] = []
+    def _find(self, name: str, scope: int) -> int:
+        """Return the value index of a name as seen from a scope; ABSENT if there is none."""
+        reader = len(self.rows)
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
             if value is not None:
-                if path:
-                    self.needs.setdefault(self.scopes[path[-1]].owner, []).append(value)
+                if self.values[value].producer >= reader:
+                    raise self._cyclic(reader)
                 return value
-            path.append(scope)
-            scope = self.scopes[scope].parent
+            reader, scope = self.scopes[scope].owner, self.scopes[scope].parent
         return ABSENT
+
+    def _cyclic(self, reader: int) -> "_DisorderError":
+        """Return the error about a node that reads, or whose body reads, what a later node produces."""
+        proto, _, kind, _ = self.rows[reader]
+        return _DisorderError(
+            f"The graph is cyclic: node {_label(proto)!r} ({kind.key}) depends on its own output, or on a cycle."
+        )
 
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
-        values, nodes = self.values, self.nodes
+        values = self.values
         self.results = [()] * (len(values) + 1)
         for index, (proto, home, kind, outputs) in enumerate(self.rows):
             names, inputs = self.scopes[home].names, []
@@ -214,10 +220,10 @@ class _Builder:
                 if value is None:
                     value = self._outer(name, proto, home) if name else ABSENT
                 elif values[value].producer >= index:
-                    self.unordered.add(home)
+                    raise self._cyclic(index)
                 inputs.append(value)
             bodies = tuple(self.bodies.get(index, ()))
-            nodes.append(
+            self.nodes.append(
                 Node(
                     index=index,
                     scope=home,
@@ -237,101 +243,47 @@ class _Builder:
                 ]
             )
             self.scopes[position] = replace(scope, outputs=outputs)
-        for owner, needed in self.needs.items():
-            if any(self.values[value].producer >= owner for value in needed):
-                self.unordered.add(self.nodes[owner].scope)
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
         """Return the value that a node reads; ABSENT if an opaque scope does not define it."""
-        value = self.find(name, home)
+        value = self._find(name, home)
         if value == ABSENT and not self.scopes[home].opaque:
-            label = proto.name or next(iter(proto.output), "")
             raise ModelError(
-                f"Node {label!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
+                f"Node {_label(proto)!r} ({proto.op_type}) reads the value {name!r}, which nothing defines."
             )
         return value
 
     def _result(self, name: str, scope: Scope, port: int) -> int:
-        value = self.find(name, scope.index)
-        if value == ABSENT:
-            if not scope.opaque:
-                raise ModelError(
-                    f"Nothing produces the output {name!r} of {self._where(scope.index)}."
-                )
-            return ABSENT
-        self.results[value] += ((scope.index, port),)
+        value = self._find(name, scope.index)
+        if value != ABSENT:
+            self.results[value] += ((scope.index, port),)
+        elif not scope.opaque:
+            raise ModelError(
+                f"Nothing produces the output {name!r} of {self._where(scope.index)}."
+            )
         return value
 
 
-def _topological(builder: _Builder) -> list[int]:
-    """Return all nodes, producers first, otherwise in the file's order. O(n log n); linear if the file's order is
-    valid.
-    """
-    orders = [_scope_order(builder, scope) for scope in builder.scopes]
+def _label(proto: NodeProto) -> str:
+    return proto.name or next(iter(proto.output), "")
+
+
+def _topological(builder: _Builder) -> Sequence[Node]:
+    """Return all nodes, each after those of its bodies."""
     if not builder.bodies:
-        return [*orders[0]]
-    result: list[int] = []
-    stack = [iter(orders[0])] if orders else []
-    finishing: list[int] = [ABSENT]
+        return builder.nodes
+    result: list[Node] = []
+    stack = [(node, False) for node in reversed(builder.scopes[0].nodes)]
     while stack:
-        node = next(stack[-1], None)
-        if node is None:
-            stack.pop()
-            done = finishing.pop()
-            if done >= 0:
-                result.append(done)
-            continue
-        bodies = builder.nodes[node].bodies
-        if not bodies:
+        index, is_entered = stack.pop()
+        node = builder.nodes[index]
+        if is_entered or not node.bodies:
             result.append(node)
             continue
-        stack.append(iter([inner for _, scope in bodies for inner in orders[scope]]))
-        finishing.append(node)
+        stack.append((index, True))
+        for _, scope in reversed(node.bodies):
+            stack += [(inner, False) for inner in reversed(builder.scopes[scope].nodes)]
     return result
-
-
-def _scope_order(builder: _Builder, scope: Scope) -> Sequence[int]:
-    """Return the nodes of one scope, producers first: in the file's order if that is valid."""
-    if scope.index not in builder.unordered:
-        return scope.nodes
-    waiting: dict[int, int] = {}
-    dependants: dict[int, list[int]] = {}
-    ready: list[int] = []
-    for index in scope.nodes:
-        producers = _makers(builder, scope, index)
-        waiting[index] = len(producers)
-        for producer in producers:
-            dependants.setdefault(producer, []).append(index)
-        if not producers:
-            ready.append(index)
-    heapify(ready)
-    order = []
-    while ready:
-        index = heappop(ready)
-        order.append(index)
-        for dependant in dependants.get(index, ()):
-            waiting[dependant] -= 1
-            if waiting[dependant] == 0:
-                heappush(ready, dependant)
-    if len(order) < len(scope.nodes):
-        stuck = next(
-            builder.nodes[index] for index in scope.nodes if waiting[index] > 0
-        )
-        raise ModelError(
-            f"The graph is cyclic: node {stuck.label!r} ({stuck.key}) depends on its own output, or on a cycle."
-        )
-    return order
-
-
-def _makers(builder: _Builder, scope: Scope, index: int) -> set[int]:
-    """Return nodes of the scope whose outputs the node or its bodies read."""
-    values = (*builder.nodes[index].inputs, *builder.needs.get(index, ()))
-    read = (builder.values[value] for value in values if value != ABSENT)
-    return {
-        value.producer
-        for value in read
-        if value.producer != ABSENT and value.scope == scope.index
-    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,8 +299,15 @@ class Graph(View, Asked):
 
     @classmethod
     def of(cls, model: ModelProto, folder: Path | None = None) -> Self:
-        """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`."""
-        return resolve(partial(cls, folder=folder), model)
+        """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
+
+        If its nodes are out of order, the graph is that of a sorted copy.
+        """
+        make = partial(cls, folder=folder)
+        try:
+            return resolve(make, model)
+        except _DisorderError:
+            return resolve(make, in_order(model))
 
     @cached_property
     def types(self) -> Types:

@@ -13,8 +13,15 @@ from typing import Final
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, LOWEST_FIRST, tensor_type
-from onnxamp._graph.bodies import body_sources, body_targets, transfers
-from onnxamp._graph.view import ABSENT, Node, Scope, View
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Scope,
+    View,
+    body_sources,
+    body_targets,
+    transfers,
+)
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature
 
@@ -215,11 +222,7 @@ def _shared(
 ) -> Iterator[tuple[int, str | None]]:
     """Types by the node's schema: ports with the same type parameter have the same type."""
     inputs = [types[value] for value in node.inputs]
-    bound = bind(signature, inputs)
-    for position, value in enumerate(node.outputs):
-        port, kind = signature.output(position), types[value]
-        if port is not None and kind is not None:
-            bound.setdefault(signature.param(port, position), kind)
+    bound = bind_node(node, types)
     for position, value in enumerate(node.inputs):
         port = signature.input(position)
         if port is not None and value != ABSENT and inputs[position] is None:

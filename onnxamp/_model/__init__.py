@@ -7,7 +7,7 @@ From the bottom up:
   :mod:`~onnxamp._model.weights` reads weights, measures them, and converts them to low precision.
 * :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models;
   :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.staging` makes files appear whole or not at all.
-* :mod:`~onnxamp._model.storage` reads model files with these, and names files that are no models.
+* :mod:`~onnxamp._model.model` reads model files with these, and names files that are no models.
   :mod:`~onnxamp._model.model` holds a model that was read and checked once, with the answers that analyses gave about
   it.
 * :mod:`~onnxamp._model.blobs` converts weights, at once or while they stream to files. :mod:`~onnxamp._model.shards`

@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from onnxamp._errors import SourceChangedError
+from onnxamp._model.model import parse_text, read_graph
 from onnxamp._model.protos import tensors_of
 from onnxamp._model.sources import has_data_file
-from onnxamp._model.storage import parse_text, read_graph
 from onnxamp._ops import read_table
 from onnxamp._paths import is_remote, read_range
 

@@ -65,10 +65,7 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     if is_dead:
         notes += [_replace_branch(*found) for found in _unreadable(result)]
     if _is_disordered(result.graph):
-        for scope in reversed(
-            list(_scopes(result.graph))
-        ):  # bodies first, because ordering copies nodes
-            _order(scope)
+        result = in_order(result)
         notes.append("Nodes were out of order and have been sorted.")
     return result, tuple(notes)
 
@@ -155,6 +152,16 @@ def _reads(node: NodeProto) -> Sequence[str] | set[str]:
             waiting += [(further, hidden) for further in _bodies(inner)]
         found.update(entry.name for entry in body.output if entry.name not in hidden)
     return found
+
+
+def in_order(model: ModelProto) -> ModelProto:
+    """Return a copy of a model with nodes after those that they depend on; the model itself if they are."""
+    if not _is_disordered(model.graph):
+        return model
+    result = copied(model)
+    for scope in reversed([*_scopes(result.graph)]):  # ordering copies bodies
+        _order(scope)
+    return result
 
 
 def _is_disordered(graph: GraphProto) -> bool:

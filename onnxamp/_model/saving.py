@@ -52,8 +52,13 @@ from onnxamp._model.sources import (
     forget_location,
     release_sources,
 )
-from onnxamp._model.staging import Stage, identity_of, remote_staging, staging
-from onnxamp._model.storage import unwritable
+from onnxamp._model.staging import (
+    Stage,
+    identity_of,
+    remote_staging,
+    staging,
+    unwritable,
+)
 from onnxamp._model.weights import embed
 from onnxamp._paths import is_remote, writing
 from onnxamp._state import Part

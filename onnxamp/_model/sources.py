@@ -5,10 +5,11 @@ is noted when it is first read. Whoever opens it later checks that it is the sam
 reported, all files of the models that came in are looked at once more (:func:`confirm_sources`).
 
 Data outside the proto is in a data file beside the model (ONNX external data), or still in the model file, where
-:func:`onnxamp._model.storage.load_model` left it because it is large. :func:`data_location` answers for both, with one
+:func:`onnxamp._model.model.load_model` left it because it is large. :func:`data_location` answers for both, with one
 record.
 """
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,17 +26,11 @@ from onnxamp._paths import as_path, is_remote, read_range
 from onnxamp._public import active_within
 
 INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
-"""Prefix of the location of a weight that lies inside a model file; the path follows. It is random, so that no file can
-contain such an entry and name an arbitrary path.
+"""Prefix of the location of a weight that lies inside a model file; a :class:`DataLocation` as JSON follows. It is
+random, so that no file can contain such an entry and name an arbitrary path.
 """
 _WAS_DEFAULT: Final = "onnxamp:default"
 """Key of an entry that says: ``data_location`` was set to DEFAULT explicitly before the weight was left in its file."""
-_EXPONENT: Final = "onnxamp:exponent"
-"""Key of an entry with :attr:`DataLocation.exponent`; it counts where :data:`INSIDE` does."""
-_SATURATE: Final = "onnxamp:saturate"
-"""Key of an entry with :attr:`DataLocation.saturate_at`, likewise."""
-_STAMP: Final = "onnxamp:stamp"
-"""Key of an entry with :attr:`DataLocation.stamp`, likewise."""
 
 
 class FileStamp(NamedTuple):
@@ -53,14 +48,6 @@ class FileStamp(NamedTuple):
     def of(cls, status: os.stat_result) -> Self:
         """Return the stamp of a file with that status."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read a stamp that :func:`str` wrote."""
-        return cls(*map(int, text.split()))
-
-    def __str__(self) -> str:
-        return " ".join(map(str, self))
 
 
 def changed_error(path: Path) -> SourceChangedError:
@@ -273,18 +260,21 @@ def data_location(
         )
     location = entries.get("location", "")
     if location.startswith(INSIDE):
+        path, offset, length, exponent, saturate_at, stamp = json.loads(
+            location.removeprefix(INSIDE)
+        )
         return DataLocation(
-            path=as_path(location.removeprefix(INSIDE)),
-            offset=int(entries["offset"]),
-            length=int(entries["length"]),
-            exponent=int(entries.get(_EXPONENT, 0)),
-            saturate_at=float(entries[_SATURATE]) if _SATURATE in entries else None,
-            stamp=FileStamp.parse(entries[_STAMP]) if _STAMP in entries else None,
+            path=as_path(path),
+            offset=offset,
+            length=length,
+            exponent=exponent,
+            saturate_at=saturate_at,
+            stamp=None if stamp is None else FileStamp(*stamp),
         )
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
-    path, size = known[location].path, known[location].stamp.size
+    file, size = known[location].path, known[location].stamp.size
     expected = stored_bytes(tensor)
     offset, length = (
         _number(entries.get("offset", "0")),
@@ -297,9 +287,9 @@ def data_location(
     if length != expected or offset + length > size:
         raise ExternalDataError(
             f"The weight {tensor.name!r} takes {expected} bytes; the model says {length}, at offset {offset} of"
-            f" {str(path)!r}, which holds {size} bytes: copy or export both files again."
+            f" {str(file)!r}, which holds {size} bytes: copy or export both files again."
         )
-    return DataLocation(path, offset, length, stamp=known[location].stamp)
+    return DataLocation(file, offset, length, stamp=known[location].stamp)
 
 
 def _data_file(name: str, location: str, base_dir: Path | None) -> DataFile:
@@ -373,15 +363,18 @@ def inside_tensor(place: DataLocation, *, was_default: bool) -> TensorProto:
         place: where the data lie.
         was_default: whether the tensor said explicitly that it holds its data (``data_location`` DEFAULT).
     """
-    tensor = external_tensor(f"{INSIDE}{place.path}", place.offset, place.length)
+    row = (
+        str(place.path),
+        place.offset,
+        place.length,
+        place.exponent,
+        place.saturate_at,
+        place.stamp,
+    )
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=f"{INSIDE}{json.dumps(row)}")
     if was_default:
         tensor.external_data.add(key=_WAS_DEFAULT)
-    if place.exponent:
-        tensor.external_data.add(key=_EXPONENT, value=str(place.exponent))
-    if place.saturate_at is not None:
-        tensor.external_data.add(key=_SATURATE, value=repr(place.saturate_at))
-    if place.stamp is not None:
-        tensor.external_data.add(key=_STAMP, value=str(place.stamp))
     return tensor
 
 

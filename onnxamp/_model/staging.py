@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from onnxamp._errors import OutputError
-from onnxamp._paths import CAN_LOCK, lock
+from onnxamp._paths import CAN_LOCK, is_remote, lock, reason_of
 from onnxamp._state import Part
 from onnxamp._workers.signals import cleaned_up
 
@@ -445,3 +445,31 @@ def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage
         kept[_key(path)] = stage.token
     with cleaned_up(stage.clear):
         yield stage
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; through a symbolic link, its target is replaced.
+
+    Raises:
+        OutputError: it cannot be written; the previous file is untouched.
+    """
+    try:
+        if is_remote(path):
+            path.write_bytes(data)
+            return
+        with staging(path.resolve() if path.is_symlink() else path) as stage:
+            stage.main.write_bytes(data)
+            stage.commit()
+    except (OSError, ValueError) as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: Exception) -> OutputError:
+    """Return the error to raise when ``error`` kept a file from being written."""
+    if not is_remote(path) and not path.parent.is_dir():
+        return OutputError(
+            f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it."
+        )
+    return OutputError(
+        f"Cannot write {str(path)!r}: {reason_of(error)}. The previous contents are untouched."
+    )

@@ -12,13 +12,12 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
 from onnxamp._gradients.quantized import QUANTIZE
-from onnxamp._gradients.recurrent import UNROLLED
+from onnxamp._gradients.sequences import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import as_floats
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_key

@@ -35,8 +35,8 @@ from onnxamp._numerics.results import (
 )
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._ops.providers import profile_of
-from onnxamp._options.levels import DiffMetric, Level, Rescaling
 from onnxamp._options.options import Options
+from onnxamp._options.values import DiffMetric, Level, Rescaling
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.run import Report, Run
 from onnxamp._target.kernels import takes_anywhere

@@ -33,7 +33,7 @@ from onnxamp._numerics.sample_diff import (
 )
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.providers import emulated_arithmetic, sums_low
-from onnxamp._options.levels import DiffMetric
+from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import (
     Engine,

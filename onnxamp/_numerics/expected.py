@@ -21,9 +21,8 @@ from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
-from onnxamp._graph.bodies import body_sources
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, body_sources
 from onnxamp._model.model import Model
 from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._numerics.passes import Sensitivities

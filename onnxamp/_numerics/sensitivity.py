@@ -22,7 +22,6 @@ from onnx import TensorProto
 from onnx.helper import make_tensor_value_info
 
 from onnxamp._dtypes import Format
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import as_floats
 from onnxamp._graph.view import Ports
@@ -37,6 +36,7 @@ from onnxamp._numerics.passes import Passes, Sensitivities
 from onnxamp._numerics.quantizers import LowPass
 from onnxamp._numerics.turns import TurnCounter, without_loops
 from onnxamp._ops.providers import Profile
+from onnxamp._public import no_collections
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph

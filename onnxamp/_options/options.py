@@ -17,8 +17,13 @@ from onnxamp._dtypes import FLOAT16, DtypeLike, Format, low_type
 from onnxamp._errors import ArgumentTypeError, ContradictionError
 from onnxamp._ops.providers import computes_low
 from onnxamp._ops.signature import CustomOp, CustomOpsLike, as_json, custom_ops_of
-from onnxamp._options.checks import (
+from onnxamp._options.command_line import spelled_fields
+from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, preset
+from onnxamp._options.values import (
+    Level,
     OpsetWord,
+    Rescaling,
+    check_level,
     check_magnitude,
     check_opset,
     checked_names,
@@ -28,9 +33,6 @@ from onnxamp._options.checks import (
     flags,
     meant,
 )
-from onnxamp._options.command_line import spelled_fields
-from onnxamp._options.levels import Level, Rescaling, check_level
-from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, preset
 from onnxamp._target.kernels import check_target, float32_accumulators
 
 Rounding = Literal["auto", "nearest", "compensated"]

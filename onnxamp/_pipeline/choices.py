@@ -20,8 +20,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import with_ranges
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._pipeline.manifest import Member
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.run import Run

@@ -29,9 +29,8 @@ from onnxamp._dtypes import DtypeName, low_type
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model
 from onnxamp._numerics.limits import imported, name_of
-from onnxamp._options.checks import meant
-from onnxamp._options.levels import Level, check_level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level, check_level, meant
 from onnxamp._paths import as_path, cannot_read
 
 BETTER: Final = ("lower", "higher")

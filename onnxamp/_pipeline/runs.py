@@ -13,7 +13,7 @@ from onnxamp._convert.convert import carried_out
 from onnxamp._convert.plan import Plan, plan_json, plan_of
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded, written
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._public import Shown

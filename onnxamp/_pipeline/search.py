@@ -19,7 +19,7 @@ from typing import Final
 
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.plan import Plan
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._pipeline.choices import Choice, Clock, rank, written
 from onnxamp._pipeline.runs import PipelineRuns, Trial
 from onnxamp._runtime.run import Run, RunOptions

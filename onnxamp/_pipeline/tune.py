@@ -16,21 +16,20 @@ from onnxamp._convert.misspelled import among, misspelled, refuse
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, RuntimeFailure, warn
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._job.validation import load_result
 from onnxamp._job.writing import Conversion, Sink, StagedConversion, staged_conversion
 from onnxamp._model.blobs import WeightConverter
-from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.model import INLINE_LIMIT, Model, ModelSource, weight_bytes
 from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources, watched_sources
-from onnxamp._model.storage import INLINE_LIMIT, weight_bytes
 from onnxamp._numerics.diff import Comparison, UpgradeProof
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._ops import device_of
 from onnxamp._ops.signature import declared_ops
-from onnxamp._options.levels import Level
 from onnxamp._options.options import OptionKeywords
+from onnxamp._options.values import Level
 from onnxamp._paths import as_path, made_folder
 from onnxamp._pipeline.choices import Choice, Clock, choices_of
 from onnxamp._pipeline.manifest import Function, Member, Pipeline, make_pipeline

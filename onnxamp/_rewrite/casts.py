@@ -38,8 +38,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._target.kernels import Typed, runs_on
 

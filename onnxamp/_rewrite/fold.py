@@ -20,8 +20,8 @@ from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import folded_first
 from onnxamp._ops.signature import lookup
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._patterns.match import form_table
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.fold_search import KIND as BATCH_NORM

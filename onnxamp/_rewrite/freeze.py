@@ -8,8 +8,8 @@ from onnx import TensorProto
 from onnxamp._dtypes import LOW_ELEMS
 from onnxamp._graph.editor import WEIGHTS_ALONE
 from onnxamp._model.protos import copy_without
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 
 _FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}

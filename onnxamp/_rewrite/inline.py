@@ -3,9 +3,9 @@
 from onnx import ModelProto
 
 from onnxamp._errors import ModelError
-from onnxamp._graph.bodies import inline_functions
-from onnxamp._options.levels import Level
+from onnxamp._graph.view import inline_functions
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 
 

@@ -12,8 +12,8 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._target import target_of
 from onnxamp._target.kernels import Typed, runs_on

@@ -19,8 +19,8 @@ from onnxamp._model.protos import copied, copy_fields
 from onnxamp._model.sources import scaled_tensor
 from onnxamp._model.weights import blocks_of, read_array, store_exponents, times_power
 from onnxamp._ops.facts import attribute
-from onnxamp._options.levels import Level, Rescaling
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level, Rescaling
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.apply import set_value, stored_value
 

@@ -17,10 +17,9 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 
 from onnxamp._dtypes import retyped
 from onnxamp._errors import InternalError, ModelError
-from onnxamp._graph.bodies import body_sources
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.signature import Signature

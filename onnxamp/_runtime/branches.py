@@ -26,11 +26,10 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
 from onnxamp._model.protos import copied, copy_without, node_bodies
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime.flow import (

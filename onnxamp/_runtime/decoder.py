@@ -16,8 +16,7 @@ from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, MissingPackageError
 from onnxamp._graph.graph import graph_of
-from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.storage import weight_bytes
+from onnxamp._model.model import Model, ModelSource, weight_bytes
 from onnxamp._optional import require
 from onnxamp._paths import as_path, cannot_read
 from onnxamp._runtime.draws import suited

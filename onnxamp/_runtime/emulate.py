@@ -43,11 +43,10 @@ from onnxamp._dtypes import (
     LOW_TENSORS,
 )
 from onnxamp._errors import ModelError, OpsetError
-from onnxamp._graph.bodies import inline_functions
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View
+from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
 from onnxamp._model.protos import (
     BaseDir,
     copied,

@@ -24,13 +24,11 @@ from onnxamp._dtypes import (
     readable_types,
 )
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.bodies import inline_functions, wire
-from onnxamp._graph.collecting import no_collections
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
 from onnxamp._model import weights
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
@@ -45,6 +43,7 @@ from onnxamp._model.weights import embed, read_array, stored_exponents
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._ops.providers import Profile
 from onnxamp._paths import as_path
+from onnxamp._public import no_collections
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import Provider, make_session

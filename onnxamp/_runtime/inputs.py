@@ -31,11 +31,10 @@ from typing import Final, NamedTuple
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, suggestion
-from onnxamp._graph.bodies import body_sources, body_targets
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
 from onnxamp._ops.facts import Lookup, attribute, op_facts
 
 BATCH: Final = 1

@@ -19,7 +19,7 @@ from onnxamp._errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, find_data_files, folder_of, is_text, load_model
 from onnxamp._model.protos import (
     copied,
     copy_without,
@@ -29,7 +29,6 @@ from onnxamp._model.protos import (
     tensors_of,
 )
 from onnxamp._model.sources import confirm_sources, external_tensor
-from onnxamp._model.storage import data_files, folder_of, is_text, load_model
 from onnxamp._model.weights import embed
 from onnxamp._ops.signature import DECLARED, CustomOpsLike, declared_ops
 from onnxamp._optional import require_runtime
@@ -279,7 +278,7 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         if is_remote(path):
             model = unfolded(path)  # it reads files that are here
         else:
-            data_files(
+            find_data_files(
                 load_model(path), folder_of(path)
             )  # ONNX Runtime reads them by itself
             if is_text(path):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from onnxamp._errors import ArgumentError
-from onnxamp._options.levels import TOLERANCE
+from onnxamp._options.values import TOLERANCE
 from onnxamp._target import AUTO, device_called, device_titled, target_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._options.levels import Level
+from onnxamp._options.values import Level
 from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
 from onnxamp._tuning.job import Job, whole_times

@@ -36,8 +36,8 @@ from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
-from onnxamp._options.levels import TOLERANCE, Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.run import Run

@@ -15,16 +15,14 @@ from onnxamp._convert.plan import make_plan
 from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_in_memory
-from onnxamp._job.request import Request
-from onnxamp._model.model import Model
+from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
-from onnxamp._model.storage import load_external_data
 from onnxamp._model.weights import read_array
-from onnxamp._options.checks import checked_names
-from onnxamp._options.levels import Level
 from onnxamp._options.lists import Preset
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level, checked_names
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider

@@ -19,7 +19,7 @@ from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._options.checks import compiled
+from onnxamp._options.values import compiled
 from onnxamp._paths import as_path
 from onnxamp._public import export
 from onnxamp._runtime.samples import load_samples

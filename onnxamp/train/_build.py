@@ -9,8 +9,8 @@ from onnxamp._api import convert_as
 from onnxamp._dtypes import DtypeLike, dtype_name
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called

@@ -14,7 +14,7 @@ from onnxamp._errors import (
     EmptyStateError,
     warn,
 )
-from onnxamp._options.checks import checked_flag
+from onnxamp._options.values import checked_flag
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (
     STILL,

@@ -33,10 +33,9 @@ from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelHolder
 from onnxamp._ops.facts import op_key
-from onnxamp._options.checks import checked_flag, checked_names, compiled
-from onnxamp._options.levels import Level
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
+from onnxamp._options.values import Level, checked_flag, checked_names, compiled
 from onnxamp._patterns.patterns import find_patterns, named_forms, patterns_of
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer

@@ -17,14 +17,14 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
-from onnxamp._options.checks import (
+from onnxamp._options.values import (
     WHOLE,
     checked_flag,
     checked_number,
     checked_word,
 )
 from onnxamp._runtime.session import make_session, run
-from onnxamp.train._feeds import Classes, typed_feeds
+from onnxamp.train._forward import Classes, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function that writes a loss: it maps a float32 output of the model and the labels to float32 values, usually a

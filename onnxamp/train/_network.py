@@ -17,7 +17,7 @@ from onnxamp._errors import (
     MissingModelError,
     ModelError,
 )
-from onnxamp._model.storage import write_file
+from onnxamp._model.staging import write_file
 from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._paths import as_path, reason_of
@@ -25,9 +25,16 @@ from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker
 from onnxamp.debugging._steps import StepWatch
-from onnxamp.train._feeds import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
-from onnxamp.train._forward import Masters, trained_model, with_arrays
+from onnxamp.train._forward import (
+    Batches,
+    Feeds,
+    Masters,
+    draw_masks,
+    trained_model,
+    typed_feeds,
+    with_arrays,
+)
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import (

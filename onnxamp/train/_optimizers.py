@@ -13,6 +13,7 @@ from typing import (
     Any,
     ClassVar,
     Final,
+    NamedTuple,
     TypeAlias,
     TypeVar,
     cast,
@@ -21,14 +22,13 @@ from typing import (
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
-from onnxamp._options.checks import WHOLE, checked_number
+from onnxamp._options.values import WHOLE, checked_number
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A weight to update, with everything that its update depends on."""
 
     weight: Tensor

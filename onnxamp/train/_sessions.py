@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import ArgumentError, CallOrderError, RuntimeFailure
-from onnxamp._graph.bodies import wire
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes
+from onnxamp._graph.view import wire
 from onnxamp._model.protos import copy_without
 from onnxamp._runtime.session import (
     EXACT,
@@ -31,7 +31,7 @@ from onnxamp._runtime.session import (
     run_values,
 )
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.train._feeds import Feeds
+from onnxamp.train._forward import Feeds
 from onnxamp.train._step import DIVISOR, LOSS, NORM, OVERFLOW, RESULTS, UNSCALED, Step
 
 if TYPE_CHECKING:

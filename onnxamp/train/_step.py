@@ -35,8 +35,7 @@ from onnxamp._gradients.writer import Tensor, Writer, elem_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp.train._feeds import Classes
-from onnxamp.train._forward import Mask, TrainingModel, as_inputs, find_weights
+from onnxamp.train._forward import Classes, Mask, TrainingModel, as_inputs, find_weights
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
 

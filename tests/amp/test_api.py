@@ -21,9 +21,9 @@ import onnxamp
 from onnxamp import OnnxAmpError
 from onnxamp._dtypes import DtypeName
 from onnxamp._ops import target_names
-from onnxamp._options.levels import Level, LevelName
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import OptionKeywords, Options
+from onnxamp._options.values import Level, LevelName
 
 MODELS = ROOT / "models"
 TEXT = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {

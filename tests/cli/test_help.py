@@ -16,9 +16,9 @@ from onnxamp._cli.options import SOURCES, words_of
 from onnxamp._cli.summary import COMMANDS
 from onnxamp._dtypes import DtypeName
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
-from onnxamp._options.levels import TOLERANCE, DiffMetric, LevelName
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
+from onnxamp._options.values import TOLERANCE, DiffMetric, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._target import devices, targets
 from onnxamp._tuning.arguments import RUNS, SECONDS, TIMES

@@ -20,8 +20,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnxamp
 from onnxamp import ExternalDataError, InternalError, ModelError, OnnxAmpError, OpsetError, convert_model
-from onnxamp._model.model import Model
-from onnxamp._model.storage import load_model
+from onnxamp._model.model import Model, load_model
 from onnxamp._model.wellformed import MAX_NESTING, check_wellformed
 from onnxamp._runtime.session import make_session
 from onnxamp.debugging import InferenceSession

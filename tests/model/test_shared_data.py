@@ -18,8 +18,8 @@ import onnxamp
 from onnxamp import SourceChangedError, convert_file
 from onnxamp._model import data_files
 from onnxamp._model.data_files import MARK, is_own, referring_models
+from onnxamp._model.model import read_graph
 from onnxamp._model.sources import FileStamp
-from onnxamp._model.storage import read_graph
 
 
 @pytest.fixture

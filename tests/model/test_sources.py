@@ -23,7 +23,7 @@ from stored import contents
 
 import onnxamp
 from onnxamp._batch.job import FolderOptions, Job, run_job
-from onnxamp._model import storage
+from onnxamp._model import model
 from onnxamp._model.model import Model
 from onnxamp._runtime.fingerprints import SentModel
 
@@ -77,8 +77,8 @@ def replacer() -> Replacer:
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay in their file, as those of a model of more than 16 MB do."""
-    monkeypatch.setattr(storage, "_READ_WHOLE", 0)
-    monkeypatch.setattr(storage, "_LEFT_BEHIND", 1024)
+    monkeypatch.setattr(model, "_READ_WHOLE", 0)
+    monkeypatch.setattr(model, "_LEFT_BEHIND", 1024)
 
 
 def store(folder: Path, model: ModelProto, kind: str, name: str = "model") -> None:
@@ -285,14 +285,14 @@ def test_inputs_are_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_functions_notice_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(tmp_path, network(), "inline")
-    read = storage.find_data
+    read = model.find_data
 
     def late(*arguments: Any) -> Any:
         found = read(*arguments)
         os.utime(tmp_path / "model.onnx", ns=(0, 0))
         return found
 
-    monkeypatch.setattr(storage, "find_data", late)
+    monkeypatch.setattr(model, "find_data", late)
     for function in (onnxamp.convert_model, onnxamp.audit_model, onnxamp.check_run, onnxamp.plan_model):
         store(tmp_path, network(), "inline")
         with pytest.raises(onnxamp.SourceChangedError, match="changed while onnxamp read it"):

@@ -28,7 +28,7 @@ from onnxamp._job.writing import Sink
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout
 from onnxamp._model.data_files import MARK
-from onnxamp._model.storage import StoredWeights
+from onnxamp._model.model import StoredWeights
 from onnxamp._model.weights import ConversionCounts, convert
 
 pytestmark = pytest.mark.usefixtures("all_threads")

@@ -10,9 +10,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from stored import TEXT, answers
 
 import onnxamp
+from onnxamp._model.model import load_external_data, load_model
 from onnxamp._model.protos import as_varint, find_data, raw_data_head, replaced, tensors_of
 from onnxamp._model.sources import data_location, has_data_file
-from onnxamp._model.storage import load_external_data, load_model
 
 PADDING = 16 << 20
 """Bytes of text that make a file a large one, whose large weights are not read with it."""

@@ -14,8 +14,8 @@ import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import measured_ranges, with_body_ranges
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
 

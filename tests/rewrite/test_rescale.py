@@ -18,8 +18,8 @@ from onnxamp._decide.relations import Window
 from onnxamp._decide.rescaling import find_equations, rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
-from onnxamp._options.levels import Rescaling
 from onnxamp._options.options import Options
+from onnxamp._options.values import Rescaling
 from onnxamp._rewrite import rescale
 
 LARGEST = 6

@@ -18,8 +18,8 @@ import onnxamp
 from onnxamp._decide.hazards.long_products import find_splits
 from onnxamp._graph.graph import Graph
 from onnxamp._model.sources import has_data_file
-from onnxamp._options.levels import Rescaling, Unfit
 from onnxamp._options.options import Options
+from onnxamp._options.values import Rescaling, Unfit
 from onnxamp._rewrite import split_k
 
 WEBGPU = Options("O3", target="webgpu")

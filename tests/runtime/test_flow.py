@@ -17,7 +17,7 @@ from repository import feeds as model_feeds
 
 from onnxamp import convert_model, random_samples
 from onnxamp._errors import RuntimeFailure
-from onnxamp._graph.bodies import inline_functions
+from onnxamp._graph.view import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import fitted, flow_of, make_flow, take_weights

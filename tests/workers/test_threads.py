@@ -16,7 +16,7 @@ from graphs import CASES
 from graphs.case import parse
 
 from onnxamp import OnnxAmpError, convert_file, convert_model
-from onnxamp._graph.collecting import no_collections
+from onnxamp._public import no_collections
 from onnxamp._runtime.building import Child
 from onnxamp._workers.executor import Once
 

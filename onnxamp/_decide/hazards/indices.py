@@ -7,9 +7,8 @@ import numpy as np
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import FLOAT, FORMATS, Format
-from onnxamp._graph.bodies import transfers
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import Node, transfers
 from onnxamp._ops.facts import op_facts
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})

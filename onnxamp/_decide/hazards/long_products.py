@@ -21,8 +21,8 @@ from onnxamp._ops.providers import (
     emulated_arithmetic,
     profile_of,
 )
-from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
+from onnxamp._options.values import Level
 from onnxamp._target.kernels import float_types
 
 _BEARABLE: Final = 5e-3

@@ -28,7 +28,7 @@ from onnx import ModelProto
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
-from onnxamp._model.storage import find_data_files, load_model
+from onnxamp._model.model import find_data_files, load_model
 from onnxamp._ops import read_table
 from onnxamp._paths import as_path
 from onnxamp._runtime.browser.server import BUNDLE, TYPES, find_web, pack, unpack

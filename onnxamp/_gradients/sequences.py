@@ -1,16 +1,18 @@
-"""Gradients of ONNX Runtime's attention, by its formula: the weights are computed again, and masks are by position.
+"""Gradients of layers over sequences: attention, and LSTM, GRU and RNN, which are unrolled.
 
-Heads that share keys and values lie along an axis of their own: queries are [batch, shared heads, group, length, size],
-keys and values have a group of 1.
+Attention of ONNX Runtime follows its formula: the weights are computed again, and masks are by position. Heads that
+share keys and values lie along an axis of their own: queries are [batch, shared heads, group, length, size], keys and
+values have a group of 1.
+
+Recurrent layers over sequences of known length become ops that have gradient rules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 from onnx import TensorProto
 
-from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, Writer, sum_to
+from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, sum_to
 
 _NOWHERE: Final = 1 << 62
 """The end of a slice that has none, and the position of a row of a cache that holds nothing."""
@@ -19,12 +21,25 @@ _HIDDEN: Final = -1e30
 _PAST: Final = (3, 4)
 _LENGTHS: Final = 5
 _ANGLES: Final = 7
-_EXTRA: Final = 10
-"""Positions of inputs of GroupQueryAttention: the old cache, tokens less one, tables of angles, and rarer ones."""
+"""Positions of inputs of GroupQueryAttention: the old cache, tokens less one, and tables of angles."""
 _BIAS, _PADDING, _SCORES = 3, 4, 5
 _OLD: Final = (6, 7)
-_FIXED: Final = (8, 9)
-"""Those of MultiHeadAttention: biases, mask, addends of scores, the old cache, and what fills it in place."""
+"""Those of MultiHeadAttention: biases, mask, addends of scores, and the old cache."""
+_GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
+_ACTIVATIONS: Final = {
+    "GRU": ["sigmoid", "tanh"],
+    "LSTM": ["sigmoid", "tanh", "tanh"],
+    "RNN": ["tanh"],
+}
+"""Default activations of one direction, from the schemas."""
+_State = tuple[Tensor, ...]
+"""Hidden state and, for an LSTM, cell state; [batch, hidden] each."""
+_Step = Callable[[Call, Tensor, Tensor | None, Tensor, _State], _State]
+"""Computes the next state of a node from the input's projection and the last state.
+
+Its other arguments are the recurrence [hidden, gates * hidden] and the bias [gates * hidden] of a GRU with
+linear_before_reset (other biases are part of the projection).
+"""
 
 
 class _Attention(NamedTuple):
@@ -153,14 +168,6 @@ def _merged(x: Tensor) -> Tensor:
     return x.transpose([0, 3, 1, 2, 4]).reshape(0, 0, -1)
 
 
-def _count(writer: Writer, size: "int | Tensor") -> Tensor:
-    """Return the numbers from 0 to below a size."""
-    if isinstance(size, int):
-        return writer.ints(np.arange(size))
-    zero, one = (writer.constant(np.asarray(number, np.int64)) for number in (0, 1))
-    return zero.op("Range", size.op("Squeeze"), one)
-
-
 class _Places(NamedTuple):
     """The positions in the sequence of what a GroupQueryAttention reads and writes, each of [batch, length].
 
@@ -175,7 +182,7 @@ class _Places(NamedTuple):
     def of(cls, call: Call) -> "_Places":
         """Write the positions, as ONNX Runtime's description of the op says."""
         length, writer = call.x.size(1), call.writer
-        steps = _count(writer, length).op("Unsqueeze", [0])
+        steps = writer.count(length).op("Unsqueeze", [0])
         until = call[_LENGTHS].cast(TensorProto.INT64).reshape(-1, 1) + 1
         count = writer.vector(length)
         past = (until - count).op("Max", until.like(0))
@@ -211,17 +218,13 @@ def _rows(call: Call, until: Tensor, size: "int | Tensor") -> Tensor:
         spare = capacity - call.attribute("local_window_size", -1) + 1
         over = (until - capacity).op("Max", until.like(0))
         held = until - spare * ((over + spare - 1) / spare)
-    rows = _count(writer, size).op("Unsqueeze", [0])
+    rows = writer.count(size).op("Unsqueeze", [0])
     return (rows < held).where(rows + until - held, _NOWHERE)
 
 
 def _group_query(call: Call) -> Grads:
     """Return the gradients of GroupQueryAttention, those of its tables of angles included."""
-    usual = {"smooth_softmax": 0, "causal": 1}
-    unusual = any(call.attribute(name, value) != value for name, value in usual.items())
-    extra = any(map(call.has, range(_EXTRA, len(call.inputs))))
-    if unusual or extra or any(dy is not None for dy in call.dys[3:]):
-        raise call.error("has a form without a gradient rule")
+    _check_outputs(call)
     heads, shared = (call.attribute(name) for name in ("num_heads", "kv_num_heads"))
     query, key, value = (
         _grouped(x, shared, group)
@@ -233,11 +236,7 @@ def _group_query(call: Call) -> Grads:
         rows = call[_ANGLES + 2] if call.has(_ANGLES + 2) else places.new
         turn = _Rotation.of(call, _ANGLES, rows, "rotary_interleaved")
         turned = turn.turn(query), turn.turn(key)
-    past = [call[at].op("Unsqueeze", [2]) for at in _PAST if call.has(at)]
-    keys, values = (
-        call.writer.concat([*past[at : at + 1], new], 3)
-        for at, new in enumerate((turned[1], value))
-    )
+    keys, values = _after_cache(call, (turned[1], value), _PAST)
     found = _Attention.of(
         query=turned[0],
         key=keys,
@@ -247,10 +246,7 @@ def _group_query(call: Call) -> Grads:
         softcap=call.attribute("softcap", 0.0),
         visible=places.visible(call.attribute("local_window_size", -1)),
     )
-    both = [found.key, found.value]
-    for at, dy in enumerate(call.dys[1:3]):
-        both[at] = both[at] if dy is None else both[at] + places.through(dy)
-    old, new = _split(call, both)
+    old, new = _apart(call, found, _PAST, places.through)
     gradients, tables = [found.query, *new], list[Tensor]()
     if turn is not None:
         pairs = [
@@ -264,6 +260,11 @@ def _group_query(call: Call) -> Grads:
     return [*merged, *old, None, None, *tables]
 
 
+def _check_outputs(call: Call) -> None:
+    if any(dy is not None for dy in call.dys[3:]):
+        raise call.error("passes its scores on to the loss, which has no gradient rule")
+
+
 def _parts(call: Call) -> Sequence[Tensor]:
     """Return queries, keys and values of [batch, length, hidden], which may be packed."""
     if call.has(1):
@@ -274,32 +275,47 @@ def _parts(call: Call) -> Sequence[Tensor]:
     return [part.reshape(0, 0, -1) for part in parts]
 
 
-def _split(
-    call: Call, found: Sequence[Tensor], past: Sequence[int] = _PAST
+def _after_cache(
+    call: Call, new: Sequence[Tensor], past: Sequence[int]
+) -> list[Tensor]:
+    """Return keys and values behind those of the old cache, if there is one at these inputs."""
+    joined = []
+    for part, at in zip(new, past, strict=True):
+        held = [call[at].op("Unsqueeze", [2])] if call.has(at) else []
+        joined.append(call.writer.concat([*held, part], 3))
+    return joined
+
+
+def _apart(
+    call: Call,
+    found: _Attention,
+    past: Sequence[int],
+    through: Callable[[Tensor], Tensor],
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return gradients of the old cache, if there is one, and of new keys and values."""
+    """Return gradients of the old cache, if there is one, and of new keys and values.
+
+    ``through`` returns the gradient of all keys or values from that of the new cache.
+    """
     old, new = list[Tensor | None](), list[Tensor]()
-    for gradient, at in zip(found, past, strict=True):
+    written = (*call.dys[1:3], None, None)
+    for gradient, at, dy in zip((found.key, found.value), past, written, strict=False):
+        total = gradient if dy is None else gradient + through(dy)
         if not call.has(at):
             old.append(None)
-            new.append(gradient)
+            new.append(total)
             continue
         size = call.writer.vector(call[at].size(2))
-        old.append(gradient.op("Slice", [0], size, [3]).op("Squeeze", [2]))
-        new.append(gradient.op("Slice", size, [_NOWHERE], [3]))
+        old.append(total.op("Slice", [0], size, [3]).op("Squeeze", [2]))
+        new.append(total.op("Slice", size, [_NOWHERE], [3]))
     return old, new
 
 
 def _multi_head(call: Call) -> Grads:
     """Return the gradients of MultiHeadAttention."""
-    fixed = any(map(call.has, _FIXED)) or not (call.has(1) and call.has(2))
-    padded = call.has(_PADDING) and call.rank(_PADDING) != 2
-    if (
-        fixed
-        or padded
-        or call.rank() != 3
-        or any(dy is not None for dy in call.dys[3:])
-    ):
+    _check_outputs(call)
+    is_packed = not (call.has(1) and call.has(2))
+    is_padded = call.has(_PADDING) and call.rank(_PADDING) != 2
+    if is_packed or is_padded or call.rank() != 3:
         raise call.error("has a form without a gradient rule")
     heads, parts = call.attribute("num_heads"), [call[at] for at in range(3)]
     if call.has(_BIAS):
@@ -310,12 +326,7 @@ def _multi_head(call: Call) -> Grads:
         part.op("Unsqueeze", [2]) if apart else _grouped(part, heads)
         for part, apart in zip(parts, is_apart, strict=True)
     )
-    keys, values = (
-        call.writer.concat([call[at].op("Unsqueeze", [2]), one], 3)
-        if call.has(at)
-        else one
-        for one, at in zip(new, _OLD, strict=True)
-    )
+    keys, values = _after_cache(call, new, _OLD)
     added = call[_SCORES].op("Unsqueeze", [2]) if call.has(_SCORES) else None
     found = _Attention.of(
         query=query,
@@ -326,10 +337,7 @@ def _multi_head(call: Call) -> Grads:
         bias=added,
         visible=_seen(call, keys),
     )
-    both = [found.key, found.value]
-    for at, dy in enumerate(call.dys[1:3]):
-        both[at] = both[at] if dy is None else both[at] + dy.op("Unsqueeze", [2])
-    old, new = _split(call, both, _OLD)
+    old, new = _apart(call, found, _OLD, lambda dy: dy.op("Unsqueeze", [2]))
     gradients = [
         gradient.op("Squeeze", [2]) if apart else _merged(gradient)
         for gradient, apart in zip((found.query, *new), is_apart, strict=True)
@@ -353,8 +361,8 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
     if call.attribute("unidirectional", 0):
         all_keys = keys.op("Shape", start=3, end=4)
         length = call.writer.vector(call.x.size(1))
-        query = _count(call.writer, call.x.size(1)).op("Unsqueeze", [1])
-        past = _count(call.writer, all_keys).op("Unsqueeze", [0])
+        query = call.writer.count(call.x.size(1)).op("Unsqueeze", [1])
+        past = call.writer.count(all_keys).op("Unsqueeze", [0])
         before = (past > query + (all_keys - length)).op("Not")
         seen = before if seen is None else seen.op("And", before)
     return seen
@@ -362,12 +370,10 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
 
 def _rotary(call: Call) -> Grads:
     """Return the gradients of RotaryEmbedding of ONNX Runtime."""
-    if call.attribute("scale", 1.0) != 1 or call.attribute("is_packed_batching", 0):
-        raise call.error("has a form without a gradient rule")
     is_apart, length = call.rank() == 4, call.x.size(2 if call.rank() == 4 else 1)
     places = call[1]
     if call.rank(1) == 1:  # the first position of each sequence
-        steps = _count(call.writer, length).op("Unsqueeze", [0])
+        steps = call.writer.count(length).op("Unsqueeze", [0])
         batch = call.writer.vector(call.x.size(0), 1)
         places = (steps + places).op("Expand", batch)
     turn = _Rotation.of(call, 2, places, "interleaved")
@@ -391,3 +397,139 @@ RULES: Final[Mapping[str, Rule]] = {
     "com.microsoft::MultiHeadAttention": _multi_head,
     "com.microsoft::RotaryEmbedding": _rotary,
 }
+
+
+def unroll(call: Call) -> None:
+    """Replace the node with its steps.
+
+    Raises:
+        GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
+            peepholes, clipping, non-default activations.
+    """
+    layout, directions = call.attribute("layout"), call.attribute("direction")
+    count = 2 if directions == "bidirectional" else 1
+    length = _checked_length(call, count)
+    x = call.x.transpose([1, 0, 2]) if layout else call.x
+    pieces = {port: _pieces(call, port, count) for port in (1, 2, 3, 5, 6)}
+    rows: list[Tensor] = []
+    finals: list[_State] = []
+    for index in range(count):
+        backward = directions == "reverse" or index == 1
+        given = {port: parts[index] for port, parts in pieces.items() if parts}
+        steps, final = _run(call, x, given, length, backward=backward)
+        rows.append(_stacked(steps).op("Unsqueeze", [1]))
+        finals.append(final)
+    outputs = [call.writer.concat(rows, 1), *map(_stacked, zip(*finals, strict=True))]
+    for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
+        if wanted is not None:
+            perm = ([2, 0, 1, 3] if port == 0 else [1, 0, 2]) if layout else None
+            made.op("Transpose" if layout else "Identity", into=wanted.name, perm=perm)
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors joined along a new first axis."""
+    return tensors[0].writer.concat(
+        [tensor.op("Unsqueeze", [0]) for tensor in tensors], 0
+    )
+
+
+def _checked_length(call: Call, directions: int) -> int:
+    """Return the length of the sequences if the node can be unrolled."""
+    named = [name.decode() for name in call.attribute("activations") or ()]
+    usual = _ACTIVATIONS[call.node.key] * directions
+    if named and [name.lower() for name in named[: len(usual)]] != usual:
+        raise call.error(
+            f"has the activations {', '.join(named)}; only the default ones have a gradient rule"
+        )
+    length = call.x.known_size(call.attribute("layout"))
+    if length is None:
+        raise call.error(
+            "must be unrolled for its gradient, but its sequence length is unknown: give the input a fixed length"
+        )
+    return length
+
+
+def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
+    """Return the part of an input for each direction, without the direction axis; none if the input is absent."""
+    if not call.has(port):
+        return []
+    axis = 1 if port > 3 and call.attribute("layout") else 0
+    return [part.op("Squeeze", [axis]) for part in call[port].split([1] * count, axis)]
+
+
+def _run(
+    call: Call, x: Tensor, given: Mapping[int, Tensor], length: int, *, backward: bool
+) -> tuple[list[Tensor], _State]:
+    """Return the hidden states by time and the final state of one direction; ``given`` has its inputs by port."""
+    kind, width = call.node.key, call.attribute("hidden_size")
+    inputs = x.op("MatMul", given[1].transpose([1, 0]))
+    late_bias = None
+    if 3 in given:
+        own, recurrent = given[3].split([_GATES[kind] * width] * 2, 0)
+        if kind == "GRU" and call.attribute("linear_before_reset"):
+            late_bias = recurrent
+        else:
+            own = own + recurrent
+        inputs = inputs + own
+    recurrence = given[2].transpose([1, 0])
+    steps = inputs.split([1] * length, 0)
+    batch = call.x.size(0 if call.attribute("layout") else 1)
+    empty = call.writer.vector(batch, width).zeros(x.elem)
+    state: _State = tuple(
+        given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,))
+    )
+    hidden = []
+    for step in reversed(steps) if backward else steps:
+        state = _STEPS[kind](
+            call, recurrence, late_bias, step.op("Squeeze", [0]), state
+        )
+        hidden.append(state[0])
+    return hidden[::-1] if backward else hidden, state
+
+
+def _split(call: Call, x: Tensor, count: int) -> list[Tensor]:
+    return x.split([call.attribute("hidden_size")] * count, 1)
+
+
+def _lstm(
+    call: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
+    hidden, memory = state
+    i, o, f, c = _split(call, x + hidden.op("MatMul", recurrence), 4)
+    memory = f.op("Sigmoid") * memory + i.op("Sigmoid") * c.op("Tanh")
+    return o.op("Sigmoid") * memory.op("Tanh"), memory
+
+
+def _gru(
+    call: Call, recurrence: Tensor, bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
+    (hidden,) = state
+    if call.attribute("linear_before_reset"):
+        own = hidden.op("MatMul", recurrence)
+        ours = _split(call, own if bias is None else own + bias, 3)
+        theirs = _split(call, x, 3)
+        z, r = (
+            (a + b).op("Sigmoid") for a, b in zip(theirs[:2], ours[:2], strict=True)
+        )
+        new = (theirs[2] + r * ours[2]).op("Tanh")
+    else:
+        width = call.attribute("hidden_size")
+        early, late = recurrence.split([2 * width, width], 1)
+        first, last = x.split([2 * width, width], 1)
+        z, r = (
+            gate.op("Sigmoid")
+            for gate in _split(call, first + hidden.op("MatMul", early), 2)
+        )
+        new = (last + (r * hidden).op("MatMul", late)).op("Tanh")
+    return ((1 - z) * new + z * hidden,)
+
+
+def _rnn(
+    _: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
+) -> _State:
+    return ((x + state[0].op("MatMul", recurrence)).op("Tanh"),)
+
+
+_STEPS: Final[Mapping[str, _Step]] = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}
+UNROLLED: Final = frozenset(_STEPS)
+"""Op types that :func:`unroll` handles."""
