@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from onnxamp._api import converted_as
 from onnxamp._convert.plan import HazardRow, make_plan
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import DtypeLike
 from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._ops.facts import is_exact, op_facts, op_key

@@ -25,8 +25,7 @@ from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.signature import Port, Signature, newer_versions
 from onnxamp._optional import has_runtime
-from onnxamp._rewrite.casts import redundant_casts
-from onnxamp._rewrite.pairs import find_pairs
+from onnxamp._rewrite.casts import find_pairs, redundant_casts
 from onnxamp._rewrite.verify import type_conflicts
 from onnxamp._runtime.inputs import Sizes, listed
 from onnxamp._runtime.random_inputs import has_shape, shape_of

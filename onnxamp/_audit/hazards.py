@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from onnxamp._audit import Finding, finding
-from onnxamp._decide.hazards import find_hazards, kinds, masks, quantized
+from onnxamp._decide.hazards import masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
-from onnxamp._decide.verdicts import Audit
+from onnxamp._decide.verdicts import Audit, find_hazards, kinds
 from onnxamp._dtypes import (
     FLOAT,
     FLOAT16,

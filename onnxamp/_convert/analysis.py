@@ -16,9 +16,9 @@ import numpy as np
 
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import NONE, PortVariables
-from onnxamp._decide.precision import CutProblem, Decision, Prices
+from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
-from onnxamp._decide.verdicts import Basis
+from onnxamp._decide.verdicts import Basis, Verdict
 from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.determined import loop_trips
@@ -77,15 +77,23 @@ class Analysis:
         return self.problem.ports
 
     @property
+    def casts(self) -> int:
+        """Number of new Casts."""
+        return len(self.edits.casts)
+
+    @property
     def on_cpu(self) -> list[int]:
         """Nodes that the target leaves to the CPU in the precision that they have."""
-        pins, of_node, is_low = self.pins, self.ports.of_node, self.decision.is_low
-        return [
-            index
-            for index in pins.fallbacks
-            if index not in pins.low_alone
-            or not all(map(is_low, of_node[index].values()))
-        ]
+        is_low, found = self.decision.is_low, list[int]()
+        for index, free in self.problem.freedoms.items():
+            is_fine = free.only_low and all(map(is_low, self.ports.of(index)))
+            if free.falls_back and not is_fine:
+                found.append(index)
+        return found
+
+    def verdict(self, variable: int) -> Verdict:
+        """Return the verdict on a variable."""
+        return verdict_on(self.problem, self.pins, self.decision, variable)
 
     def without(self, reasons: Mapping[int, frozenset[Basis]]) -> "Analysis":
         """Return the analysis if these reasons did not keep these nodes in float32."""
@@ -161,12 +169,9 @@ class RoundedWeights:
             return "No product outside subgraphs has a low-precision weight to round with compensation."
         if not self.chosen:
             return f"Compensated rounding does not help: all {self.weights:,} weights are rounded to nearest."
-        kept = self.weights - len(self.chosen)
-        rest = (
-            f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"
-            if kept
-            else ""
-        )
+        kept, rest = self.weights - len(self.chosen), ""
+        if kept:
+            rest = f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"
         wide = f" ({self.wide:,} are too wide)" if self.wide else ""
         return (
             f"Rounded {len(self.chosen):,} of {self.weights:,} weights with compensation{rest}{wide}:"
@@ -201,16 +206,11 @@ def with_rounding(
             " (--inputs), or round to nearest (--rounding nearest)."
         )
     found = rounder(analysis)
-    warnings = (
-        *analysis.pins.warnings,
-        *([MADE_UP] if found.made_up and found.chosen else ()),
-    )
-    pins, edits = analysis.pins._replace(warnings=warnings), analysis.edits
-    return replace(
-        analysis,
-        pins=pins,
-        edits=replace(edits, rounded={**edits.rounded, **found.chosen}),
-    ), found
+    pins, edits = analysis.pins, analysis.edits
+    if found.made_up and found.chosen:
+        pins = pins._replace(warnings=(*pins.warnings, MADE_UP))
+    edits = replace(edits, rounded={**edits.rounded, **found.chosen})
+    return replace(analysis, pins=pins, edits=edits), found
 
 
 def constant_nodes(graph: Graph) -> frozenset[int]:
@@ -290,15 +290,7 @@ class Estimate:
         """Yield (value, whether it is low precision, precisions in which it is read)."""
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                read = [
-                    ports.consumed[node][port] for node, port in self.graph.uses[value]
-                ]
-                read += [
-                    ports.returned.get(key, NONE) for key in self.graph.results[value]
-                ]
-                needed = {
-                    decision.is_low(variable) for variable in read if variable != NONE
-                }
+                needed = set(map(decision.is_low, ports.read(self.graph, value)))
                 yield value, decision.is_low(produced), needed
 
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
@@ -356,15 +348,12 @@ def expected_speed_up(
     declared = declared_shapes(graph) if shapes is None else shapes
     if not device or declared is None or not any(analysis.decision.low):
         return None
-    estimate = Estimate(
-        graph, device_called(device), shapes_at(graph, declared), analysis.options.low
-    )
+    bound = shapes_at(graph, declared)
+    estimate = Estimate(graph, device_called(device), bound, analysis.options.low)
     before = estimate.time()
-    return (
-        SpeedUp(device, before, time_of(analysis, estimate), declared)
-        if before
-        else None
-    )
+    if not before:
+        return None
+    return SpeedUp(device, before, time_of(analysis, estimate), declared)
 
 
 def _usual_device(target: str) -> str:
@@ -382,11 +371,10 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
     found = dict[str, tuple[int, ...]]()
     for value in graph.scopes[0].inputs:
         shape = graph.shapes[value]
-        if shape is None or None in shape:
+        sizes = [size for size in shape or () if size is not None]
+        if shape is None or len(sizes) < len(shape):
             return None
-        found[graph.values[value].name] = tuple(
-            size for size in shape if size is not None
-        )
+        found[graph.values[value].name] = tuple(sizes)
     return found
 
 
@@ -416,58 +404,44 @@ def low_ports(analysis: Analysis, node: Node) -> Ports:
     """Return the low-precision ports of a node."""
     types, is_low = analysis.graph.types, analysis.decision.is_low
     consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
-    return Ports(
-        tuple(
-            [
-                port
-                for port, value in enumerate(node.inputs)
-                if types[value] == FLOAT and is_low(consumed[port])
-            ]
-        ),
-        tuple(
-            [
-                port
-                for port, value in enumerate(node.outputs)
-                if types[value] == FLOAT and is_low(made[value])
-            ]
-        ),
-    )
+    inputs = [
+        port
+        for port, value in enumerate(node.inputs)
+        if types[value] == FLOAT and is_low(consumed[port])
+    ]
+    outputs = [
+        port
+        for port, value in enumerate(node.outputs)
+        if types[value] == FLOAT and is_low(made[value])
+    ]
+    return Ports(tuple(inputs), tuple(outputs))
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
     """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
-    return shapes_at(
-        graph,
-        {
-            name: feed.shape
-            for name, feed in feeds.items()
-            if isinstance(feed, np.ndarray)
-        },
-    )
+    arrays = {name: x for name, x in feeds.items() if isinstance(x, np.ndarray)}
+    return shapes_at(graph, {name: array.shape for name, array in arrays.items()})
 
 
 def shapes_at(
     graph: Graph, given: Mapping[str, tuple[int, ...]]
 ) -> Sequence[Shape | None]:
     """:func:`bound_shapes` for inputs of these shapes."""
-    if given == declared_shapes(graph) and not any(
-        _is_open(graph.shapes[value.index]) for value in graph.values
-    ):
+    is_open = any(_is_open(graph.shapes[value.index]) for value in graph.values)
+    if given == declared_shapes(graph) and not is_open:
         return graph.shapes
-    named: dict[str, int] = {}
+    named = dict[str, int]()
     for entry in graph.model.graph.input:
-        sizes = given.get(entry.name, ())
         dims = entry.type.tensor_type.shape.dim
-        named |= {
-            dim.dim_param: size
-            for dim, size in zip(dims, sizes, strict=False)
-            if dim.dim_param
-        }
+        for dim, size in zip(dims, given.get(entry.name, ()), strict=False):
+            if dim.dim_param:
+                named[dim.dim_param] = size
     inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
-    pairs = zip(inferred, declared, strict=True)
     return [
-        other if one is None or (None in one and other and None not in other) else one
-        for one, other in pairs
+        other
+        if one is None or (_is_open(one) and other and not _is_open(other))
+        else one
+        for one, other in zip(inferred, declared, strict=True)
     ]
 
 

@@ -14,10 +14,9 @@ from typing import Any, Final
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.convert import is_low
 from onnxamp._convert.upgrades import held_back
-from onnxamp._decide.hazards import epsilons, fusions, kinds
+from onnxamp._decide.hazards import epsilons, fusions
 from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
-from onnxamp._decide.verdicts import Basis, Reason
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import Basis, Reason, kinds, title_of
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -170,8 +169,8 @@ def _cause(
     without: Callable[[], Analysis],
 ) -> Cause:
     """Return the cost of a reason, by the analysis ``without`` it; if there are no Casts, nothing is analyzed."""
-    casts = len(analysis.edits.casts)
-    saved = max(0, casts - len(without().edits.casts)) if casts else 0
+    casts = analysis.casts
+    saved = max(0, casts - without().casts) if casts else 0
     ops = Counter(analysis.graph.nodes[node].key for node in sorted(nodes))
     return Cause(reason=reason, ops=dict(ops.most_common()), casts=saved, advice=advice)
 
@@ -211,8 +210,8 @@ def opset_hint(analysis: Analysis) -> str | None:
     reach = plan_upgrade(graph, newer)
     if reach.obstacle is not None:
         return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
-    before = len(analysis.edits.casts)
-    saved, ops = before - len(held.freed.edits.casts), ", ".join(held.ops)
+    before = analysis.casts
+    saved, ops = before - held.freed.casts, ", ".join(held.ops)
     if saved > 0:
         return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
@@ -230,26 +229,19 @@ def fold_hint(analysis: Analysis) -> str | None:
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    text = f"{_told_as_decomposed(folds)}; without --no-fold, each becomes a single op"
-    able = [fold for fold in folds if fold.op not in options.black]
-    able = [
-        fold for fold in able if not all(is_low(analysis, node) for node in fold.nodes)
-    ]
-    inside = {node for fold in able for node in fold.nodes}
-    makers = (
-        graph.producer(value) for node in inside for value in graph.nodes[node].inputs
-    )
-    freed = {node.index: _OF_CASTS for node in makers if node is not None}
-    before, saved = (
-        len(analysis.edits.casts),
-        _saved(analysis, freed | dict.fromkeys(inside, _OF_PATTERNS)),
-    )
-    if saved > 0:
-        text = f"{text}, and saves {saved} of {before} Casts"
-    if options.level in (Level.O1, Level.O2) and any(
-        fold.op in options.black for fold in folds
-    ):
-        text = f"{text}. With --lists default normalizations can then also be low precision"
+    inside, freed = set[int](), dict[int, frozenset[Basis]]()
+    for fold in folds:
+        is_lowered = all(is_low(analysis, node) for node in fold.nodes)
+        if not is_lowered and fold.op not in options.black:
+            inside |= fold.nodes
+    for node in graph.at(inside):
+        makers = filter(None, map(graph.producer, node.inputs))
+        freed |= {maker.index: _OF_CASTS for maker in makers}
+    saves = _saving(analysis, freed | dict.fromkeys(inside, _OF_PATTERNS))
+    text = f"{_told_as_decomposed(folds)}; without --no-fold, each becomes a single op{saves}"
+    is_black = any(fold.op in options.black for fold in folds)
+    if is_black and options.level in (Level.O1, Level.O2):
+        text += ". With --lists default normalizations can then also be low precision"
     return f"{text}."
 
 
@@ -262,41 +254,30 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
     options, graph = analysis.options, analysis.graph
     if options.folds or options.level == Level.O0:
         return None
-    of_node = analysis.ports.of_node
+    stored = graph.constants.tensors.__contains__
     parted = {
-        node.index: _OF_BATCH_NORMS
-        for producer, node in constant_batch_norms(
-            graph, graph.constants.tensors.__contains__
-        )
-        if producer.index in of_node
+        norm.index
+        for producer, norm in constant_batch_norms(graph, stored)
+        if producer.index in analysis.ports.of_node
         and is_low(analysis, producer.index)
-        and not is_low(analysis, node.index)
+        and not is_low(analysis, norm.index)
     }
-    able = (
-        {node for fold in batch_norms(graph) for node in fold.nodes}
-        if parted
-        else set[int]()
-    )
-    parted = {node: reasons for node, reasons in parted.items() if node in able}
+    if parted:  # not all of them can be folded, which takes longer to find out
+        parted &= {node for fold in batch_norms(graph) for node in fold.nodes}
     if not parted:
         return None
-    saved, low = _saved(analysis, parted), options.low.name
-    saves = (
-        f", and saves {saved} of {len(analysis.edits.casts)} Casts" if saved > 0 else ""
-    )
-    what = (
-        f"{len(parted)} BatchNormalization{'' if len(parted) == 1 else 's'} after {low}"
-    )
-    return f"{what}: ONNX Runtime does not fuse them, because they stay float32; --fold folds them into the weights{saves}."
-
-
-def _saved(analysis: Analysis, freed: Mapping[int, frozenset[Basis]]) -> int:
-    """Return how many new Casts go if these reasons did not keep these nodes in float32."""
+    saves = _saving(analysis, dict.fromkeys(parted, _OF_BATCH_NORMS))
+    what = f"BatchNormalization{'' if len(parted) == 1 else 's'}"
     return (
-        len(analysis.edits.casts) - len(analysis.without(freed).edits.casts)
-        if freed
-        else 0
+        f"{len(parted)} {what} after {options.low.name}: ONNX Runtime does not fuse them, because they stay float32;"
+        f" --fold folds them into the weights{saves}."
     )
+
+
+def _saving(analysis: Analysis, freed: Mapping[int, frozenset[Basis]]) -> str:
+    """Return how many new Casts go if these reasons did not keep these nodes in float32, in a clause; "" if none."""
+    saved = analysis.casts - analysis.without(freed).casts if freed else 0
+    return f", and saves {saved} of {analysis.casts} Casts" if saved > 0 else ""
 
 
 _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
@@ -324,12 +305,9 @@ def decomposed(graph: Graph) -> str | None:
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return None
-    casts = set().union(*(_casts_around(graph, fold) for fold in folds))
-    around = (
-        f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
-        if casts
-        else ""
-    )
+    casts, around = set().union(*(_casts_around(graph, fold) for fold in folds)), ""
+    if casts:
+        around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
     return f"{_told_as_decomposed(folds)}{around}"
 
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 from onnx import ModelProto
@@ -132,12 +133,10 @@ def carried_out(
 
 def all_unsound(model: Model, options: Options) -> Options:
     """Return the options with which the whole model stays unchanged, even if there are bugs."""
-    unsound = (
-        name for node in model.ask(graph_of).nodes for name in node.proto.output if name
-    )
+    outputs = (node.proto.output for node in model.ask(graph_of).nodes)
     return replace(
         options,
-        unsound=tuple(unsound),
+        unsound=tuple(filter(None, chain.from_iterable(outputs))),
         keep_io_types=True,
         low_weights=(),
         weights_only=False,
@@ -208,13 +207,12 @@ def _candidates(analysis: Analysis) -> tuple[str, ...]:
 def _lowered(analysis: Analysis) -> tuple[str, ...]:
     """Return the outputs of the folded patterns whose single ops are low."""
     folded = frozenset(analysis.options.folded)
-    return tuple(
-        value.name
+    low = (
+        value
         for value in analysis.graph.values
-        if value.name in folded
-        and value.producer in analysis.ports.of_node
-        and is_low(analysis, value.producer)
+        if value.producer in analysis.ports.of_node and is_low(analysis, value.producer)
     )
+    return tuple(value.name for value in low if value.name in folded)
 
 
 def is_low(analysis: Analysis, node: int) -> bool:
@@ -223,13 +221,10 @@ def is_low(analysis: Analysis, node: int) -> bool:
 
 
 def _note(before: Analysis, after: Analysis) -> str:
-    first, last = len(before.edits.casts), len(after.edits.casts)
-    saves = (
-        f" saves {first - last} of {first} new Casts"
-        if last < first
-        else " makes the result faster"
-    )
-    return f"Folding{saves}; --no-fold leaves the patterns as they are."
+    gain = "makes the result faster"
+    if after.casts < before.casts:
+        gain = f"saves {before.casts - after.casts} of {before.casts} new Casts"
+    return f"Folding {gain}; --no-fold leaves the patterns as they are."
 
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -312,7 +307,7 @@ def _converted(
         sum(analysis.decision.low),
         len(analysis.decision.low),
         options.dtype,
-        len(analysis.edits.casts),
+        analysis.casts,
     )
     weights = WeightConverter(options.low, ready.graph.folder, deferred=deferred)
     changed = analysis.edits or ready.requested

@@ -106,11 +106,10 @@ def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
     graph = Graph.of(inline_functions(model.proto), model.folder)
     from onnxamp._runtime.emulate import emulate_graph  # noqa: PLC0415 - few models are low already
 
-    listed = [
-        entry.name for entry in (*graph.model.graph.input, *graph.model.graph.output)
-    ]
     if isinstance(keep_io_types, bool):
-        keep_io_types = frozenset(listed if keep_io_types else ())
+        listed = (*graph.model.graph.input, *graph.model.graph.output)
+        names = (entry.name for entry in listed)
+        keep_io_types = frozenset(names if keep_io_types else ())
     proto = emulate_graph(
         graph, base_dir=model.folder, rounds=False, keeps=keep_io_types
     )
@@ -126,22 +125,16 @@ def misspelled(model: Model, options: Options) -> list[Unmatched]:
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
         return []
-    inner = _keys(unmatched_names(_decided_on(model, options), options))
+    graph, _ = _decided_on(model, options)
+    inner = _keys(unmatched_names(graph, options))
     return [one for one in found if (one.option, one.name) in inner]
 
 
-def _decided_on(model: Model, options: Options) -> Graph:
-    """The graph whose nodes are decided, as far as it is known before anything is measured."""
-    return prepared(model, _measurable(options)).graph
-
-
-def _measurable(options: Options) -> Options:
-    """Return the options without those that need ranges, which nothing has measured yet."""
-    return (
-        replace(options, rescale=False, data_max=None)
-        if options.lacks_ranges
-        else options
-    )
+def _decided_on(model: Model, options: Options) -> tuple[Graph, Options]:
+    """Return the graph whose nodes are decided, and the options, as far as both are known before measurements."""
+    if options.lacks_ranges:
+        options = replace(options, rescale=False, data_max=None)
+    return prepared(model, options).graph, options
 
 
 def refuse_misspelled(model: Model, options: Options) -> None:
@@ -173,11 +166,10 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     A text that suggests another name is preferred to one that does not.
     """
     rows = list(found)
-    common = (
-        set[tuple[str, str]]().union(*map(_keys, rows)).intersection(*map(_keys, rows))
+    keys, names = list(map(_keys, rows)), _told_once(itertools.chain(*rows))
+    return tuple(
+        one for one in names if all((one.option, one.name) in row for row in keys)
     )
-    names = _told_once(itertools.chain(*rows))
-    return tuple(one for one in names if (one.option, one.name) in common)
 
 
 def among(
@@ -235,6 +227,4 @@ def early_warnings(model: Model, options: Options) -> list[str]:
     refuse_misspelled(model, options)
     if not options.has_names:
         return []
-    return list(
-        find_overrides(_decided_on(model, options), _measurable(options)).warnings
-    )
+    return list(find_overrides(*_decided_on(model, options)).warnings)

@@ -9,9 +9,7 @@ from typing import Any, Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.pins import variable_names
-from onnxamp._decide.precision import explain
-from onnxamp._decide.verdicts import Hazard
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Hazard, told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._graph.graph import Graph
@@ -240,12 +238,12 @@ def make_plan(analysis: Analysis) -> Plan:
     """Return the plan of an analysis."""
     graph, rows, variables = analysis.graph, [], analysis.ports.variables
     names = variable_names(graph, variables)
-    verdicts = explain(analysis.problem, analysis.pins, analysis.decision)
     of_nodes = dict[int, list[PlanRow]]()
-    for name, variable, verdict in zip(names, variables, verdicts, strict=True):
+    for name, variable in zip(names, variables, strict=True):
         op = (
             "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
         )
+        verdict = analysis.verdict(variable.index)
         why = verdict.reason.value, verdict.detail
         rows.append(PlanRow(str(name), *name, op, verdict.low, *why))
         of_nodes.setdefault(variable.node, []).append(rows[-1])
@@ -255,7 +253,7 @@ def make_plan(analysis: Analysis) -> Plan:
         opset=graph.book.opsets[""],
         rows=tuple(rows),
         hazards=tuple(filter(None, hazards)),
-        casts=len(analysis.edits.casts),
+        casts=analysis.casts,
         cost=analysis.decision.cost,
         warnings=analysis.pins.warnings,
         quantized=tuple(_parts(graph, analysis.options.low.tensor, of_nodes)),

@@ -9,9 +9,7 @@ from typing import Final
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import HIGH, NONE
-from onnxamp._decide.precision import verdict_on
-from onnxamp._decide.verdicts import Reason
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Reason, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
@@ -69,12 +67,11 @@ def kept_weights(
         is_low = analysis.decision.is_low(variable) and value.index not in copies
         if graph.types[value.index] != FLOAT or not is_stored or not is_large or is_low:
             continue
-        if readers := dict(_float32_readers(analysis, value.index)):
-            readers = {
-                label: planned.get(label, reason) for label, reason in readers.items()
-            }
-            if analysis.options.weights_only:
-                readers = dict.fromkeys(readers, _UNHELD)
+        readers = dict[str, str]()
+        for label, reason in _float32_readers(analysis, value.index):
+            why = planned.get(label, reason)
+            readers[label] = _UNHELD if analysis.options.weights_only else why
+        if readers:
             found.append(KeptWeight(value.name, size, value.index in copies, readers))
     return tuple(sorted(found, key=lambda weight: (-weight.size, weight.name)))
 
@@ -108,7 +105,7 @@ def _reason(
 ) -> str:
     if variable == HIGH:
         return fixed
-    verdict = verdict_on(analysis.problem, analysis.pins, analysis.decision, variable)
+    verdict = analysis.verdict(variable)
     return _told(verdict.reason.value, verdict.detail)
 
 
@@ -218,15 +215,12 @@ def _pairs(graph: Graph, removed: AbstractSet[int]) -> int:
 
 def _precision(analysis: Analysis, index: int) -> str:
     """Return the precision of a node in the result."""
-    node, ports, decision = (
-        analysis.graph.nodes[index],
-        analysis.ports,
-        analysis.decision,
-    )
-    sides = set(map(decision.is_low, ports.of(index)))
+    sides = set(map(analysis.decision.is_low, analysis.ports.of(index)))
     if not sides:
-        return _by_types(analysis, node)
-    return "mixed" if len(sides) == 2 else "low" if sides == {True} else "float32"
+        return _by_types(analysis, analysis.graph.nodes[index])
+    if len(sides) == 2:
+        return "mixed"
+    return "low" if True in sides else "float32"
 
 
 def _by_types(analysis: Analysis, node: Node) -> str:

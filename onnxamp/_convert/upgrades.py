@@ -66,7 +66,7 @@ class HeldBack:
         of_node, exact = self.analysis.ports.of_node, self.analysis.graph.exact
         if any(not of_node.get(node) for node in self.able):
             return True
-        if len(self.freed.edits.casts) < len(self.analysis.edits.casts):
+        if self.freed.casts < self.analysis.casts:
             return True
         inexact = (of_node[node].values() for node in self.able if node not in exact)
         return any(map(self.freed.decision.is_low, chain.from_iterable(inexact)))
@@ -79,8 +79,8 @@ class HeldBack:
         lowered = list[int]()
         for node in self.first:
             name = self.analysis.graph.nodes[node].first_output
-            variables = after.ports.of(makers.get(name, ABSENT))
-            if any(after.decision.low[variable] for variable in variables):
+            roots = after.ports.deciding(makers.get(name, ABSENT))
+            if any(map(after.decision.is_low, roots)):
                 lowered.append(node)
         return lowered
 
@@ -91,9 +91,8 @@ def held_back(analysis: Analysis) -> HeldBack:
     Complexity: linear in nodes.
     """
     first, found = dict[Signature, int](), dict[int, int]()
-    for index in (
-        sorted(_without_kernel(analysis)) if analysis.options.level != Level.O0 else ()
-    ):
+    is_off = analysis.options.level == Level.O0
+    for index in () if is_off else sorted(_without_kernel(analysis)):
         node = analysis.graph.nodes[index]
         signature = node.signature
         if signature is None or signature.domain or not _is_wanted(analysis, index):
@@ -184,21 +183,18 @@ def at_best_opset(
     """
     prepared = raised(model, options)
     current = prepared.graph.book.opsets[""]
-    if options.opset != "auto" or options.level == Level.O0:
-        return prepared, analyze(
-            prepared.graph, options, plan.of_nodes() if plan else None
-        )
-    if plan is not None:
-        if plan.opset > current:
-            note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
-            prepared = _Choice(prepared, options, proof).at(plan.opset)
-            prepared = replace(prepared, notes=(*prepared.notes, note))
-        return prepared, analyze(prepared.graph, options, plan.of_nodes())
+    is_fixed = options.opset != "auto" or options.level == Level.O0
     choice = _Choice(prepared, options, proof)
-    needed = options.low.min_opset
-    if current < needed:
-        choice.need(needed)
-    return choice.best()
+    if plan is None and not is_fixed:
+        if current < options.low.min_opset:
+            choice.need(options.low.min_opset)
+        return choice.best()
+    if plan is not None and plan.opset > current and not is_fixed:
+        note = f"Upgraded from opset {current} to {plan.opset}, as the plan says."
+        prepared = choice.at(plan.opset)
+        prepared = replace(prepared, notes=(*prepared.notes, note))
+    replay = None if plan is None else plan.of_nodes()
+    return prepared, analyze(prepared.graph, options, replay)
 
 
 class _Choice:
@@ -245,29 +241,24 @@ class _Choice:
         """Return the prepared model and its analysis at the opset that pays."""
         before = analyze(self.base.graph, self.options)
         held = held_back(before)
-        candidates = sorted(
-            {opset for opset in held.first.values() if opset}, reverse=True
-        )
+        candidates = sorted({*held.first.values()} - {0}, reverse=True)
         if not candidates or not held.may_pay():
             return self.settled(self.base, before, ())
-        reach = self.plan(candidates[0])
-        obstacle = reach.obstacle
+        reach, result = self.plan(candidates[0]), (self.base, before)
+        obstacle, target = reach.obstacle, self.options.target
         for opset in candidates:
             if opset > reach.opset:
                 continue
-            lost = lost_kernel(self.base.graph, opset, self.options.target)
-            lost = lost or lost_low_kernel(self.base.graph, opset, self.options.target)
+            lost = lost_kernel(self.base.graph, opset, target)
+            lost = lost or lost_low_kernel(self.base.graph, opset, target)
             if lost is not None:
                 obstacle = lost
                 continue
             found = self.attempt(opset, before, held)
             if found is not None:
-                return self.settled(
-                    *found, self.stories(before, found[1], held, obstacle)
-                )
-        return self.settled(
-            self.base, before, self.stories(before, before, held, obstacle)
-        )
+                result = found
+                break
+        return self.settled(*result, self.stories(before, result[1], held, obstacle))
 
     def attempt(
         self, opset: int, before: Analysis, held: HeldBack
@@ -278,14 +269,11 @@ class _Choice:
         prepared = self.at(opset)
         after = analyze(prepared.graph, self.options)
         lowered = held.lowered(after)
-        saves = len(after.edits.casts) < len(before.edits.casts)
-        if not saves and before.graph.exact.issuperset(
-            lowered
-        ):  # moving data alone wins nothing
-            return None
-        if (lost := fallen(before, after)) and time_on_target(after) >= time_on_target(
-            before
-        ):
+        saves = after.casts < before.casts
+        if not saves and before.graph.exact.issuperset(lowered):
+            return None  # moving data alone wins nothing
+        lost = fallen(before, after)
+        if lost and time_on_target(after) >= time_on_target(before):
             what = f"{self.options.target} has no kernel for {lost}, and the CPU would take longer than low precision saves"
             self.refused.append(
                 f"Not upgraded to opset {opset}, where {what} (--opset {opset} does it anyway)."
@@ -296,7 +284,7 @@ class _Choice:
             less = self.at(enough)
             other = analyze(less.graph, self.options)
             as_low = len(held.lowered(other)) >= len(lowered)
-            if as_low and len(other.edits.casts) <= len(after.edits.casts):
+            if as_low and other.casts <= after.casts:
                 opset, prepared, after = enough, less, other
         return (prepared, after) if self.is_proven(prepared.graph) else None
 
@@ -324,20 +312,13 @@ class _Choice:
                     f"{self.options.low.name} needs a newer opset than {self.current}. {self.refused[-1]}"
                 )
             notes = notes or (self._needed(),)
-        return replace(
-            prepared, notes=(*prepared.notes, *notes), refused=tuple(self.refused)
-        ), analysis
+        notes = (*prepared.notes, *notes)
+        return replace(prepared, notes=notes, refused=tuple(self.refused)), analysis
 
     def _needed(self) -> str:
-        text = (
-            f"Upgraded from opset {self.current} to {self.base.graph.book.opsets['']}"
-        )
-        is_first = self.current < self.options.low.min_opset
-        return (
-            f"{text}, the first with {self.options.low.name}."
-            if is_first
-            else f"{text}."
-        )
+        opset, low = self.base.graph.book.opsets[""], self.options.low
+        why = f", the first with {low.name}" if self.current < low.min_opset else ""
+        return f"Upgraded from opset {self.current} to {opset}{why}."
 
     def stories(
         self,
@@ -347,24 +328,20 @@ class _Choice:
         obstacle: Obstacle | None,
     ) -> tuple[str, ...]:
         """Return sentences about the benefits and obstacles of an upgrade."""
-        graph, told = after.graph, list[str]()
+        graph, told, why = after.graph, list[str](), list[str]()
         if graph is not before.graph:
-            ops = ", ".join(
-                sorted({before.graph.nodes[node].key for node in held.lowered(after)})
-            )
-            brings = f"brings {self.options.low.name} kernels for {ops}" if ops else ""
-            first, last = len(before.edits.casts), len(after.edits.casts)
-            saves = f"saves {first - last} of {first} new Casts" if last < first else ""
-            why = " and ".join(filter(None, (saves, brings)))
-            lost = fallen(before, after)
-            cost = (
-                f"; there, {self.options.target} has no kernel for {lost}"
-                if lost
-                else ""
-            )
-            told.append(
-                f"Upgraded from opset {self.current} to {graph.book.opsets['']}, which {why}{cost}."
-            )
+            if after.casts < before.casts:
+                saved = before.casts - after.casts
+                why.append(f"saves {saved} of {before.casts} new Casts")
+            ops = {before.graph.nodes[node].key for node in held.lowered(after)}
+            if ops:
+                kernels = f"{self.options.low.name} kernels"
+                why.append(f"brings {kernels} for {', '.join(sorted(ops))}")
+            text = f"Upgraded from opset {self.current} to {graph.book.opsets['']}"
+            text += f", which {' and '.join(why)}"
+            if lost := fallen(before, after):
+                text += f"; there, {self.options.target} has no kernel for {lost}"
+            told.append(f"{text}.")
         elif graph is not self.original.graph:
             told.append(self._needed())
         if obstacle is not None:
@@ -374,18 +351,20 @@ class _Choice:
 
 def fallen(before: Analysis, after: Analysis) -> str:
     """Return the op types that the target leaves to the CPU after an upgrade, but not before."""
-    graph, target = before.graph, before.options.target
-    ops = {after.graph.nodes[node].key for node in after.pins.fallbacks}
-    ops -= {graph.nodes[node].key for node in before.pins.fallbacks}
-    there = {op: graph.nodes_of({op}) for op in ops}
-    return ", ".join(
-        sorted(
-            op
-            for op, nodes in there.items()
-            if not nodes
-            or any(runs_on(target, Typed.of(node, graph.types)) for node in nodes)
-        )
+    graph, target, lost = before.graph, before.options.target, list[str]()
+    then, now = (
+        {
+            one.graph.nodes[index].key
+            for index, free in one.problem.freedoms.items()
+            if free.falls_back
+        }
+        for one in (before, after)
     )
+    for op in sorted(now - then):
+        typed = [Typed.of(node, graph.types) for node in graph.nodes_of({op})]
+        if not typed or any(runs_on(target, one) for one in typed):
+            lost.append(op)
+    return ", ".join(lost)
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
@@ -406,20 +385,16 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
         newer = lookup("", op, opset)
         if newer is None:
             continue
-        if newer.has_function:
-            old = Typed.of(node, graph.types)
-            new = old._replace(signature=newer)
-            before = {place for place in places if runs_on(place, old)}
-            after = {place for place in places if runs_on(place, new)}
-        else:
-            since = node.signature.since
-            before = {
-                place for place in places if FLOAT in float_types(place, key, since)
-            }
-            after = {
-                place for place in places if FLOAT in float_types(place, op, version)
-            }
-        lost = {device_of(place) for place in before - after}
+        before, after, old = set[str](), set[str](), Typed.of(node, graph.types)
+        for one in places:
+            if newer.has_function:
+                runs = runs_on(one, old), runs_on(one, old._replace(signature=newer))
+            else:
+                then = float_types(one, key, node.signature.since)
+                runs = FLOAT in then, FLOAT in float_types(one, op, version)
+            before.update([one] if runs[0] else [])
+            after.update([one] if runs[1] else [])
+        lost = {device_of(one) for one in before - after}
         is_needed = any(device == CPU or target_of(device).builds for device in lost)
         if before and (not after or is_needed):
             taker = f"{place.title} does not support it" if place.builds else _UNKNOWN

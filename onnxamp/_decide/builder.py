@@ -87,16 +87,14 @@ class Builder:
                 sliced = dict(zip(inputs, sources, strict=False))
                 for position, target in enumerate(body_targets(node, len(outputs))):
                     value, leaves = outputs[position], (body, position)
-                    moved = self._upstream(
-                        Read(node, value, node.index, ABSENT, leaves)
-                    )
+                    read = Read(node, value, node.index, ABSENT, leaves)
+                    moved = self._upstream(read)
                     if target >= states:
                         reads += moved
                     port = sliced.get(moved[-1].value, ABSENT)
                     if port != ABSENT:  # a moved slice of an input
-                        reads += self._upstream(
-                            Read(node, node.input(port), node.index, port)
-                        )
+                        read = Read(node, node.input(port), node.index, port)
+                        reads += self._upstream(read)
         return reads
 
     def _upstream(self, first: Read) -> list[Read]:
@@ -136,15 +134,12 @@ class Builder:
         if not node.outputs:
             return ABSENT
         types, facts = self.graph.types, op_facts()
-        alike = {
-            value: port
-            for port, value in reversed(list(enumerate(node.inputs)))
-            if value != ABSENT and types[value] == types[node.outputs[0]]
-        }
+        kind = types[node.outputs[0]]
+        alike = {value for value in node.reads if types[value] == kind}
         if node.key in facts.carriers | facts.eliminated:
             return 0 if node.input(0) in alike else ABSENT
         passes = node.key in self.rules.get("passing", ()) and len(alike) == 1
-        return max(alike.values()) if passes else ABSENT
+        return node.inputs.index(*alike) if passes else ABSENT
 
     def _downstream(self, value: int) -> list[int]:
         """Return a value and all values that data movement makes from it."""
@@ -196,14 +191,10 @@ class Builder:
 
     def uncast_values(self) -> frozenset[int]:
         """Return the values whose Cast the builder may reject."""
-        return frozenset(
-            [
-                *(value for _, moved in self.states for value in moved),
-                *(value for _, value in self._signature_values()),
-                *(value for value, _, _ in self.captures),
-                *(read.value for read in self.reads),
-            ]
-        )
+        moved = [values for _, values in self.states]
+        found = set[int]().union(*moved, (read.value for read in self.reads))
+        found.update(value for _, value in self._signature_values())
+        return frozenset(found.union(value for value, _, _ in self.captures))
 
     def _signature_values(self) -> Iterator[tuple[Node, int]]:
         """Yield (node, value) where the value must be an input or output of the model itself."""
@@ -246,26 +237,23 @@ class Builder:
 
     def high_nodes(self) -> Iterator[tuple[Node, str]]:
         """Yield (node, reason) where the builder rejects low precision."""
-        for nodes, why in (
-            (self.stacked_up(), "a loop can only stack its results in float32"),
-            (
-                (node for node, _ in self.casts_of_constants()),
-                "it accepts a Cast of a constant, but not the constant itself",
-            ),
-            (
-                self._integer_factors(),
+        for node in self.stacked_up():
+            yield node, "a loop can only stack its results in float32"
+        for node, _ in self.casts_of_constants():
+            yield node, "it accepts a Cast of a constant, but not the constant itself"
+        for node in self._integer_factors():
+            yield (
+                node,
                 "low precision cannot multiply dequantized numbers by cast integers",
-            ),
-            (
-                self._computed_high(),
-                "its parameters must be constants to be low precision",
-            ),
-            (
-                self._pooled_twice(),
+            )
+        for node, port in self.ports("computed_high") if self.nodes("beside") else ():
+            if node.input(port) not in self.graph.constants.tensors:
+                yield node, "its parameters must be constants to be low precision"
+        for node in self._pooled_twice():
+            yield (
+                node,
                 "several pools of a value that one loop passes to another stay in float32",
-            ),
-        ):
-            yield from ((node, why) for node in nodes)
+            )
 
     def stacked_up(self) -> Iterator[Node]:
         """Yield the nodes whose results a loop stacks up unchanged, and may not in low precision."""
@@ -285,14 +273,6 @@ class Builder:
                 if value in self.dequantized and self.graph.types[source] in integers:
                     yield node
 
-    def _computed_high(self) -> Iterator[Node]:
-        """Yield the nodes that stay float32 because an input is computed."""
-        for node, position in (
-            self.ports("computed_high") if self.nodes("beside") else ()
-        ):
-            if node.input(position) not in self.graph.constants.tensors:
-                yield node
-
     def _pooled_twice(self) -> Iterator[Node]:
         """Yield the pools that share a value which one loop computes and another one reads."""
         pools: dict[int, list[Node]] = {}
@@ -302,13 +282,8 @@ class Builder:
             loop = self.graph.producer(value) if len(sharing) > 1 else None
             if loop is None or not carried(self.graph, loop):
                 continue
-            readers = (
-                use for output in loop.outputs for use in self.graph.consumers(output)
-            )
-            if any(
-                node.bodies and port in dict(carried(self.graph, node))
-                for node, port in readers
-            ):
+            readers = self.graph.readers(loop)
+            if any(port in dict(carried(self.graph, node)) for node, port in readers):
                 yield from sharing
 
     # -- dequantized values ------------------------------------------------------------------------------------
@@ -324,21 +299,17 @@ class Builder:
             if node.key in facts.dequantize:
                 origin = node.input(0)
                 made = graph.producer(origin, *facts.quantize)
-                if made is not None:
-                    before = graph.producer(made.input(0))
-                    if before is not None:
-                        origin = origins.get(before.index, origin)
+                before = None if made is None else graph.producer(made.input(0))
+                if before is not None:
+                    origin = origins.get(before.index, origin)
                 origins[node.index] = origin
-                one: Dequantized | None = Dequantized(node, origin)
-            else:
-                computed = [
-                    value
-                    for value in node.reads
-                    if value not in graph.constants.tensors
-                ]
-                one = known.get(computed[0]) if len(computed) == 1 else None
-            if one is not None:
-                known |= dict.fromkeys(node.outputs, one)
+                known |= dict.fromkeys(node.outputs, Dequantized(node, origin))
+                continue
+            computed = [
+                value for value in node.reads if value not in graph.constants.tensors
+            ]
+            if len(computed) == 1 and computed[0] in known:
+                known |= dict.fromkeys(node.outputs, known[computed[0]])
         return known
 
     def _products(self, rule: str) -> Iterator[tuple[Node, Dequantized, Dequantized]]:
@@ -368,21 +339,14 @@ class Builder:
 
     def implications(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
         """Yield (p, q): if variable ``p`` is low, ``q`` must be low, or ``p`` float32 where ``q`` is HIGH."""
-        for pairs, are_equal in (
-            (self._straight(ports), False),
-            (self._undivided(ports), False),
-            (self._stored(ports), False),
-            (self._lonely(ports), False),
-            (self._unread(ports), True),
-            (self._signature(ports), True),
-            (self._same_scales(ports), True),
-            (self._chosen(ports), False),
-            (self._moved_states(ports), True),
-        ):
-            for one, other in pairs:
-                for p, q in ((one, other), (other, one))[: 1 + are_equal]:
-                    if p >= 0 and q not in (LOW, NONE):
-                        yield p, q
+        one_way = (self._straight, self._undivided, self._stored, self._lonely)
+        equal = (self._unread, self._signature, self._same_scales, self._moved_states)
+        pairs = [pair for rule in (*one_way, self._chosen) for pair in rule(ports)]
+        for one, other in (pair for rule in equal for pair in rule(ports)):
+            pairs += [(one, other), (other, one)]
+        for p, q in pairs:
+            if p >= 0 and q not in (LOW, NONE):
+                yield p, q
 
     def _straight(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
         """Yield (value, its reader without a Cast). Constants are stored as they are read."""
@@ -474,8 +438,8 @@ class Builder:
                         passed.setdefault(at, []).append(((body, at), source))
             for results in passed.values():
                 known = [self.dequantized.get(value) for _, value in results]
-                origins = {ABSENT if one is None else one.origin for one in known}
-                if len(origins) == 1 and ABSENT not in origins:
+                origins = {None if one is None else one.origin for one in known}
+                if len(origins) == 1 and None not in origins:
                     for result, value in results:
                         yield ports.returned.get(result, NONE), ports.produced[value]
 

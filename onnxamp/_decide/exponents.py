@@ -133,11 +133,8 @@ def prove(
         return Proof({}, 0)
     if len(members) > _MEMBERS:
         return Proof({}, None)
-    program, best, limits = (
-        _Program(classes, members, rows),
-        list(exponents),
-        list[int](),
-    )
+    program = _Program(classes, members, rows)
+    best, limits = list(exponents), list[int]()
     for position in range(len(known)):
         value = objective_of(classes, best, members)[position]
         if not value:  # nothing is less
@@ -150,10 +147,7 @@ def prove(
             for member, exponent in zip(members, found.exponents, strict=True):
                 best[member] = int(exponent)
         limits.append(min(found.bound, value))
-    better = (
-        {member: best[member] for member in members} if best != list(exponents) else {}
-    )
-    return Proof(better, limits[-1])
+    return Proof({member: best[member] for member in members}, limits[-1])
 
 
 class _Found(NamedTuple):
@@ -171,46 +165,37 @@ class _Program:
     ) -> None:
         self.place = {member: k for k, member in enumerate(members)}
         self.windows = [
-            (self.place[m], k, w)
-            for m in members
+            (x, k, w)
+            for m, x in self.place.items()
             for k, w in classes.windows[m].items()
         ]
-        self.priced = [
-            (self.place[m], classes.costs[m]) for m in members if classes.costs[m]
-        ]
-        n, w, t = len(members), len(self.windows), len(self.priced)
+        costs = ((x, classes.costs[m]) for m, x in self.place.items())
+        self.priced = [(x, cost) for x, cost in costs if cost]
+        self.members = n = len(members)
+        w = len(self.windows)
         self.starts = (n, n + w, n + 2 * w)
-        self.count = n + 2 * w + t
-        self.members = n
-        entries, lower, upper = (
-            list[tuple[int, int, float]](),
-            list[float](),
-            list[float](),
-        )
-
-        def add(terms: Iterable[tuple[int, float]], least: float, most: float) -> None:
-            entries.extend((len(lower), column, number) for column, number in terms)
-            lower.append(least)
-            upper.append(most)
-
+        self.count = n + 2 * w + len(self.priced)
+        self.entries = list[tuple[int, int, float]]()
+        self.lower, self.upper = list[float](), list[float]()
         for row in rows:
-            add(
-                (
-                    (self.place[m], k)
-                    for m, k in classes.relations[row].items()
-                    if m != ZERO
-                ),
-                0,
-                0,
-            )
+            terms = classes.relations[row].items()
+            self.add([(self.place[m], k) for m, k in terms if m != ZERO], 0, 0)
         for k, (x, multiple, window) in enumerate(self.windows):
-            add([(x, multiple), (n + k, 1)], window.least, np.inf)
-            add([(x, multiple), (n + w + k, -1)], -np.inf, window.most)
+            self.add([(x, multiple), (n + k, 1)], window.least, np.inf)
+            self.add([(x, multiple), (n + w + k, -1)], -np.inf, window.most)
         for k, (x, _) in enumerate(self.priced):
             touch = n + 2 * w + k
-            add([(x, 1), (touch, -_LARGEST)], -np.inf, 0)
-            add([(x, 1), (touch, _LARGEST)], 0, np.inf)
-        self.entries, self.lower, self.upper = entries, lower, upper
+            self.add([(x, 1), (touch, -_LARGEST)], -np.inf, 0)
+            self.add([(x, 1), (touch, _LARGEST)], 0, np.inf)
+
+    def add(
+        self, terms: Sequence[tuple[int, float]], least: float, most: float
+    ) -> None:
+        """Add a row: the sum of (variable, coefficient) products is between two numbers."""
+        row = len(self.lower)
+        self.entries += [(row, column, number) for column, number in terms]
+        self.lower.append(least)
+        self.upper.append(most)
 
     def objective(self, position: int) -> NDArray[np.float64]:
         """Return the coefficients of an objective."""

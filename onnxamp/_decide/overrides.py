@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from onnxamp._decide.hazards import find_hazards
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
-from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict, find_hazards, told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph

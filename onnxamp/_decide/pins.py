@@ -64,8 +64,6 @@ class Pins(NamedTuple):
         exact: variables whose low precision costs no accuracy.
         preferred: variables that gain by low precision.
         worthy: variables of white-listed products whose float16 sums have a price.
-        fallbacks: nodes that run on CPU, since the target has no float32 kernel for them.
-        low_alone: those of them that do not if they are low.
         warnings: sentences about options that match nothing or cannot be followed.
     """
 
@@ -74,8 +72,6 @@ class Pins(NamedTuple):
     exact: AbstractSet[int]
     preferred: AbstractSet[int]
     worthy: AbstractSet[int]
-    fallbacks: tuple[int, ...]
-    low_alone: AbstractSet[int]
     warnings: tuple[str, ...]
 
 
@@ -196,8 +192,6 @@ class _Claims:
         self.implies = list[tuple[int, int]]()
         self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
         self.climbed = set[int]()
-        self.fallbacks = list[int]()
-        self.low_alone = set[int]()
         self.warnings = list[str]()
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
@@ -263,10 +257,7 @@ class _Claims:
             self.keep(self.hard, node.index, Reason.NO_KERNEL, why)
         for p, q in free.implies:
             self.imply(variables[p], variables[q])
-        if free.falls_back:
-            self.fallbacks.append(node.index)
         if free.only_low:
-            self.low_alone.add(node.index)
             able = variables.keys() - free.high
             self.preferred.update(self.ports.root(variables[param]) for param in able)
 
@@ -441,8 +432,6 @@ class _Claims:
             exact=self.exact,
             preferred=self.preferred,
             worthy=self.worthy,
-            fallbacks=tuple(self.fallbacks),
-            low_alone=self.low_alone,
             warnings=tuple(self.warnings),
         )
 

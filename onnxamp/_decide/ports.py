@@ -164,6 +164,12 @@ class PortVariables(NamedTuple):
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
 
+    def read(self, graph: Graph, value: int) -> set[int]:
+        """Return the variables of the ports that read or return a value, HIGH and LOW among them."""
+        found = {self.consumed[node][port] for node, port in graph.uses[value]}
+        found.update(self.returned.get(key, NONE) for key in graph.results[value])
+        return found - {NONE}
+
     def enters_low(self, value: int) -> bool:
         """Return whether a value enters in low precision, as it is or at the user's request."""
         produced = self.produced[value]

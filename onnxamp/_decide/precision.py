@@ -20,8 +20,7 @@ from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Basis, Reason, Verdict
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
@@ -65,14 +64,6 @@ class Decision(NamedTuple):
     def is_low(self, variable: int) -> bool:
         """Return whether a port with this variable is low precision."""
         return variable == LOW or (variable >= 0 and self.low[variable])
-
-
-def explain(problem: Problem, pins: Pins, decision: Decision) -> list[Verdict]:
-    """Return a verdict for each variable."""
-    return [
-        verdict_on(problem, pins, decision, variable.index)
-        for variable in problem.ports.variables
-    ]
 
 
 def verdict_on(
@@ -295,13 +286,9 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        roots, consumed, returned = self.roots, self.ports.consumed, self.ports.returned
-        producer, readers = roots[self.ports.produced[value]], set[int]()
-        for node, port in self.graph.uses[value]:
-            readers.add(roots[consumed[node][port]])
-        for key in self.graph.results[value]:
-            readers.add(roots[returned.get(key, NONE)])
-        readers -= {NONE, producer}
+        producer = self.roots[self.ports.produced[value]]
+        read = self.ports.read(self.graph, value)
+        readers = {self.roots[variable] for variable in read} - {producer}
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
-from onnxamp._decide.hazards import accumulators, find_hazards, hazards_on
+from onnxamp._decide.hazards import accumulators
 from onnxamp._decide.hazards.long_products import SUM, accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.hazards.quantized import bounded_nodes
@@ -14,7 +14,7 @@ from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overr
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
-from onnxamp._decide.verdicts import Hazard
+from onnxamp._decide.verdicts import Hazard, find_hazards, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
 from onnxamp._graph.graph import Graph

@@ -39,29 +39,24 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
     found: dict[int, str] = {}
     for named in graph.overridable():
         value = named.index
-        stats = (
-            tensor_stats(tensors[named.name], graph.folder)
-            if graph.types[value] == FLOAT
-            else None
-        )
+        if graph.types[value] != FLOAT:
+            continue
+        stats = tensor_stats(tensors[named.name], graph.folder)
         if stats is None:
             continue
-        tiny = abs(stats.uniform or 0.0) if _is_epsilon(graph, value) else 0.0
+        readers = {node.key for node, _ in graph.consumers(value)}
+        is_epsilon = not op_facts().epsilons.isdisjoint(readers)
         if stats.out_of_range(low) is not None:
             found[value] = (
                 f"holds {stats.largest_number:.6g}, and {low.name} ends at {low.max_finite:.6g}"
             )
-        elif 0 < tiny < low.smallest_normal:
+        elif is_epsilon and 0 < abs(stats.uniform or 0.0) < low.smallest_normal:
             found[value] = f"is {stats.uniform:.6g}, which {low.name} cannot hold"
         elif value in indices and stats.largest > low.exact_integers:
             found[value] = (
                 f"holds {stats.largest:.6g} and {indices[value]}, and {_counts(low)}"
             )
     return found
-
-
-def _is_epsilon(graph: Graph, value: int) -> bool:
-    return any(node.key in op_facts().epsilons for node, _ in graph.consumers(value))
 
 
 def _counts(low: Format) -> str:
@@ -72,10 +67,8 @@ def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
     """Yield warnings about inputs that need not keep their types: those that keep them nevertheless, and those that
     lose digits.
     """
-    off, unfit = (
-        "keep_io_types (--io-types) is off for it",
-        graph.ask(unfit_defaults, options.low),
-    )
+    off = "keep_io_types (--io-types) is off for it"
+    unfit = graph.ask(unfit_defaults, options.low)
     indices = graph.ask(index_paths).values
     for value in graph.scopes[0].inputs:
         named = graph.values[value]
@@ -161,12 +154,8 @@ class _Finder:
         low_weights: AbstractSet[int],
         uncast: AbstractSet[int],
     ) -> None:
-        self.graph, self.options, self.low_weights, self.uncast = (
-            graph,
-            options,
-            low_weights,
-            uncast,
-        )
+        self.graph, self.options = graph, options
+        self.low_weights, self.uncast = low_weights, uncast
         self.facts, self.low = op_facts(), options.low
         self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
@@ -227,17 +216,14 @@ class _Finder:
             value = self.graph.values[named]
             if value.origin is Origin.NODE or not self.is_float(named):
                 continue
-            if value.origin is Origin.INITIALIZER and not scope.opaque:
-                self.produced[named] = self.new(ABSENT, "value", named)
-                self.stored(named)
-            elif value.origin in (Origin.INPUT, Origin.DEFAULT):
-                self.produced[named] = (
-                    self.signature_variable(value) if index == 0 else HIGH
-                )
-            else:
-                self.produced[named] = HIGH
+            self.produced[named] = HIGH
             if value.origin is Origin.SPARSE:
                 self.sparse.add(named)
+            elif value.origin is not Origin.INITIALIZER and index == 0:
+                self.produced[named] = self.signature_variable(value)
+            elif value.origin is Origin.INITIALIZER and not scope.opaque:
+                self.produced[named] = self.new(ABSENT, "value", named)
+                self.stored(named)
 
     def signature_variable(self, value: Value) -> int:
         """Return the variable of a graph input or output: HIGH unless keep_io_types excludes it, and its default fits.
@@ -245,22 +231,18 @@ class _Finder:
         A value that no Cast can follow is low only if its readers can be: containers, and values that the target reads
         without Casts.
         """
-        outputs = self.graph.scopes[0].proto.output
-        returned = (
-            port for scope, port in self.graph.results[value.index] if scope == 0
-        )
-        names = {value.name, *(outputs[port].name for port in returned)}
-        if self.options.level == Level.O0 or any(
-            self.options.keeps_io(name) for name in names
-        ):
+        index, options = value.index, self.options
+        outputs, names = self.graph.scopes[0].proto.output, {value.name}
+        for scope, port in self.graph.results[index]:
+            if scope == 0:
+                names.add(outputs[port].name)
+        if options.level == Level.O0 or any(map(options.keeps_io, names)):
             return HIGH
-        if self.options.hazards and value.index in self.graph.ask(
-            unfit_defaults, self.low
-        ):
+        if options.hazards and index in self.graph.ask(unfit_defaults, self.low):
             return HIGH
-        if self.graph.types[value.index] == FLOAT and value.index not in self.uncast:
+        if self.kinds[index] == FLOAT and index not in self.uncast:
             return LOW
-        variable = self.new(ABSENT, "signature", value.index)
+        variable = self.new(ABSENT, "signature", index)
         self.requested_low.add(variable)
         return variable
 
@@ -290,9 +272,8 @@ class _Finder:
         for port, value in enumerate(node.inputs):
             if self.is_float(value):
                 self.consumed[node.index][port] = HIGH
-        for value in node.outputs:
-            if self.is_float(value):
-                self.produced[value] = HIGH
+        for value in filter(self.is_float, node.outputs):
+            self.produced[value] = HIGH
 
     def plain(self, node: Node) -> None:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
@@ -301,16 +282,9 @@ class _Finder:
         outputs = tuple([kinds[value] for value in node.outputs])
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
-        for param in layout.params:
-            self.new(index, param)
-        if tied := self.facts.tied_parameters.get(node.key):
-            self.join(
-                [
-                    first + place
-                    for place, param in enumerate(layout.params)
-                    if param in tied
-                ]
-            )
+        own = {param: self.new(index, param) for param in layout.params}
+        tied = self.facts.tied_parameters.get(node.key, ())
+        self.join([own[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
             consumed[port] = place + first if place >= 0 else place
@@ -343,32 +317,24 @@ class _Finder:
         if ABSENT in (source, result):
             return
         before, after, low = self.kinds[source], self.kinds[result], self.low.tensor
-        if before == FLOAT:
+        if before == FLOAT and after == low:
             stays = self.options.level == Level.O0 or node.key in self.options.black
-            down = (
-                HIGH
-                if stays or (source in self.uncast and source in self.lowered)
-                else LOW
-            )
-            self.consumed[node.index][0] = (
-                down if after == low else self.new(node.index, "T1")
-            )
+            stays |= source in self.uncast and source in self.lowered
+            self.consumed[node.index][0] = HIGH if stays else LOW
+        elif before == FLOAT:
+            self.consumed[node.index][0] = self.new(node.index, "T1")
         if after != FLOAT:
             return
-        if (
-            before == FLOAT
-        ):  # it changes nothing, so each side may have either precision
+        is_free = before in self.facts.free_sources[node.key]
+        self.produced[result] = HIGH
+        if before == low and source not in self.graph.hidden:
+            self.produced[result] = LOW
+            self.lowered[result] = source
+        elif before == FLOAT or is_free:
+            # From float32, it changes nothing, so each side may have either precision.
             self.produced[result] = self.new(node.index, "T2")
-        elif before == low:
-            visible = source not in self.graph.hidden
-            self.produced[result] = LOW if visible else HIGH
-            if visible:
-                self.lowered[result] = source
-        elif before in self.facts.free_sources[node.key]:
-            self.produced[result] = self.new(node.index, "T2")
+        if is_free:
             self.free.add(result)
-        else:
-            self.produced[result] = HIGH
 
     # -- ties --------------------------------------------------------------------------------------------------
 
@@ -384,22 +350,20 @@ class _Finder:
                 if s >= 0 and self.is_float(scope.inputs[k])
             }
             for source, value in inner.items():
-                if source < len(node.inputs) and self.is_float(node.inputs[source]):
-                    variable = self.flow(node, f"input {source}", node.inputs[source])
+                outer_value = node.input(source)
+                if self.is_float(outer_value):
+                    variable = self.flow(node, f"input {source}", outer_value)
                     self.consumed[node.index][source] = variable
                     self.produced[value] = variable
                 else:  # of a function that is kept, whose result has no known type
                     untyped.add(source)
             targets = body_targets(node, len(scope.outputs))
             for position, target in enumerate(targets):
-                if not 0 <= target < len(node.outputs) or not self.is_float(
-                    scope.outputs[position]
-                ):
+                value = scope.outputs[position]
+                if not 0 <= target < len(node.outputs) or not self.is_float(value):
                     continue
                 if target not in outer:
-                    outer[target] = self.flow(
-                        node, f"output {target}", scope.outputs[position]
-                    )
+                    outer[target] = self.flow(node, f"output {target}", value)
                 self.returned[body, position] = outer[target]
                 if node.outputs[target] != ABSENT:
                     self.produced[node.outputs[target]] = outer[target]
@@ -428,16 +392,11 @@ class _Finder:
                 if not self.is_float(value):
                     continue
                 named, variable = self.graph.values[value], HIGH
-                if named.origin in (
-                    Origin.INPUT,
-                    Origin.DEFAULT,
-                ):  # one name has one type
-                    variable = self.produced[value]
+                if not scope.opaque and named.origin in (Origin.INPUT, Origin.DEFAULT):
+                    variable = self.produced[value]  # one name has one type
                 elif not scope.opaque:
                     variable = self.signature_variable(named)
-                self.returned[scope.index, position] = (
-                    HIGH if scope.opaque else variable
-                )
+                self.returned[scope.index, position] = variable
 
     def unexplained(self) -> None:
         """Keep values in float32 that only their readers reveal to be floats, after ops of unknown types."""
@@ -451,39 +410,30 @@ class _Finder:
         for value, kind in enumerate(self.graph.types):
             if kind not in containers and value not in self.sparse:
                 continue
-            uses, maker = list(self.graph.consumers(value)), self.graph.producer(value)
             variables = [self.produced[value]]
-            variables += [self.consumed[node.index][port] for node, port in uses]
             variables += [
-                self.returned[key]
-                for key in self.graph.results[value]
-                if key in self.returned
+                self.returned.get(key, NONE) for key in self.graph.results[value]
             ]
-            for node in (maker, *(node for node, _ in uses)):
-                if node is not None and node.key not in self.facts.control_flow:
+            for node, port in self.graph.consumers(value):
+                variables.append(self.consumed[node.index][port])
+            for node in self.graph.around(value):
+                if node.key not in self.facts.control_flow:
                     variables += self.of_node.get(node.index, {}).values()
             self.join(variables)
 
     def wholes(self, nodes: Sequence[Node]) -> None:
         """Tie everything in the bodies of each node, and the values that it passes on, which need no Casts."""
         owners = {body: node.index for node in nodes for _, body in node.bodies}
-        joined: dict[int, list[int]] = {
-            node.index: [*self.consumed[node.index]] for node in nodes
-        }
+        joined = {node.index: [*self.consumed[node.index]] for node in nodes}
         for scope in self.graph.scopes:  # outer ones come first
             owner = owners.setdefault(scope.index, owners.get(scope.parent, ABSENT))
-            if owner != ABSENT:
-                joined[owner] += [
-                    self.produced[value]
-                    for value in scope.inputs
-                    if self.is_float(value)
-                ]
-        for node in self.graph.nodes:
-            if (owner := owners[node.scope]) != ABSENT:
-                joined[owner] += [
-                    *self.of_node.get(node.index, {}).values(),
-                    *self.consumed[node.index],
-                ]
+            if owner == ABSENT:
+                continue
+            floats = filter(self.is_float, scope.inputs)
+            joined[owner] += [self.produced[value] for value in floats]
+            for index in scope.nodes:
+                joined[owner] += self.of_node.get(index, {}).values()
+                joined[owner] += self.consumed[index]
         for variables in joined.values():
             self.join(variables)
 

@@ -1,14 +1,19 @@
-"""Reasons and verdicts: why a variable is low precision or float32."""
+"""Reasons and verdicts: why a variable is low precision or float32, and how reports and plans say that."""
 
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from onnxamp._decide import hazards
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import record
+from onnxamp._ops import read_table
 
 
 class Reason(Enum):
@@ -108,3 +113,69 @@ class Verdict:
     low: bool
     reason: Basis
     detail: str = ""
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """Return the kinds of hazards, one for each module of their folder."""
+    modules = pkgutil.iter_modules(hazards.__path__, f"{hazards.__name__}.")
+    return tuple(import_module(module.name).KIND for module in modules)
+
+
+def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
+    """Return all hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones
+    first.
+    """
+    found = [
+        hazard
+        for kind in kinds()
+        if kind.rule is not None
+        for hazard in kind.rule(graph, low)
+    ]
+    ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
+    unique = {
+        (hazard.node, hazard.reason, hazard.value): hazard
+        for hazard in reversed(ranked)
+    }
+    return sorted(
+        unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value)
+    )
+
+
+def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
+    """Return the hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
+    rules = [kind.on_target for kind in kinds() if kind.on_target is not None]
+    found = [hazard for rule in rules for hazard in rule(graph, low, target)]
+    return sorted(found, key=lambda hazard: (hazard.reason.is_of_kernels, hazard.node))
+
+
+def title_of(reason: str, *, low: bool = False) -> str:
+    """Return a reason in plain words.
+
+    Args:
+        reason: the reason as in plans.
+        low: whether it is that of a value in low precision.
+    """
+    # Plans of other versions may have other reasons.
+    words = _words().get(reason, {"title": reason})
+    title: str = words.get("low", words["title"]) if low else words["title"]
+    return title
+
+
+def told(reason: str, detail: str = "", *, low: bool = False) -> str:
+    """Return a reason in plain words, with its detail; arguments as :func:`title_of`."""
+    title = title_of(reason, low=low)
+    if not detail or reason in _DETAILED:
+        return title
+    is_enough = _words().get(reason, {}).get("alone")
+    return detail if is_enough else f"{title}: {detail}"
+
+
+_DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
+"""Reasons whose titles say as much as their details."""
+
+
+@cache
+def _words() -> dict[str, dict[str, Any]]:
+    hazardous = {kind.value: {"title": kind.title} for kind in kinds()}
+    return read_table("reasons") | hazardous

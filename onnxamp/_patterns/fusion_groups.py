@@ -50,18 +50,12 @@ def constant_batch_norms(
         if producer is None:
             continue
         alone = graph.only_reader(producer.outputs[0]) is node
-        parameters = (
-            *node.inputs[1:],
-            *(value for value in producer.inputs[1:] if value != ABSENT),
-        )
-        if alone and all(map(is_constant, parameters)) and _is_inference(node):
+        weights = {*producer.inputs[1:]} - {ABSENT}
+        are_constant = all(map(is_constant, (*node.inputs[1:], *weights)))
+        is_inference = not attribute(node.proto, "training_mode")
+        if alone and are_constant and is_inference and len(node.writes) == 1:
             pairs.append((producer, node))
     return pairs
-
-
-def _is_inference(node: Node) -> bool:
-    outputs = sum(value != ABSENT for value in node.outputs)
-    return outputs == 1 and not attribute(node.proto, "training_mode")
 
 
 def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:

@@ -3,6 +3,7 @@
 A listed name means the nodes of its op types, and the patterns that exporters write for it (:func:`named_nodes`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -227,10 +228,9 @@ def _scales(graph: Graph, node: Node, value: int) -> bool:
 def _gelu(graph: Graph, core: Node) -> set[int]:
     """Return core -> Add 1 -> Mul by x and by 0.5 in either order, with the polynomial or scaling before the core."""
     plus = _only_reader(graph, core.outputs[0], "Add")
-    if (
-        plus is None
-        or graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0
-    ):
+    if plus is None:
+        return set()
+    if graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0:
         return set()
     group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
     for _ in range(2):
@@ -253,9 +253,8 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
     while stack:
         current = graph.passed_on(stack.pop())
         node = graph.producer(current)
-        if node is None or node.index in group or current == base:
-            continue
-        if graph.constants.is_constant(current):
+        is_known = current == base or graph.constants.is_constant(current)
+        if node is None or node.index in group or is_known:
             continue
         if node.key not in ("Add", "Div", "Mul", "Pow") or len(group) > _REACH:
             return set()
@@ -267,10 +266,8 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
 def _silu(graph: Graph, core: Node) -> set[int]:
     """Return the nodes of Swish: x * Sigmoid(x), and x * Sigmoid(c x)."""
     source = graph.passed_on(core.input(0))
-    scaled = graph.producer(source)
-    if scaled is not None and not (
-        scaled.key == "Mul" and any(map(graph.constants.is_constant, scaled.inputs))
-    ):
+    scaled = graph.producer(source, "Mul")
+    if scaled is not None and not any(map(graph.constants.is_constant, scaled.inputs)):
         scaled = None
     for node in readers_of(graph, core.outputs[0]):
         if node.key != "Mul":
@@ -357,14 +354,14 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
 def _last_nodes(graph: Graph) -> dict[int, set[str]]:
     """Return possible last nodes of forms -> core types of the patterns that contain them or end before them."""
-    cores: dict[int, set[str]] = {}
+    cores = defaultdict[int, set[str]](set)
     for match in graph.ask(find_patterns):
-        made = (value for index in match.nodes for value in graph.nodes[index].outputs)
-        readers = {
-            reader.index for value in made for reader in readers_of(graph, value)
-        }
-        for index in match.nodes | readers:
-            cores.setdefault(index, set()).add(graph.nodes[match.core].key)
+        core = graph.nodes[match.core].key
+        for node in graph.at(match.nodes):
+            cores[node.index].add(core)
+            for value in node.outputs:
+                for reader in readers_of(graph, value):
+                    cores[reader.index].add(core)
     return cores
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 from urllib.parse import quote
 
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._job.folder import FolderReport, Shipped, page_of
 from onnxamp._job.folder import Outcome as OutcomeName
 from onnxamp._job.folder import Row as Outcome

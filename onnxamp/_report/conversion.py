@@ -8,7 +8,7 @@ from typing import Any, Final
 from onnxamp._audit import Audit
 from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._convert.plan import CONSTANTS, Plan
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._dtypes import readable_types
 from onnxamp._extract import Region
 from onnxamp._graph.graph import Graph

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Self, TypeAlias
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import ExpectedError, Plan, QuantizedUnit
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
 from onnxamp._numerics.results import DiffReport

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import CONSTANTS
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import (

@@ -4,9 +4,17 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper
+import numpy as np
+from onnx import (
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    helper,
+    numpy_helper,
+)
 
 from onnxamp._dtypes import Format, retyped
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
@@ -85,21 +93,8 @@ class Edits:
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 
     def __bool__(self) -> bool:
-        return bool(
-            self.casts
-            or self.copies
-            or self.dequantized
-            or self.moved
-            or self.removed
-            or self.inputs
-            or self.outputs
-            or self.results
-            or self.types
-            or self.result_types
-            or self.attributes
-            or self.weights
-            or self.renamed
-        )
+        changes = {item.name for item in fields(self)} - {"low", "rounded", "halved"}
+        return any(getattr(self, name) for name in changes)
 
 
 Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
@@ -134,27 +129,14 @@ def apply_edits(
 def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
     """Lower initializers, in place or as second copies, and rename those of bodies that would shadow an outer value."""
     values = editor.view.values
-    copies = {
-        copy.value: copy
-        for copy in edits.copies
-        if values[copy.value].producer == ABSENT
-    }
-    touched = edits.weights | copies.keys() | edits.renamed.keys()
-    tensors = {
-        value: tensor
-        for scope, graph in reversed(
-            [*zip(editor.view.scopes, editor.graphs, strict=True)]
-        )
-        for tensor in graph.initializer
-        if (value := scope.names[tensor.name]) in touched
-    }
-    for value, tensor in tensors.items():
-        tensor.name = edits.renamed.get(value, tensor.name)
-    lowered = {
-        value: tensor
-        for value, tensor in tensors.items()
-        if value in edits.weights or value in copies
-    }
+    copies = {copy.value: copy for copy in edits.copies}
+    lowered = dict[int, TensorProto]()
+    for scope, graph in zip(editor.view.scopes[::-1], editor.graphs[::-1], strict=True):
+        for tensor in graph.initializer:
+            value = scope.names[tensor.name]
+            tensor.name = edits.renamed.get(value, tensor.name)
+            if value in edits.weights or value in copies:
+                lowered[value] = tensor
     weights = [
         _weight(edits, value, tensor, tensor.name) for value, tensor in lowered.items()
     ]
@@ -187,24 +169,21 @@ def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
                 lower_type(entry.type, edits.low)
             if value in edits.renamed:
                 entry.name = edits.renamed[value]
-    stored: dict[int, set[str]] = {}
-    for scope_index, position in {**edits.results, **edits.result_types}:
-        graph = editor.graphs[scope_index]
-        entry = graph.output[position]
-        entry.name = edits.results.get((scope_index, position), entry.name)
-        kind = edits.result_types.get((scope_index, position))
-        if kind is None:
+    stored = [
+        {tensor.name for tensor in graph.initializer} for graph in editor.graphs[1:]
+    ]
+    for key in {**edits.results, **edits.result_types}:
+        scope_index, position = key
+        entry = editor.graphs[scope_index].output[position]
+        entry.name = edits.results.get(key, entry.name)
+        if key not in edits.result_types:
             continue
         lower_type(entry.type, edits.low)
-        if scope_index and scope_index not in stored:
-            stored[scope_index] = {tensor.name for tensor in graph.initializer}
-        if entry.name in stored.get(scope_index, ()) and not entry.type.WhichOneof(
-            "value"
-        ):
-            # onnx infers the types of node outputs, but not of initializers
-            proto = type_proto(kind)
-            if proto is not None:
-                entry.type.CopyFrom(proto)
+        is_stored = scope_index > 0 and entry.name in stored[scope_index - 1]
+        proto = type_proto(edits.result_types[key])
+        if is_stored and proto is not None and not entry.type.WhichOneof("value"):
+            # onnx infers the types of node outputs, but not of initializers.
+            entry.type.CopyFrom(proto)
 
 
 def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
@@ -279,27 +258,18 @@ def _lower_attribute(
             next(item for item in proto.attribute if item.name == "type").tp, edits.low
         )
         return
-    given = next(
-        (item for item in proto.attribute if item.name == rule.attribute), None
-    )
-    if (
-        rule.attribute == "value"
-    ):  # ConstantOfShape: float32 zeros without the attribute
-        tensor = (
-            given.t
-            if given is not None
-            else helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
-        )
+    given = attribute(proto, rule.attribute)
+    if rule.attribute == "value":  # ConstantOfShape
+        zero = helper.make_tensor("", TensorProto.FLOAT, [1], [0.0])
+        tensor = zero if given is None else given
         (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
         set_attribute(proto, "value", low)
-    elif (
-        given is not None
-        and rule.giver is not None
-        and node.input(rule.giver) in edits.weights
-    ):
+        return
+    giver = ABSENT if rule.giver is None else node.input(rule.giver)
+    if given is not None and giver in edits.weights:
         # Its default says the same. ONNX Runtime's CPU provider does not load some models with it (seen in 1.31.1:
         # "Type (tensor(float)) of output arg (InsertedPrecisionFreeCast_b)").
-        proto.attribute.remove(given)
+        drop_attributes(proto, [rule.attribute])
     else:
         set_attribute(proto, rule.attribute, edits.low.elem)
 
@@ -308,31 +278,33 @@ def _lower_constant(
     proto: NodeProto, edits: Edits, value: int, convert: Converter
 ) -> None:
     """Replace any float attribute of a Constant by a low-precision ``value``."""
-    item = next(
-        a for a in proto.attribute if a.name in ("value", "value_float", "value_floats")
-    )
-    if item.name == "value":
-        tensor = item.t
-    else:
-        numbers, dims = (
-            ([item.f], [])
-            if item.name == "value_float"
-            else (list(item.floats), [len(item.floats)])
-        )
-        tensor = helper.make_tensor("", TensorProto.FLOAT, dims, numbers)
+    tensor = stored_value(proto)
     (low,) = convert([_weight(edits, value, tensor, proto.output[0])])
-    drop_attributes(proto, [item.name])
-    set_attribute(proto, "value", low)
+    set_value(proto, low)
+
+
+def stored_value(proto: NodeProto) -> TensorProto:
+    """Return the float32 number or numbers of a Constant."""
+    held = attribute(proto, "value")
+    if held is None:
+        number = attribute(proto, "value_float")
+        numbers = attribute(proto, "value_floats") if number is None else number
+        held = numpy_helper.from_array(np.asarray(numbers, np.float32))
+    tensor: TensorProto = held
+    return tensor
+
+
+def set_value(proto: NodeProto, tensor: TensorProto) -> None:
+    """Set the value of a Constant or ConstantOfShape."""
+    names = [item.name for item in proto.attribute if item.name.startswith("value")]
+    drop_attributes(proto, names)
+    set_attribute(proto, "value", tensor)
 
 
 def lower_type(proto: TypeProto, low: Format) -> None:
     """Replace float32 by the low-precision type in a declaration, also inside sequences and optionals."""
     declared = declared_type(proto)
     while (kind := proto.WhichOneof("value")) in ("sequence_type", "optional_type"):
-        proto = (
-            proto.sequence_type.elem_type
-            if kind == "sequence_type"
-            else proto.optional_type.elem_type
-        )
+        proto = getattr(proto, kind).elem_type
     if declared is not None and retyped(declared, low) != declared:
         proto.tensor_type.elem_type = low.elem

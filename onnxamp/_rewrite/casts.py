@@ -1,7 +1,11 @@
 """Removal of redundant Casts from a model.
 
-Pairs around data movement go first (:mod:`onnxamp._rewrite.pairs`). Then three rules apply within each scope until none
-matches:
+Pairs around data movement go first: Casts to a wider float type and back, with nothing but data movement between them.
+Such a pair loses nothing, and its values fit the narrow type: the Casts are removed, and the nodes between them move
+the narrow type. This applies to whole regions of data movement whose values come only from Casts of one narrow type and
+go only to Casts back to it. If others also read a value between the Casts, the minimum cut decides.
+
+Then three rules apply within each scope until none matches:
 
 * identity: ``Cast(x: a -> a)`` is x;
 * duplicate: two Casts of one value to the same type are one;
@@ -12,24 +16,32 @@ The lossy pair float32 -> float16 -> float32 rounds, so it stays unless ``lossy`
 
 from collections import Counter
 from collections.abc import Callable, Container
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 
 from onnx import ModelProto
 
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._dtypes import FLOAT, FORMATS, is_lossless
+from onnxamp._dtypes import (
+    ANY_FLOAT_TENSORS,
+    ELEM_NUMBERS,
+    FLOAT,
+    LOW_TENSORS,
+    element_name,
+    is_lossless,
+)
 from onnxamp._errors import ArgumentTypeError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
-from onnxamp._rewrite.pairs import find_pairs, remove_pairs
+from onnxamp._target.kernels import Typed, runs_on
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
@@ -61,7 +73,8 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
         raise ArgumentTypeError(
             f"model must be an onnx.ModelProto, not {type(model).__name__}."
         )
-    return _find_removal(remove_pairs(Graph.of(model)).graph, lossy=lossy).apply()
+    freed = remove_pairs(Graph.of(model), lambda _: ())
+    return _find_removal(freed.graph, lossy=lossy).apply()
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -69,13 +82,12 @@ def apply(draft: Draft, options: Options) -> Passed:
     is_kept = options.level == Level.O0 or "Cast" in options.black
     if is_kept or "Cast" not in draft.graph.by_key:
         return Passed(draft)
-    kept = partial(_kept, options=options)
-    freed = remove_pairs(draft.graph, options.target, kept)
-    idle = _idle_casts(freed.graph, kept)
-    if idle is None:
-        return replace(freed, requested=freed.casts > 0)
-    casts = freed.casts + len(idle.removed)
-    result = Draft(idle.apply(), draft.folder)
+    kept = cache(partial(_kept, options=options))
+    freed = remove_pairs(draft.graph, kept, options.target)
+    idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
+    casts, result = freed.casts + len(idle.removed), freed.draft
+    if idle.alias or idle.removed:
+        result = Draft(idle.apply(), draft.folder)
     return Passed(result, requested=casts > 0, pairs=freed.pairs, casts=casts)
 
 
@@ -88,25 +100,6 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     builder = builder_of(graph, options.target)
     needed = (*builder.casts_of_constants(), *builder.own_casts())
     return kept | {cast.index for _, cast in needed}
-
-
-def _idle_casts(
-    graph: Graph, kept: Callable[[Graph], Container[int]]
-) -> "_Removal | None":
-    """Casts that change no type, that nothing reads, and all but one of those of one value to one type.
-
-    A Cast that changes no type and that a graph returns stays, for that graph alone.
-
-    Args:
-        graph: the model.
-        kept: returns the nodes to leave unchanged; called only if there are Casts to remove.
-
-    Complexity: linear in nodes.
-    """
-    if _find_removal(graph, chains=False).is_empty:
-        return None
-    removal = _find_removal(graph, chains=False, kept=kept(graph))
-    return None if removal.is_empty else removal
 
 
 def redundant_casts(graph: Graph) -> frozenset[int]:
@@ -122,6 +115,16 @@ def _find_removal(
     chains: bool = True,
     kept: Container[int] = (),
 ) -> "_Removal":
+    """Find the Casts to remove. Complexity: linear in nodes.
+
+    Args:
+        graph: the model.
+        lossy: whether to remove Casts to low precision and back, too.
+        chains: whether Casts may read what is before others. If not, Casts go that change no type, that nothing reads,
+            and all but one of those of one value to one type. One that changes no type and that a graph returns stays,
+            for that graph alone.
+        kept: nodes to leave unchanged.
+    """
     removal = _Removal(graph, lossy, chains, kept)
     removal.run()
     removal.orphans()
@@ -144,42 +147,32 @@ class _Removal:
         self.hidden = graph.hidden
         """They must not get new readers."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing changes."""
-        return not self.alias and not self.removed
-
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
         existing: dict[tuple[int, str, int], int] = {}
         for node in self.graph.order if "Cast" in self.graph.by_key else ():
-            if node.key != "Cast" or ABSENT in (node.input(0), node.outputs[0]):
+            made = node.output(0)
+            if node.key != "Cast" or ABSENT in (node.input(0), made):
                 continue
             if node.index in self.kept:
                 continue
-            target = self.types[node.outputs[0]]
-            source = self.through(node)
+            target, source = self.types[made], self.through(node)
             self.source[node.index] = source
             if target is None:
                 continue
             key = (source, target, node.scope)
-            is_returned = self.is_returned(node)
-            if (
-                is_returned
-                and not self.chains
-                and self.types[source] == target
-                and self.graph.uses[node.outputs[0]]
-            ):
-                self.bypass(node, source)
-            elif not is_returned:
-                if self.types[source] == target:
-                    self.drop(node, source)
-                    continue
-                if key in existing and attribute(node.proto, "saturate") != 0:
-                    self.drop(node, existing[key])
-                    continue
-            if node.outputs[0] not in self.hidden:
-                existing.setdefault(key, node.outputs[0])
+            is_idle = self.types[source] == target
+            is_again = key in existing and attribute(node.proto, "saturate") != 0
+            if self.graph.results[made]:
+                if is_idle and not self.chains and self.graph.uses[made]:
+                    # Once the graph's result is of another type, it is a Cast in earnest.
+                    self.replace(made, source)
+            elif is_idle or is_again:
+                if self.replace(made, source if is_idle else existing[key]):
+                    self.removed.add(node.index)
+                continue
+            if made not in self.hidden:
+                existing.setdefault(key, made)
 
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed, and Casts that never had any."""
@@ -192,11 +185,10 @@ class _Removal:
         )
         for node in casts:
             index = node.index
-            if index in self.removed or self.is_returned(node):
+            made = node.outputs[0]
+            if index in self.removed or self.graph.results[made]:
                 continue
-            if (self.graph.uses[node.outputs[0]] or not self.chains) and not reads[
-                node.outputs[0]
-            ]:
+            if not reads[made] and (self.graph.uses[made] or not self.chains):
                 self.removed.add(index)
                 reads[self.reads(node, node.inputs[0])] -= 1
 
@@ -219,26 +211,16 @@ class _Removal:
 
     def may_skip(self, first: int, second: int, third: int) -> bool:
         """Return whether first -> second -> third may become first -> third."""
-        a, b, c = (
-            str(self.types[value]).removeprefix("tensor(").removesuffix(")")
-            for value in (first, second, third)
-        )
-        if is_lossless(a, b):
-            return c != "string"  # the type determines which digits are written
-        return self.lossy and f"tensor({a})" == FLOAT and b in FORMATS and c == a
+        a, b, c = (self.types[value] for value in (first, second, third))
+        if is_lossless(element_name(a), element_name(b)):
+            return c != "tensor(string)"  # the type determines which digits are written
+        return self.lossy and a == c == FLOAT and b in LOW_TENSORS
 
-    def is_returned(self, node: Node) -> bool:
-        return bool(self.graph.results[node.outputs[0]])
-
-    def drop(self, node: Node, replacement: int) -> None:
+    def replace(self, value: int, replacement: int) -> bool:
+        """Let readers of a Cast's output read another value, and return whether they may."""
         if replacement not in self.hidden:
-            self.removed.add(node.index)
-            self.alias[node.outputs[0]] = replacement
-
-    def bypass(self, node: Node, replacement: int) -> None:
-        """Leave a Cast to the graph that returns its output: once that is of another type, it is a Cast in earnest."""
-        if replacement not in self.hidden:
-            self.alias[node.outputs[0]] = replacement
+            self.alias[value] = replacement
+        return replacement not in self.hidden
 
     def apply(self) -> ModelProto:
         """Return the edited copy of the model."""
@@ -255,3 +237,264 @@ class _Removal:
                 if value != ABSENT:
                     proto.input[port] = self.graph.values[self.reads(node, value)].name
         return editor.finish()
+
+
+def remove_pairs(
+    graph: Graph, kept: Callable[[Graph], Container[int]], target: str = "any"
+) -> Passed:
+    """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
+
+    Args:
+        graph: the model.
+        kept: returns the nodes of a graph to leave unchanged.
+        target: where the result will run: nodes move only types for which they have a kernel there.
+
+    Complexity: linear in nodes; nested pairs need another sweep per type.
+    """
+    done = Passed(Draft.of(graph))
+    while True:
+        spared = kept(done.graph)
+        found = find_pairs(done.graph, target, spared)
+        if not found.ends:  # those around others came first
+            found = find_pairs(done.graph, target, spared, chains=False)
+        if not found.ends:
+            return done
+        ends, casts = len(found.ends), len(found.ends) + len(found.starts)
+        result = Draft(found.apply(), graph.folder)
+        done = Passed(result, pairs=done.pairs + ends, casts=done.casts + casts)
+
+
+def find_pairs(
+    graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True
+) -> "Pairs":
+    """Return the redundant pairs of a graph. Complexity: linear in nodes.
+
+    Args:
+        graph: the model.
+        target: as for :func:`remove_pairs`.
+        kept: nodes to leave as they are.
+        chains: whether Casts may follow each other, as in float16 -> float32 -> double; a pair then ends where its
+            first type is reached again, and pairs in between are not found.
+    """
+    pairs = Pairs(graph, kept, target, chains)
+    pairs.find()
+    if pairs.narrow:
+        pairs.prune()
+        pairs.resolve()
+    return pairs
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Redundant pairs of Casts.
+
+    Attributes:
+        wide: Casts to a wider type, and Casts of their outputs that also lose nothing.
+        moves: nodes between the Casts, whose values become narrow; Casts that change no type are among them.
+        ends: Casts back to the narrow type.
+        starts: Casts to the wide type that nothing reads anymore.
+        narrow: value of the wide type -> the type that its numbers fit.
+        origin: output of a Cast to a wider type -> the value that it makes wider.
+        source: output of a Cast of a pair -> the narrow value that it holds.
+        names: value between the Casts -> the name of the graph output that it becomes.
+    """
+
+    graph: Graph
+    kept: Container[int]
+    target: str
+    chains: bool
+    wide: set[int] = field(default_factory=set)
+    moves: set[int] = field(default_factory=set)
+    ends: set[int] = field(default_factory=set)
+    starts: set[int] = field(default_factory=set)
+    narrow: dict[int, str] = field(default_factory=dict)
+    origin: dict[int, int] = field(default_factory=dict)
+    source: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    identities: set[int] = field(default_factory=set)
+    """Casts back whose outputs are returned: they become Identities."""
+
+    # -- search ------------------------------------------------------------------------------------------------
+
+    def find(self) -> None:
+        """Find Casts to wider types, and all data movement that reads nothing else."""
+        for node in self.graph.order:
+            if node.key == "Cast" and (origin := self.widened(node)) != ABSENT:
+                self.wide.add(node.index)
+                self.origin[node.outputs[0]] = origin
+                self.narrow[node.outputs[0]] = str(self.graph.types[origin])
+            elif self.narrow and (kind := self.moved(node)) is not None:
+                self.moves.add(node.index)
+                self.narrow.update((value, kind) for value in node.writes)
+
+    def allows(self, node: Node) -> bool:
+        return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
+
+    def widened(self, node: Node) -> int:
+        """Return the value that the Cast widens, possibly through other Casts; ABSENT if it widens none."""
+        if ABSENT in (node.input(0), node.outputs[0]) or not self.allows(node):
+            return ABSENT
+        read = node.inputs[0]
+        if read in self.origin and (self.chains or node.index in self.graph.passing):
+            read = self.origin[read]
+        before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
+        if before == after or not ANY_FLOAT_TENSORS.issuperset((before, after)):
+            return ABSENT
+        is_wider = is_lossless(element_name(before), element_name(after))
+        return read if is_wider else ABSENT
+
+    def moved(self, node: Node) -> str | None:
+        """Return the narrow type of all values that the node moves, if it has a kernel for it; None if it does more
+        than that.
+        """
+        signature, types = node.signature, self.graph.types
+        if signature is None or not self.allows(node):
+            return None
+        if (
+            node.key == "Cast"
+            and node.input(0) != ABSENT
+            and node.index in self.graph.passing
+        ):
+            return self.narrow.get(node.inputs[0])
+        if node.key not in op_facts().moves_data:
+            return None
+        positions = op_facts().moved_inputs[node.key]
+        kinds, moved, others = set[str | None](), set[str](), set[str]()
+        for port, value in enumerate(node.inputs):
+            formal = signature.input(port)
+            if value == ABSENT or formal is None:
+                continue
+            (moved if port in positions else others).add(formal.type)
+            if port in positions:
+                kinds.add(self.narrow.get(value))
+        kind = kinds.pop() if len(kinds) == 1 else None
+        if kind is None or not moved.isdisjoint(others):
+            return None
+        bound = bind(signature, [types[value] for value in node.inputs])
+        bound |= dict.fromkeys(moved, kind)
+        is_legal = all(kind in signature.params.get(param, ()) for param in moved)
+        typed = Typed(signature, bound, node.proto)
+        return kind if is_legal and runs_on(self.target, typed) else None
+
+    def prune(self) -> None:
+        """Drop nodes whose values others read or return, and all data movement that is connected with them."""
+        waiting = [
+            index for index in self.moves if self.is_open(self.graph.nodes[index])
+        ]
+        while waiting:
+            index = waiting.pop()
+            if index not in self.moves:
+                continue
+            self.moves.discard(index)
+            node = self.graph.nodes[index]
+            makers = filter(None, map(self.graph.producer, node.inputs))
+            waiting += [maker.index for maker in makers]
+            waiting += [reader.index for reader, _ in self.graph.readers(node)]
+
+    def is_open(self, node: Node) -> bool:
+        """Return whether something other than data movement and Casts back reads a value of the node."""
+        hidden, made = self.graph.hidden, node.writes
+        origins = (self.origin.get(value) for value in node.inputs)
+        if not hidden.isdisjoint((*origins, *made)):
+            return True
+        if any(self.graph.results[value] for value in made):
+            return True
+        return not all(
+            reader.index in self.moves or self.ends_pair(reader)
+            for value in made
+            for reader, _ in self.graph.consumers(value)
+        )
+
+    def ends_pair(self, node: Node) -> bool:
+        """Return whether the node casts a value back to the type that its numbers fit."""
+        if node.key != "Cast" or not self.allows(node):
+            return False
+        read, made = node.input(0), node.outputs[0]
+        return made != ABSENT and self.narrow.get(read, "") == self.graph.types[made]
+
+    # -- rewriting ----------------------------------------------------------------------------------------------
+
+    def resolve(self) -> None:
+        """Find the Casts to remove, and the values to read instead."""
+        for node in self.graph.order:
+            if node.index in self.wide:
+                origin = source = self.origin[node.outputs[0]]
+                if origin not in self.narrow:
+                    source = self.source.get(origin, origin)
+                self.source[node.outputs[0]] = source
+            elif self.ends_pair(node):
+                self.end(node, node.inputs[0])
+        for node in reversed(self.graph.order):
+            if node.index in self.wide and self.is_done(node.outputs[0]):
+                self.starts.add(node.index)
+
+    def end(self, node: Node, read: int) -> None:
+        """Let readers of a Cast back read its input, unless that is not narrow after all, or hidden."""
+        maker, result = self.graph.producer(read), node.outputs[0]
+        if maker is None:
+            return
+        if maker.index not in self.moves and maker.index not in self.wide:
+            return
+        if self.origin.get(read) in self.graph.hidden:
+            return
+        self.ends.add(node.index)
+        self.source[result] = self.source.get(read, read)
+        returned = self.graph.results[result]
+        if not returned:
+            return
+        homes = {scope for scope, _ in returned} | {node.scope}
+        is_free = read not in self.names and result not in self.graph.hidden
+        if maker.index in self.moves and homes == {maker.scope} and is_free:
+            self.names[read] = self.graph.values[result].name
+        else:
+            self.identities.add(node.index)
+
+    def is_done(self, value: int) -> bool:
+        """Return whether a value of the wide type has lost all its readers."""
+        readers = {node for node, _ in self.graph.uses[value]}
+        if not readers or self.graph.results[value]:
+            return False
+        return all(
+            index in self.starts
+            and self.origin[self.graph.nodes[index].outputs[0]] != value
+            for index in readers - self.moves - self.ends
+        )
+
+    # -- application -------------------------------------------------------------------------------------------
+
+    def apply(self) -> ModelProto:
+        """Return the edited copy of the graph's model."""
+        editor = GraphEditor(self.graph)
+        editor.remove(*((self.ends | self.starts) - self.identities))
+        for node in self.graph.nodes:
+            proto = editor.node(node.index)
+            for port, value in enumerate(node.inputs):
+                if value != ABSENT:
+                    proto.input[port] = self.name(self.read(node, value))
+            for port, value in enumerate(node.outputs):
+                if value in self.names:
+                    proto.output[port] = self.names[value]
+            is_idle = node.key == "Cast" and node.index in self.moves
+            if is_idle or node.index in self.identities:
+                proto.op_type = "Identity"
+                del proto.attribute[:]
+        for scope, graph in zip(self.graph.scopes, editor.graphs, strict=True):
+            for entry in graph.value_info:
+                value = self.graph.visible(entry.name, scope.index)
+                maker = self.graph.producer(value)
+                if maker is not None and maker.index in self.moves:
+                    narrow = element_name(self.narrow[value])
+                    entry.type.tensor_type.elem_type = ELEM_NUMBERS[narrow]
+        for value in self.names:
+            held = self.graph.values[value]
+            editor.undeclare(held.scope, [held.name])
+        return editor.finish()
+
+    def read(self, node: Node, value: int) -> int:
+        """Return the node's new input instead of a value."""
+        is_start = value in self.narrow
+        takes = not is_start or node.index in self.moves or node.index in self.ends
+        return self.source.get(value, value) if takes else value
+
+    def name(self, value: int) -> str:
+        return self.names.get(value, self.graph.values[value].name)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, prod
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from onnxamp._dtypes import (
     ELEM_NUMBERS,
     FLOAT,
     LOW_TENSORS,
+    element_name,
 )
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
@@ -76,17 +77,14 @@ def batch_norms(graph: Graph) -> list[Fold]:
             continue
         weights = _weights(graph, producer, node)
         if weights is not None:
-            nodes = frozenset((producer.index, node.index))
-            inputs = (producer.inputs[0], *weights)
             folds.append(
                 Fold(
                     kind=KIND,
                     op=producer.key,
                     opset=1,
-                    nodes=nodes,
+                    nodes=frozenset((producer.index, node.index)),
                     last=node.index,
-                    inputs=inputs,
-                    attributes={},
+                    inputs=(producer.inputs[0], *weights),
                     first=producer.index,
                 )
             )
@@ -262,23 +260,20 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 def _is_mean(graph: Graph, match: Match) -> bool:
     """Return whether sums divide their own terms."""
-    shape = graph.shapes[match.values["x"]]
-    wanted = {
-        name: graph.constants.scalar(match.values[name])
-        for name in ("count", "share")
-        if name in match.values
-    }
+    wanted = {"count", "share"} & match.values.keys()
     if not wanted:
         return True
+    shape = graph.shapes[match.values["x"]]
     sizes = [] if shape is None else [shape[axis] for axis in match.axes]
     if not sizes or None in sizes:
         return False
     total = prod(size or 0 for size in sizes)
     parts = {"count": total, "share": 1 / max(total, 1)}
-    return all(
-        value is not None and isclose(value, parts[name], rel_tol=1e-6)
-        for name, value in wanted.items()
-    )
+    for name in wanted:
+        number = graph.constants.scalar(match.values[name])
+        if number is None or not isclose(number, parts[name], rel_tol=1e-6):
+            return False
+    return True
 
 
 def _narrowed(graph: Graph, match: Match) -> Match:
@@ -321,16 +316,12 @@ def _with_next(
 ) -> Match:
     """Include the multiplication by the gain, or the addition of the bias, that follows."""
     nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
-    name = {"Mul": "gain", "Add": "bias" if has_bias else ""}.get(
-        node.key if node else "", ""
-    )
-    if (
-        node is None
-        or not name
-        or name in weights
-        or (name == "gain" and "bias" in weights)
-    ):
+    if node is None or "bias" in weights:
         return match
+    is_gain = node.key == "Mul" and "gain" not in weights
+    if not is_gain and not (has_bias and node.key == "Add"):
+        return match
+    name = "gain" if is_gain else "bias"
     other = node.inputs[1] if node.inputs[0] == value else node.inputs[0]
     weight = _suiting(graph, match, other, dims)
     if weight is None:
@@ -384,15 +375,10 @@ def _ones(graph: Graph, match: Match, dims: Sequence[int | None]) -> NewWeight |
 
 
 def _elem(graph: Graph, match: Match) -> int:
-    name = graph.types[match.values["x"]] or FLOAT
-    return ELEM_NUMBERS[name.removeprefix("tensor(").removesuffix(")")]
+    return ELEM_NUMBERS[element_name(graph.types[match.values["x"]] or FLOAT)]
 
 
-class _Rule(Protocol):
-    def __call__(self, graph: Graph, kind: Kind, match: Match) -> Fold | None: ...
-
-
-_RULES: Final[Mapping[str, _Rule]] = {
+_RULES: Final[Mapping[str, Callable[[Graph, Kind, Match], Fold | None]]] = {
     "LayerNormalization": norm,
     "RMSNormalization": norm,
     "Gelu": activation,

@@ -8,12 +8,11 @@ from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
-from onnxamp._decide.equations import Equations, find_equations, is_stored
 from onnxamp._decide.relations import ZERO
-from onnxamp._decide.rescaling import complete
-from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
+from onnxamp._decide.rescaling import Equations, complete, find_equations, is_stored
+from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import copied, copy_fields
@@ -23,6 +22,7 @@ from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
 from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite.apply import set_value, stored_value
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -90,19 +90,10 @@ class _Rescaling:
     def array(self, value: int) -> NDArray[np.float32]:
         """Return the elements of a constant."""
         tensor = self.graph.constants.tensors.get(value)
-        if tensor is not None:
-            return read_array(tensor, self.graph.folder)
-        node = self.graph.nodes[self.graph.values[value].producer].proto
-        for name in ("value_float", "value_floats", "value"):
-            held = attribute(node, name)
-            if held is not None:
-                array = (
-                    numpy_helper.to_array(held)
-                    if isinstance(held, TensorProto)
-                    else held
-                )
-                return np.asarray(array, np.float32)
-        raise AssertionError(node.op_type)
+        if tensor is None:
+            node = self.graph.nodes[self.graph.values[value].producer]
+            tensor = stored_value(node.proto)
+        return read_array(tensor, self.graph.folder)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
         """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when they are read."""
@@ -126,7 +117,7 @@ class _Rescaling:
         if held.producer == ABSENT:
             _overwrite(self.editor.weight(value), tensor)
         else:
-            _set_value(self.editor.node(held.producer), tensor)
+            set_value(self.editor.node(held.producer), tensor)
             self.stored[held.name] = exponent
 
     def copy(self, value: int, exponent: int, uses: Iterable[tuple[int, int]]) -> None:
@@ -141,7 +132,7 @@ class _Rescaling:
                 self.names.fresh(f"{second.name or held.name}_scaled"),
                 name,
             )
-            _set_value(second, self.scaled(value, exponent, ""))
+            set_value(second, self.scaled(value, exponent, ""))
             self.editor.insert(held.scope, held.producer, second)
         for node, port in uses:
             self.editor.node(node).input[port] = name
@@ -224,25 +215,18 @@ class _Rescaling:
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
-        done = [
-            _count(self.touched, "constant"),
-            _count(self.moved, "attribute") if self.moved else "",
-        ]
-        extra = f", of which {self.split} in a second copy" if self.split else ""
-        least = (
-            ""
-            if rescaling.gap is None
-            else f"; at most {rescaling.gap:,} fewer may suffice"
-            if rescaling.gap
-            else ""
-        )
-        least = "; no exponents need fewer" if rescaling.gap == 0 else least
-        muls = (
-            f" {_count(self.muls, 'Mul')} at the model's interface."
-            if self.muls
-            else ""
-        )
-        yield f"{what}. Multiplied {' and '.join(filter(None, done))}{extra}{least}.{muls}"
+        done = [_count(self.touched, "constant")]
+        if self.moved:
+            done.append(_count(self.moved, "attribute"))
+        text = f"{what}. Multiplied {' and '.join(done)}"
+        if self.split:
+            text += f", of which {self.split} in a second copy"
+        if rescaling.gap:
+            text += f"; at most {rescaling.gap:,} fewer may suffice"
+        elif rescaling.gap is not None:
+            text += "; no exponents need fewer"
+        muls = _count(self.muls, "Mul")
+        yield f"{text}. {muls} at the model's interface." if self.muls else f"{text}."
         if self.adds:
             yield f"{_count(self.adds, 'Add')} after logarithms: results differ there by a rounding."
         for name, count in self.lost.items():
@@ -287,11 +271,3 @@ def _overwrite(tensor: TensorProto, new: TensorProto) -> None:
         tensor,
         but=[field.name for field, _ in new.ListFields() if field.name not in data],
     )
-
-
-def _set_value(proto: NodeProto, tensor: TensorProto) -> None:
-    """Set the value of a Constant or ConstantOfShape."""
-    drop_attributes(
-        proto, [item.name for item in proto.attribute if item.name.startswith("value")]
-    )
-    set_attribute(proto, "value", tensor)

@@ -89,13 +89,8 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
     if wanted <= rank:
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
-    node = helper.make_node(
-        "Unsqueeze",
-        [proto.input[1]],
-        [wide],
-        site.fresh("align"),
-        axes=list(range(rank, wanted)),
-    )
+    axes, name = list(range(rank, wanted)), site.fresh("align")
+    node = site.editor.make("Unsqueeze", [proto.input[1]], [wide], name, axes=axes)
     proto.input[1] = wide
     return [node, proto]
 
@@ -180,21 +175,15 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
     The last window begins less than a stride after the last that fits, so there is none if a window is longer than a
     stride and that padding together.
     """
-    kernel = attribute(proto, "kernel_shape")
-    if attribute(proto, "ceil_mode") and attribute(proto, "auto_pad") in (
-        None,
-        b"NOTSET",
-    ):
-        ones = [1] * len(kernel)
-        strides, dilations = (
-            attribute(proto, "strides") or ones,
-            attribute(proto, "dilations") or ones,
-        )
-        behind = (attribute(proto, "pads") or [0] * 2 * len(kernel))[len(kernel) :]
-        if any(
-            (k - 1) * d + 1 < s + p
-            for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True)
-        ):
+    kernel, padding = attribute(proto, "kernel_shape"), attribute(proto, "auto_pad")
+    if not attribute(proto, "ceil_mode") or padding not in (None, b"NOTSET"):
+        return [proto]
+    rank, ones = len(kernel), [1] * len(kernel)
+    strides = attribute(proto, "strides") or ones
+    dilations = attribute(proto, "dilations") or ones
+    behind = (attribute(proto, "pads") or [0] * 2 * rank)[rank:]
+    for k, d, s, p in zip(kernel, dilations, strides, behind, strict=True):
+        if (k - 1) * d + 1 < s + p:
             raise StuckError(
                 "at that opset, ceil_mode leaves out windows that begin in the padding"
             )
@@ -218,31 +207,20 @@ def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
         return [proto]
     nodes, count = list[NodeProto](), channels // groups
     for position, name in ((1, "scale"), (2, "bias")):
-        column, table, every = (
+        made = [
             site.fresh(f"{name}/{part}") for part in ("column", "table", "channels")
-        )
-        read, to = proto.input[position], site.editor.ints
-        nodes += [
-            helper.make_node(
-                "Reshape",
-                [read, to([-1, 1], site.named("column"))],
-                [column],
-                site.fresh(f"{name}/1"),
-            ),
-            helper.make_node(
-                "Expand",
-                [column, to([1, count], site.named("times"))],
-                [table],
-                site.fresh(f"{name}/2"),
-            ),
-            helper.make_node(
-                "Reshape",
-                [table, to([-1], site.named("row"))],
-                [every],
-                site.fresh(f"{name}/3"),
-            ),
         ]
-        proto.input[position] = every
+        steps = (
+            ("Reshape", [-1, 1], "column"),
+            ("Expand", [1, count], "times"),
+            ("Reshape", [-1], "row"),
+        )
+        for number, (op, dims, base) in enumerate(steps):
+            sizes = site.editor.ints(dims, site.named(base))
+            own = site.fresh(f"{name}/{number + 1}")
+            inputs = [proto.input[position], sizes]
+            nodes.append(site.editor.make(op, inputs, [made[number]], own))
+            proto.input[position] = made[number]
     return [*nodes, proto]
 
 
@@ -304,22 +282,15 @@ def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
 
     A step to another op, as from Upsample to Resize, is followed by the steps of that one.
     """
-    steps = list[Step]()
-    while current < wanted:
-        if (schema := _schema(op, current)) is None:
+    steps, version = list[Step](), current
+    while version < wanted:
+        version += 1
+        old, new = _schema(op, current), _schema(op, version)
+        if old is None:
             break
-        newer = filter(
-            None, (_schema(op, version) for version in range(current + 1, wanted + 1))
-        )
-        found = next(
-            (other for other in newer if other.since_version > schema.since_version),
-            None,
-        )
-        if found is None:
-            break
-        step = _step(schema, found)
-        steps.append(step)
-        op, current = step.op, step.version
+        if new is not None and new.since_version > old.since_version:
+            steps.append(_step(old, new))
+            op, current = steps[-1].op, steps[-1].version
     return tuple(steps)
 
 
@@ -359,20 +330,13 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
     target = new if name == old.name else _schema(name, version)
     defaults = {
         key: helper.get_attribute_value(item.default_value)
-        for key, item in _with_default(old).items()
+        for key, item in old.attributes.items()
+        if item.default_value.type
     }
     if target is None or version > checked or (row is None and _differ(old, target)):
         return Step(name, version, None, defaults, {})
     row = row or {}
     return Step(name, version, row, defaults, _lost(old, target, row))
-
-
-def _with_default(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
-    return {
-        name: item
-        for name, item in schema.attributes.items()
-        if item.default_value.type
-    }
 
 
 def _differ(old: OpSchema, new: OpSchema) -> bool:
@@ -403,11 +367,11 @@ def _lost(
     Inputs that replace attributes, or the reverse, shift others. These follow the table and are not compared.
     """
     found = {}
-    for side in ("inputs", "outputs"):
+    is_settled = "call" in row or "name" in row
+    for side in () if is_settled else ("inputs", "outputs"):
         before, after = (_types(schema, getattr(schema, side)) for schema in (old, new))
-        settled = "call" in row or "name" in row
         for position, (one, other) in enumerate(zip(before, after, strict=False)):
-            if one - other and not settled:
+            if not one <= other:
                 found[side, position] = frozenset(other)
     return found
 

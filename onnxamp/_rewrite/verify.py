@@ -5,7 +5,7 @@ A fault that the original model does not have is a bug in onnxamp, and the messa
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -128,15 +128,14 @@ _WRONG_TYPE: Final = re.compile(
 """Finds onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
 
 
-def nodes_around(
+def _nodes_around(
     original: Graph,
     edits: Edits,
     result: Graph,
-    nodes: AbstractSet[int],
-    values: Iterable[int],
+    faults: Sequence["Conflict"],
     suspected: AbstractSet[str],
 ) -> tuple[str, ...]:
-    """Return the outputs of the original's nodes that stand around a fault.
+    """Return the outputs of the original's nodes that stand around faults.
 
     These are the nodes at fault, all producers and consumers of their values, and those of the values at fault. Nodes
     that the edits added, or that were suspected before, are replaced by their neighbors.
@@ -145,45 +144,35 @@ def nodes_around(
         original: the model that was converted.
         edits: its changes.
         result: the converted model.
-        nodes, values: those at fault in the result.
+        faults: those of the result.
         suspected: outputs of nodes that stay float32 because of earlier faults.
 
     Complexity: linear in nodes.
     """
-    origins = _origins(original, edits)
-    waiting = {one.index for value in values for one in result.around(value)} | nodes
-    waiting |= {
-        index for node in nodes for index in _neighbors(result, result.nodes[node])
-    }
-    found, stack, seen = set[int](), sorted(waiting), set(waiting)
+    origins = dict[tuple[int, str], Node]()
+    for node in original.nodes:
+        for port, name in enumerate(node.proto.output):
+            made = edits.outputs.get((node.index, port), name)
+            origins[node.scope, made] = node
+    seen = {fault.node for fault in faults} | {fault.branches for fault in faults}
+    seen -= {ABSENT}
+    for index in sorted(seen):
+        seen.update(_neighbors(result, result.nodes[index]))
+    for value in {value for fault in faults for value in (fault.output, fault.value)}:
+        if value != ABSENT:
+            seen.update(one.index for one in result.around(value))
+    found, stack = set[int](), list(seen)
     while stack:
         node = result.nodes[stack.pop()]
-        known = {
-            origins[key]
-            for name in node.proto.output
-            if (key := (node.scope, name)) in origins
-        }
-        new = {
-            index
-            for index in known
-            if suspected.isdisjoint(original.nodes[index].proto.output)
-        }
+        outputs = ((node.scope, name) for name in node.proto.output if name)
+        known = (origins[key] for key in outputs if key in origins)
+        new = {one.index for one in known if suspected.isdisjoint(one.proto.output)}
         found |= new
         for index in () if new else _neighbors(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
     return tuple(original.nodes[index].first_output for index in sorted(found))
-
-
-def _origins(graph: Graph, edits: Edits) -> dict[tuple[int, str], int]:
-    """Return (scope, name of an output in the result) -> the node of the original that produces it."""
-    return {
-        (node.scope, edits.outputs.get((node.index, port), name)): node.index
-        for node in graph.nodes
-        for port, name in enumerate(node.proto.output)
-        if name
-    }
 
 
 def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
@@ -212,18 +201,8 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
         for entry in original.model.graph.input
     )
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
-    for kind, free in (("input", weights), ("output", set[str]())):
-        before, after = (
-            getattr(model.graph, kind) for model in (original.model, result)
-        )
-        new += _changed(
-            graph=graph,
-            kind=kind,
-            before=before,
-            after=after,
-            options=options,
-            free=free,
-        )
+    new += _changed(original, graph, "input", options, weights)
+    new += _changed(original, graph, "output", options, set())
     if new and (fault := next(_all_conflicts(original), None)):
         raise ModelError(
             f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}."
@@ -231,18 +210,8 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
     if new:
         first = f"{new[0].where} {new[0].text}"
         text = f"The converted model would be wrong: {first}. This is a bug: please report the model."
-        named = {fault.node for fault in new} | {fault.branches for fault in new}
-        values = {fault.output for fault in new} | {fault.value for fault in new}
         suspected = frozenset(options.unsound)
-        around = nodes_around(
-            original=original,
-            edits=edits,
-            result=graph,
-            nodes=named - {ABSENT},
-            values=values - {ABSENT},
-            suspected=suspected,
-        )
-        raise InternalError(text, around)
+        raise InternalError(text, _nodes_around(original, edits, graph, new, suspected))
 
 
 def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
@@ -251,27 +220,22 @@ def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
 
 
 def _changed(
-    graph: Graph,
-    kind: str,
-    before: Sequence[ValueInfoProto],
-    after: Sequence[ValueInfoProto],
-    options: Options,
-    free: set[str],
+    original: Graph, graph: Graph, kind: str, options: Options, free: set[str]
 ) -> Iterator["Conflict"]:
     """Yield inputs or outputs of the result that differ from those of the original."""
+    before, after = (getattr(one.model.graph, kind) for one in (original, graph))
     if [entry.name for entry in before] != [entry.name for entry in after]:
         yield Conflict(f"the graph's {kind}s", "changed their names or order")
         return
     for entry, new in zip(before, after, strict=True):
+        name, allowed = entry.name, {declared_type(entry.type)}
         was, now = declared_type(entry.type), declared_type(new.type)
-        may_be_low = was is not None and (
-            not options.keeps_io(entry.name) or entry.name in free
-        )
-        if was != now and not (may_be_low and now == retyped(str(was), options.low)):
-            value = graph.scopes[0].names.get(entry.name, ABSENT)
-            yield Conflict(
-                f"{kind} {entry.name!r}", f"changed from {was} to {now}", value=value
-            )
+        if was is not None and (name in free or not options.keeps_io(name)):
+            allowed.add(retyped(was, options.low))
+        if now not in allowed:
+            value = graph.scopes[0].names.get(name, ABSENT)
+            text = f"changed from {was} to {now}"
+            yield Conflict(f"{kind} {name!r}", text, value=value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from onnxamp._convert.analysis import Analysis, Estimate, decided, with_rounding
 from onnxamp._convert.convert import rewritten
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.precision import Prices
-from onnxamp._decide.words import told
+from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph

@@ -25,7 +25,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._cli.command import group
-from onnxamp._decide.hazards import kinds
+from onnxamp._decide.verdicts import kinds
 from onnxamp._options.command_line import option_rows, spelled_fields
 
 GRAPHS = ROOT / "docs" / "explain" / "graphs"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp._audit import Finding
-from onnxamp._decide.words import title_of
+from onnxamp._decide.verdicts import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report import named, number, percent

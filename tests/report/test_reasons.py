@@ -8,9 +8,7 @@ import pytest
 from commands import CLASSIFIER, run
 
 import onnxamp
-from onnxamp._decide.hazards import kinds
-from onnxamp._decide.verdicts import Reason
-from onnxamp._decide.words import title_of, told
+from onnxamp._decide.verdicts import Reason, kinds, title_of, told
 from onnxamp._ops import read_table
 
 ENCODER = CLASSIFIER.parent / "encoder.onnx"

@@ -17,19 +17,13 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     nothing and does not become zero is a learned bias: it changes by less than half of the smallest low number.
     """
     facts = op_facts()
-    floats = graph.constants.floats().items()
-    tiny = {
-        value: stats.uniform
-        for value, stats in floats
-        if stats is not None
-        and stats.uniform is not None
-        and _is_telling(stats.uniform, low)
-    }
-    zeros = {
-        value
-        for value, number in tiny.items()
-        if abs(number) <= low.smallest_subnormal / 2
-    }
+    tiny, zeros = dict[int, float](), set[int]()
+    for value, stats in graph.constants.floats().items():
+        number = None if stats is None else stats.uniform
+        if number is not None and _is_telling(number, low):
+            tiny[value] = number
+            if abs(number) <= low.smallest_subnormal / 2:
+                zeros.add(value)
     lost = [
         (node, port, value)
         for node in graph.nodes_of(facts.epsilons)
@@ -114,19 +108,12 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
-            producer = graph.producer(value)
-            if (
-                producer is not None
-                and producer.index not in seen
-                and producer.key in walk
-            ):
+            producer = graph.producer(value, *walk)
+            if producer is not None and producer.index not in seen:
                 seen.add(producer.index)
                 stack.append(producer)
-                yield Hazard(
-                    producer.index,
-                    KIND,
-                    f"computes small numbers for the guarded {node.label!r}",
-                )
+                why = f"computes small numbers for the guarded {node.label!r}"
+                yield Hazard(producer.index, KIND, why)
 
 
 _SPECTRAL_REACH = 16
@@ -146,12 +133,8 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def _loses(graph: Graph, value: int, low: Format) -> bool:
-    stats = graph.constants.stats(value)
-    return (
-        stats is not None
-        and stats.uniform is not None
-        and _is_telling(stats.uniform, low)
-    )
+    number = graph.constants.uniform(value)
+    return number is not None and _is_telling(number, low)
 
 
 KIND: Final = Kind(

@@ -46,11 +46,8 @@ def index_paths(graph: Graph) -> Indices:
     linear; each value is visited once.
     """
     walk, passes = op_facts().index_arithmetic, _passes(graph)
-    counting, hazards, values = (
-        _counting(graph, passes),
-        list[Hazard](),
-        dict[int, str](),
-    )
+    counting = _counting(graph, passes)
+    hazards, values = list[Hazard](), dict[int, str]()
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node, value, why in _counted(graph):
@@ -59,14 +56,8 @@ def index_paths(graph: Graph) -> Indices:
             seen.add(node.index)
             hazards.append(Hazard(node.index, KIND, "counts in floating point"))
         elif node.key != "Cast" or value in counting or _counts(graph, value):
-            hazards.append(
-                Hazard(
-                    node.index,
-                    KIND,
-                    "reads integers that are stored as floats",
-                    value=value,
-                )
-            )
+            text = "reads integers that are stored as floats"
+            hazards.append(Hazard(node.index, KIND, text, value=value))
     while stack:
         value, why = stack.pop()
         if value in values:
@@ -79,15 +70,14 @@ def index_paths(graph: Graph) -> Indices:
             stack.append((source, why))
         if producer is None or producer.index in seen:
             continue
-        if producer.key in walk:
+        is_counted = producer.key == "Cast" and _counts(graph, value)
+        if producer.key in walk or is_counted:
             seen.add(producer.index)
             hazards.append(Hazard(producer.index, KIND, why))
+        if producer.key in walk:
             stack += [
                 (source, why) for source in producer.inputs if _is_wide(graph, source)
             ]
-        elif producer.key == "Cast" and _counts(graph, value):
-            seen.add(producer.index)
-            hazards.append(Hazard(producer.index, KIND, why))
     return Indices(tuple(hazards), values)
 
 

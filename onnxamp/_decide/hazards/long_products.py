@@ -8,17 +8,15 @@ are off by less. Products that stay float32 for other reasons stay whole, as far
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from onnxamp._decide.hazards import hazards_on
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.verdicts import Hazard, Kind, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.providers import (
-    Accumulation,
     Profile,
     emulated_arithmetic,
     profile_of,
@@ -120,9 +118,13 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
     kept = _kept(graph, options) if able else set()
     found = dict[int, int]()
     for node in able:
-        parts = _parts(terms_of(node, graph.shapes) or 1, profile.products["MatMul"])
-        if parts is not None and node.index not in kept:
-            found[node.index] = parts
+        terms = terms_of(node, graph.shapes) or 1
+        for parts in range(2, terms // _FEWEST + 1):
+            error = profile.products["MatMul"].error(terms // parts)
+            is_fit = terms % parts == 0 and error <= NEGLIGIBLE
+            if is_fit and node.index not in kept:
+                found[node.index] = parts
+                break
     return found
 
 
@@ -130,14 +132,6 @@ def parts_of(node: Node) -> tuple[str, ...]:
     """Return the ops that a product becomes, apart from data movement."""
     has_bias = node.key == "Gemm" and node.input(2) != ABSENT
     return ("MatMul", SUM, *["Add"] * has_bias)
-
-
-def _parts(terms: int, product: Accumulation) -> int | None:
-    divisors = (parts for parts in range(2, terms // _FEWEST + 1) if terms % parts == 0)
-    return next(
-        (parts for parts in divisors if product.error(terms // parts) <= NEGLIGIBLE),
-        None,
-    )
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
@@ -157,20 +151,20 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
     """Return whether the level, the user's lists and kernels allow these ops, and their data movement, in float16."""
-    if options.level == Level.O1 and not options.white.issuperset(
-        op for op in ops if op != SUM
-    ):
+    listed = {*ops} - {SUM}
+    if options.level == Level.O1 and not options.white.issuperset(listed):
         return False
-    if not options.black.isdisjoint(op for op in ops if op != SUM):
+    if SUM in options.user_black or not options.black.isdisjoint(listed):
         return False
-    if graph.book.opsets[""] < _RESHAPE or SUM in options.user_black:
+    if graph.book.opsets[""] < _RESHAPE:
         return False
-    signatures = [graph.book.get("", op) for op in (*ops, *_MOVES)]
-    return all(
-        one
-        and options.low.tensor in float_types(options.target, one.op_type, one.since)
-        for one in signatures
-    )
+    for signature in (graph.book.get("", op) for op in (*ops, *_MOVES)):
+        if signature is None:
+            return False
+        types = float_types(options.target, signature.op_type, signature.since)
+        if options.low.tensor not in types:
+            return False
+    return True
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:

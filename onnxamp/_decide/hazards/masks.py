@@ -28,28 +28,21 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue  # if a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
             stats = graph.constants.stats(value)
-            found, path = None if stats is None else _large(low, stats), list[int]()
-            if (
-                stats is not None
-                and found is None
-                and _holds_sentinel(graph, low, value)
-            ):
+            if stats is None:
+                continue
+            found, path = _large(low, stats), list[int]()
+            if found is None and _holds_sentinel(graph, low, value):
                 if node.index not in walked:
                     path = mask_path(graph, node)
                     walked.update(path)
-                if any(
-                    _stays_high(low, maker) for maker in _makers(graph, value, path)
-                ):
+                makers = _makers(graph, value, path)
+                if any(_stays_high(low, maker) for maker in makers):
                     found = stats.largest  # cast down as it is, it would be infinite
             if found is not None:
                 path = path or mask_path(graph, node)
                 kept.update(path)
-                for index in path:
-                    yield Hazard(
-                        index,
-                        KIND,
-                        f"carries the mask value {found:.6g} to its Softmax",
-                    )
+                why = f"carries the mask value {found:.6g} to its Softmax"
+                yield from (Hazard(index, KIND, why) for index in path)
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:

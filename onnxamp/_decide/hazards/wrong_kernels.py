@@ -26,16 +26,13 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
-        if low in rule["types"] and (
-            "head_size" not in rule
-            or (_head_size(graph, node) or 0) > rule["head_size"]
-        ):
-            where = (
-                f"ONNX Runtime {version_of(target)}"
-                if "before" in rule
-                else device_of(target)
-            )
-            yield node, f"{where}: {rule['because']}"
+        is_small = (_head_size(graph, node) or 0) <= rule.get("head_size", -1)
+        if low not in rule["types"] or is_small:
+            continue
+        where = device_of(target)
+        if "before" in rule:
+            where = f"ONNX Runtime {version_of(target)}"
+        yield node, f"{where}: {rule['because']}"
 
 
 @cache
