@@ -1,4 +1,4 @@
-"""Data files: their names and our mark, the models that refer to them, and how workers measure and write their contents.
+"""Data files: their names and mark, the models that refer to them, and how workers measure and write their contents.
 
 Models of a folder and of its parent may share a data file. So a file is removed only if onnxamp wrote it, which its
 last bytes show, and if no other model there refers to it. A new data file never gets a name that another model refers
