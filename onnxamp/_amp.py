@@ -19,7 +19,7 @@ from onnxamp._options.lists import Preset, literal_preset, preset
 from onnxamp._options.options import Options, Rule
 from onnxamp._options.values import Level
 from onnxamp._public import active_within
-from onnxamp._report.text import as_sentence
+from onnxamp._report import as_sentence
 from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available
 

@@ -16,7 +16,7 @@ from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
 from onnxamp._options.options import Options
 from onnxamp._pipeline.runs import Trial, TunedMember, TunedPipeline
-from onnxamp._report.html.page import Page, conversion_page
+from onnxamp._report.html import Page, conversion_page
 from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 
 HOSTILE = (

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
+from onnxamp._batch import SAME, Packages, files_below
 from onnxamp._batch.job import (
     NAME,
     Entry,
@@ -22,12 +23,18 @@ from onnxamp._batch.job import (
     run_job,
     written_by,
 )
-from onnxamp._batch.kinds import SAME, Package, Packages, files_below
 from onnxamp._batch.package import PART, STAGE, share_weights, ship
 from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
-from onnxamp._job.folder import FolderProgress, FolderReport, Row, Shipped, page_of
-from onnxamp._job.writing import EXTERNAL_DATA
+from onnxamp._job.folder import (
+    FolderProgress,
+    FolderReport,
+    Outcome,
+    Row,
+    Shipped,
+    page_of,
+)
+from onnxamp._job.writing import Sink
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
@@ -69,10 +76,7 @@ def check_options(options: FolderOptions) -> None:
         ArgumentError: an option has an impossible value, or cannot be used for a folder.
         ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
     """
-    if options.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(
-            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
-        )
+    Sink(Path("model.onnx"), options.external_data)  # checks it
     if options.conversion.rule is not None:
         raise ArgumentError(
             "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
@@ -147,7 +151,6 @@ def find_jobs(source: Path, target: Path, inputs: Path | None = None) -> list[Jo
                 home=home,
                 stage=None if package is None or is_remote(home) else home / STAGE,
                 package=package,
-                types=called.types,
             )
         )
     if left_out and not jobs:
@@ -322,27 +325,30 @@ def run_folder(
     """
     start, index = time.perf_counter(), index_of(html)
     check_options(options)
-    found = [
-        replace(job, shared=options.files) for job in find_jobs(source, target, inputs)
-    ]
-    packages = (job.package for job in found if job.package is not None)
-    _check_packages(packages, options.conversion.dtype)
+    found = find_jobs(source, target, inputs)
+    for package in {
+        job.package.folder: job.package for job in found if job.package
+    }.values():
+        package.check(options.conversion.dtype)
     made_folder(target)
-    prints = _fingerprints(options)
-    if index is not None:
-        found = [replace(job, page=page_of(index.parent, job.name)) for job in found]
+    prints, used = _fingerprints(options), 1
+    searches = None
     if options.conversion.level == Level.AUTO and not is_remote(target):
-        found = [
-            replace(
-                job, search=target / SEARCHES / f"{job.name}-{prints.search[:8]}.json"
-            )
-            for job in found
-        ]
-    used, mixes = 1, options.provider is not None and is_plugin(options.provider)
+        searches = target / SEARCHES
+    found = [
+        replace(
+            job,
+            shared=options.files,
+            page=index and page_of(index.parent, job.name),
+            search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
+        )
+        for job in found
+    ]
+    mixes = options.provider is not None and is_plugin(options.provider)
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
-        rows, waiting = _known(found, remembered(kept), prints, retry=retry)
+        done, waiting = _known(found, remembered(kept), prints, retry=retry)
         if waiting:
             state.check_writable()
         waiting.sort(
@@ -350,24 +356,23 @@ def run_folder(
         )  # so that no worker starts a large model last
         work = partial(_jobs_of, options)
         with closing(
-            _work(work, waiting, place, len(rows), told, once=mixes)
+            _work(work, waiting, place, len(done), told, once=mixes)
         ) as results:
-            for result, count in results:
-                used = count
-                row = rows[result.row.name] = result.row
+            for result, used in results:  # noqa: B007 - the last one is reported
+                row = result.row
                 _LOG.info("%s: %s %s", row.name, row.outcome, row.message)
                 made_with = prints.failure if row.has_failed else prints.result
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
-                kept[row.name] = None if result.may_pass else as_data(entry)
-        entries = remembered(kept)
-        _share(options, found, rows, entries, kept)
-        shipped = tuple(_shipped(found, rows, entries, source, target, state))
+                done[row.name] = entry
+                kept[row.name] = None if entry.may_pass else as_data(entry)
+        _share(options, found, done, kept)
+        shipped = tuple(_shipped(found, done, source, target, state))
     report = FolderReport(
         source=source,
         target=target,
         jobs=used,
         seconds=time.perf_counter() - start,
-        rows=tuple(rows[job.name] for job in found),
+        rows=tuple(done[job.name].row for job in found),
         shipped=shipped,
     )
     if index is not None:
@@ -377,44 +382,21 @@ def run_folder(
     return report
 
 
-def _check_packages(packages: Iterable[Package], dtype: str) -> None:
-    """Check that the software that loads the models supports the low-precision type, and that its configs can be read.
-
-    Raises:
-        ArgumentError: it does not support the type, or a config cannot be read.
-    """
-    for package in {one.folder: one for one in packages}.values():
-        kind = package.kind
-        if dtype not in kind.dtypes:
-            raise ArgumentError(
-                f"{str(package.folder)!r} is a folder for {kind.name}, which does not support {dtype}: use"
-                f" {' or '.join(kind.dtypes)}, or convert the file alone."
-            )
-        package.check_configs()
-
-
 def _share(
-    options: FolderOptions,
-    jobs: Sequence[Job],
-    rows: dict[str, Row],
-    entries: dict[str, Entry],
-    kept: Part,
+    options: FolderOptions, jobs: Sequence[Job], done: dict[str, Entry], kept: Part
 ) -> None:
     """Let results share the weights that their models share, and remember the files that this leaves."""
-    done = [job for job in jobs if not rows[job.name].has_failed]
-    fresh = {name for name, row in rows.items() if row.outcome == "converted"}
-    for job, size in share_weights(done, entries, fresh, options):
-        entry, row = entries[job.name], rows[job.name]
-        rows[job.name] = replace(row, bytes_after=size)
-        told = replace(entry.row, bytes_after=size)
-        entries[job.name] = replace(entry, row=told, written=written_by(job))
-        kept[job.name] = as_data(entries[job.name])
+    held = [job for job in jobs if not done[job.name].row.has_failed]
+    for job, size in share_weights(held, done, options):
+        entry = done[job.name]
+        row = replace(entry.row, bytes_after=size)
+        done[job.name] = replace(entry, row=row, written=written_by(job))
+        kept[job.name] = as_data(done[job.name])
 
 
 def _shipped(
     jobs: Sequence[Job],
-    rows: Mapping[str, Row],
-    entries: Mapping[str, Entry],
+    done: Mapping[str, Entry],
     source: Path,
     target: Path,
     state: State,
@@ -427,13 +409,13 @@ def _shipped(
     for own in owned.values():
         package = own[0].package
         assert package is not None
-        failed = tuple(job.name for job in own if rows[job.name].has_failed)
+        failed = tuple(job.name for job in own if done[job.name].row.has_failed)
         if failed:
             name = package.folder.relative_to(source).as_posix()
             yield Shipped(name=name, kind=package.kind.name, failed=failed)
         else:
             part, others = state.part(PART, {}), owned.keys() - {package.folder}
-            yield ship(package, own, entries, source, target, part, others)
+            yield ship(package, own, done, source, target, part, others)
 
 
 def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
@@ -447,29 +429,26 @@ def _known(
     prints: "_Prints",
     *,
     retry: bool,
-) -> tuple[dict[str, Row], list[Job]]:
-    """Return the rows of jobs whose outcome is known, and the other jobs, with any known cures."""
-    rows, waiting = dict[str, Row](), list[Job]()
+) -> tuple[dict[str, Entry], list[Job]]:
+    """Return the outcomes that are known, and the other jobs, with any known cures."""
+    known, waiting = dict[str, Entry](), list[Job]()
     for job in jobs:
         entry = state.get(job.name)
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
             waiting.append(job)
-        elif entry.row.has_failed and entry.is_current(job, prints.failure):
-            rows[job.name] = replace(entry.row, outcome="failed before", seconds=0.0)
-        elif (
-            not entry.row.has_failed
-            and entry.is_current(job, prints.result)
-            and job.is_paged
-        ):
-            rows[job.name] = replace(entry.row, outcome="up to date", seconds=0.0)
+            continue
+        outcome: Outcome = "up to date"
+        is_known = entry.is_current(job, prints.result) and job.is_paged
+        if entry.row.has_failed:
+            outcome = "failed before"
+            is_known = entry.is_current(job, prints.failure)
+        if is_known:
+            row = replace(entry.row, outcome=outcome, seconds=0.0)
+            known[job.name] = replace(entry, row=row)
         else:
-            waiting.append(
-                replace(
-                    job,
-                    cure=entry if entry.is_cure(job, prints.cure) else None,
-                )
-            )
-    return rows, waiting
+            cure = entry if entry.is_cure(job, prints.cure) else None
+            waiting.append(replace(job, cure=cure))
+    return known, waiting
 
 
 class _Prints(NamedTuple):
@@ -540,7 +519,7 @@ def _work(
 def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
     """Return the outcome of a job, regardless of how it ended."""
     if isinstance(found, Failed):
-        return failed(job, found.error)
+        return failed(job, found.error, read_before(job))
     if isinstance(found, Crash):
         sweep(job.output)
         row = Row(job.name, message=str(found))

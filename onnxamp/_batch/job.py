@@ -16,7 +16,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp import _state
-from onnxamp._batch.kinds import Package
+from onnxamp._batch import Package
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.hazards import kinds
@@ -36,9 +36,9 @@ from onnxamp._errors import (
     OutputError,
     SourceChangedError,
 )
+from onnxamp._job import Request, Validation
 from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file
-from onnxamp._job.request import Request, Validation
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.data_files import data_files_of
 from onnxamp._model.model import Model
@@ -46,7 +46,7 @@ from onnxamp._model.sources import stamp_now, watched_sources
 from onnxamp._numerics.limits import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
-from onnxamp._paths import as_path, is_remote
+from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._runtime.inputs import Sizes
@@ -232,8 +232,7 @@ class Job:
     With ``stage``, a hidden folder in ``home``, results wait there until all results of the ``package`` are there (see
     :mod:`onnxamp._batch.package`). ``cure`` has the options that passed in an earlier run; None if none are known.
     ``page`` is the path of its report, ``search`` the path of level auto's measurements, and ``shared`` are files that
-    all models depend on. ``package`` is the folder that it is part of, if its kind is known, and ``types`` is the
-    software's name for the types of the result.
+    all models depend on. ``package`` is the folder that it is part of, if its kind is known.
     """
 
     name: str
@@ -248,7 +247,6 @@ class Job:
     search: Path | None = None
     shared: tuple[Path, ...] = ()
     package: Package | None = None
-    types: str = ""
 
     @property
     def output(self) -> Path:
@@ -295,27 +293,20 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
             result = _run(options, job)
     except MemoryError:  # another machine may have more memory
         raise
-    except OnnxAmpError as error:
-        result = _failure(job, read, Row(job.name, message=str(error)), error)
     except Exception as error:  # noqa: BLE001 - no model may break the others
-        result = failed(job, error)
+        result = failed(job, error, read)
     return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
 
 
-def failed(job: Job, error: Exception) -> Entry:
-    """Return the outcome of a job that ended with an unexpected error."""
-    trace = "".join(traceback.format_exception(error))
-    row = Row(job.name, message=f"{type(error).__name__}: {error}", trace=trace)
-    return _failure(job, read_before(job), row, error)
+def failed(job: Job, error: Exception, read: Mapping[str, Stamp]) -> Entry:
+    """Return the outcome of a job that ended with an error; ``read`` are the stamps from before it.
 
-
-def read_before(job: Job) -> Mapping[str, Stamp]:
-    """Return the stamps of those files of a job that are known without reading the model."""
-    return stamps({job.source, *_files(job.inputs), *job.shared}, job.home)
-
-
-def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) -> Entry:
-    """Return the entry of a failure. The data files of a model that cannot be read are unknown."""
+    The data files of a model that cannot be read are unknown.
+    """
+    row = Row(job.name, message=str(error))
+    if not isinstance(error, OnnxAmpError):
+        trace = "".join(traceback.format_exception(error))
+        row = replace(row, message=f"{type(error).__name__}: {error}", trace=trace)
     data = frozenset[Path]()
     with suppress(OnnxAmpError, OSError):
         data = Model.read(job.source).stock.files
@@ -323,25 +314,37 @@ def _failure(job: Job, read: Mapping[str, Stamp], row: Row, error: Exception) ->
     return Entry(row=row, read=read, may_pass=isinstance(error, _TRANSIENT))
 
 
+def read_before(job: Job) -> Mapping[str, Stamp]:
+    """Return the stamps of those files of a job that are known without reading the model."""
+    return stamps({job.source, *_files(job.inputs), *job.shared}, job.home)
+
+
 def _run(options: FolderOptions, job: Job) -> Entry:
     model = Model.of(job.source)
     read = {**stamps(model.stock.files, job.home), **read_before(job)}
+    dims = _dims(options, model.proto)
     unmatched = (
         *misspelled(model, options.conversion),
-        *_absent_dims(options, model.proto),
+        *(
+            Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
+            for name in sorted(options.dims.keys() - dims.keys())
+        ),
     )
-    job.output.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(job.output.parent)
     if job.search is not None:
-        job.search.parent.mkdir(parents=True, exist_ok=True)
+        made_folder(job.search.parent)
     outcome = convert_to_file(_request(options, job, model), sink_of(options, job))
     conversion = outcome.conversion
-    row = _noting(_row(job, conversion, outcome.samples), unmatched)
+    row = _row(job, conversion, outcome.samples)
+    texts = {one.text for one in unmatched}  # they may match in other models
+    warnings = tuple(text for text in row.warnings if text not in texts)
+    row = replace(row, warnings=warnings, unmatched=unmatched)
     if job.page is not None:
-        from onnxamp._report.batch import write_job_page  # noqa: PLC0415 - only pages need it
+        from onnxamp._report.html.render import write_conversion  # noqa: PLC0415 - only pages need it
 
         written = conversion.target
         result = job.result if written == job.target else written
-        write_job_page(conversion, outcome.tuned, job.page, result)
+        write_conversion(conversion, outcome.tuned, result, job.page)
     if row.has_failed:
         return Entry(row=row, read=read)
     is_cured = bool(row.healed) and conversion.plan.level != Level.AUTO
@@ -438,47 +441,25 @@ def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
     return {name: size for name, size in options.dims.items() if name in named}
 
 
-def _absent_dims(options: FolderOptions, model: ModelProto) -> Iterator[Unmatched]:
-    """Yield the given dimensions that the model lacks."""
-    for name in sorted(options.dims.keys() - _dims(options, model).keys()):
-        yield Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
-
-
-def _noting(row: Row, unmatched: tuple[Unmatched, ...]) -> Row:
-    """Return the row with the names that match nothing in its model kept apart from its warnings.
-
-    They may match in other models.
-    """
-    texts = {one.text for one in unmatched}
-    warnings = tuple(text for text in row.warnings if text not in texts)
-    return replace(row, warnings=warnings, unmatched=unmatched)
-
-
 def _sampling(
     options: FolderOptions, inputs: Path | SampleSource | None, model: Model
 ) -> tuple[str, ...]:
     """Return command-line arguments that run the model on the same inputs."""
     judge = [] if options.accept is None else ["--accept", options.accept]
-    judge += [
-        text for path in options.libraries for text in ("--custom-ops-library", path)
-    ]
+    for path in options.libraries:
+        judge += "--custom-ops-library", path
     if isinstance(inputs, Path):
         return "--inputs", str(inputs), *judge
     if inputs is not None and options.prompts is not None:
         judge = ["--prompts", str(options.prompts), *judge]
-    numbers = [("--samples", options.samples, None), ("--seed", options.seed, 0)]
-    written = [
-        text
-        for name, value, default in numbers
-        if value != default
-        for text in (name, str(value))
-    ]
-    dims = _dims(options, model.proto) if options.dims else {}
-    return (
-        *written,
-        *(text for name, size in dims.items() for text in ("--dim", f"{name}={size}")),
-        *judge,
-    )
+    words = list[str]()
+    if options.samples is not None:
+        words += "--samples", str(options.samples)
+    if options.seed:
+        words += "--seed", str(options.seed)
+    for name, size in _dims(options, model.proto).items():
+        words += "--dim", f"{name}={size}"
+    return *words, *judge
 
 
 def _hazards(plan: Plan) -> Counter[str]:

@@ -16,7 +16,7 @@ another one refers is never overwritten; see :mod:`onnxamp._model.data_files`.
 
 import json
 import shutil
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
+from onnxamp._batch import Kind, Package, files_below, is_companion
 from onnxamp._batch.job import Entry, FolderOptions, Job, sink_of
-from onnxamp._batch.kinds import Kind, Package, files_below, is_companion
 from onnxamp._dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
 from onnxamp._errors import OutputError
 from onnxamp._job.folder import Shipped
@@ -250,7 +250,10 @@ def _needed(
         }
         for setting in settings:
             if value := found[setting.value]:
-                names = {"types": job.types, "file": job.target.name}
+                names = {
+                    "types": package.kind.name_of(job.source).types,
+                    "file": job.target.name,
+                }
                 keys = [key.format(**names) for key in setting.keys]
                 yield _Change(file=setting.file, keys=keys, value=value)
 
@@ -283,29 +286,20 @@ def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-class Shared(NamedTuple):
-    """A result that refers to the weights of others, and the bytes of its own weights that are left."""
-
-    job: Job
-    size: int
-
-
 def share_weights(
     jobs: Iterable[Job],
     entries: Mapping[str, Entry],
-    fresh: Container[str],
     options: FolderOptions,
-) -> Iterator[Shared]:
+) -> Iterator[tuple[Job, int]]:
     """Let results share the weights that their originals share.
 
     Args:
         jobs: models that have results.
         entries: the remembered entries of these models, by name.
-        fresh: names of the models whose results are new.
         options: how results are written.
 
-    Returns:
-        The models whose results were written anew.
+    Yields:
+        The models whose results were written anew, each with the bytes of its own weights that are left.
 
     Raises:
         OutputError: a result cannot be written.
@@ -313,7 +307,10 @@ def share_weights(
     Complexity: the weights of models that share a data file are read once, and written once if they differ.
     """
     for group in _groups(jobs, entries):
-        if not any(job.name in fresh or job.result != job.target for job in group):
+        if not any(
+            entries[job.name].row.outcome == "converted" or job.result != job.target
+            for job in group
+        ):
             continue
         sinks = {job.name: sink_of(options, job) for job in group}
         copied = {
@@ -327,7 +324,7 @@ def share_weights(
             if size is None:
                 size = copied.get(job.name)
             if size is not None:
-                yield Shared(job, size)
+                yield job, size
         _remove_unused(group)
 
 

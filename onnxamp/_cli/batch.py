@@ -22,7 +22,6 @@ from onnxamp._convert.misspelled import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
 from onnxamp._report.batch import batch_report, row_line
-from onnxamp._report.formats import document
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.starting import active_libraries
@@ -88,7 +87,8 @@ def convert_all(given: Given) -> None:
     show(
         given,
         partial(batch_report, report),
-        lambda: document("convert folder", {"report": report}),
+        "convert folder",
+        lambda: {"report": report},
     )
     if failed := [row for row in report.rows if row.has_failed]:
         for row in failed if given.quiet else ():

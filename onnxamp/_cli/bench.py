@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxamp._batch.kinds import Packages, files_below
+from onnxamp._batch import Packages, files_below
 from onnxamp._bench.bench import BenchOptions, bench_models
 from onnxamp._bench.generating import bench_decoders
 from onnxamp._cli.common import (
@@ -19,12 +19,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
-from onnxamp._report.bench import (
-    bench_json,
-    bench_report,
-    generation_json,
-    generation_report,
-)
+from onnxamp._report.bench import bench_report, generation_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.decoder import Decoder, reads_prompts
 
@@ -60,7 +55,7 @@ def run(given: Given) -> None:
             ),
             told=partial(progress, "timing"),
         )
-    show(given, partial(bench_report, report), partial(bench_json, report))
+    show(given, partial(bench_report, report), "bench", lambda: {"report": report})
 
 
 def _bench_decoders(given: Given) -> None:
@@ -86,7 +81,12 @@ def _bench_decoders(given: Given) -> None:
             threads=given.threads,
             told=partial(progress, "generating"),
         )
-    show(given, partial(generation_report, report), partial(generation_json, report))
+    show(
+        given,
+        partial(generation_report, report),
+        "bench generation",
+        lambda: {"report": report},
+    )
     if any(one.nans for one in report.runs):
         raise click.exceptions.Exit(1)
 

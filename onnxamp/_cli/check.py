@@ -24,8 +24,8 @@ from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._ops.providers import computes_low
-from onnxamp._report.check import check_json, check_report, check_status
-from onnxamp._report.html.page import check_page
+from onnxamp._report.check import check_facts, check_report, check_status
+from onnxamp._report.html import check_page
 from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
@@ -50,14 +50,11 @@ def run(given: Given) -> None:
         audit, run = checks[str(path)] = _checked(path, given)
         if given.format != "json" or len(checks) == len(models):
             report = partial(check_report, audit, run, str(path))
-            show(given, report, partial(check_json, checks))
-    if any(_fails(*check) for check in checks.values()):
-        raise click.exceptions.Exit(1)
-
-
-def _fails(audit: Audit, run: RunCheck | None) -> bool:
-    is_skipped = run is not None and run.skipped is not None
-    return is_skipped or check_status(audit, run) is Status.FAILED
+            show(given, report, "check", partial(check_facts, checks))
+    for audit, run in checks.values():
+        is_skipped = run is not None and run.skipped is not None
+        if is_skipped or check_status(audit, run) is Status.FAILED:
+            raise click.exceptions.Exit(1)
 
 
 def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:

@@ -18,9 +18,6 @@ from onnxamp._ops import read_table
 from onnxamp._options.command_line import option_rows, option_table
 from onnxamp._public import no_collections
 
-_MODULES: Final = {"inspect": "inspect_model"}
-"""Commands whose module has another name."""
-
 _COLUMN: Final = 28
 """Columns for flags and values; help is to the right."""
 
@@ -38,7 +35,7 @@ def make_command(name: str, summary: str) -> click.Command:
         usual=table["usual"],
         help=f"{summary}\n\n{table['more']}",
         params=[*params, _help_all(count)],
-        callback=partial(_run, _MODULES.get(name, name)),
+        callback=partial(_run, name),
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -18,7 +19,7 @@ from onnxamp._cli.door import door, note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
-from onnxamp._job.request import failed_name
+from onnxamp._job import failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
@@ -35,14 +36,12 @@ from onnxamp._target import targets
 from onnxamp._workers.place import Place
 
 if TYPE_CHECKING:
-    from onnxamp._batch.kinds import Package
-    from onnxamp._job.writing import Conversion
-    from onnxamp._numerics.results import DiffReport
+    from onnxamp._batch import Package
+    from onnxamp._job.pipeline import Outcome
     from onnxamp._report import parts
-    from onnxamp._report.html.page import Page
+    from onnxamp._report.html import Page
     from onnxamp._runtime.decoder import Prompts
     from onnxamp._runtime.samples import Samples
-    from onnxamp._tuning.results import Tuned
 
 Given: TypeAlias = SimpleNamespace
 """The arguments and options of a command, by name."""
@@ -64,9 +63,12 @@ def tell(warnings: Iterable[str]) -> None:
 
 
 def show(
-    given: Given, report: Callable[[], "parts.Report"], as_json: Callable[[], str]
+    given: Given,
+    report: Callable[[], "parts.Report"],
+    kind: str,
+    facts: Callable[[], Mapping[str, Any]],
 ) -> None:
-    """Print the requested format: nothing, JSON, Markdown, or the report.
+    """Print the requested format: nothing, the facts as JSON of a kind, or the report, in Markdown or as it is.
 
     Raises:
         OutputError: standard output cannot be written. BrokenPipeError: its reader is gone.
@@ -78,7 +80,9 @@ def show(
     verbose = getattr(given, "verbose", False)
     with printing():
         if given.format == "json":
-            text = as_json()
+            from onnxamp._report.formats import document  # noqa: PLC0415
+
+            text = document(kind, facts())
             note_report()
             click.echo(text)
         elif given.format == "markdown":
@@ -97,24 +101,23 @@ def write_page(page: "Page", path: Path) -> None:
     write(page, path)
 
 
-def write_conversion_page(
-    made: "Conversion",
-    result: "Model",
-    tuned: "Tuned | None",
-    path: Path,
-    compared: "DiffReport | None" = None,
-    samples: "Samples | None" = None,
-) -> None:
-    """Write the HTML page of a conversion, which includes an audit of the result.
+def keep_outcome(given: Given, outcome: "Outcome", original: Model) -> None:
+    """Write the plan and the page of a conversion, if they were requested."""
+    made = outcome.conversion
+    if given.save_plan:
+        made.plan.save(given.save_plan)
+    if given.html:
+        from onnxamp._report.html.render import write_conversion  # noqa: PLC0415
 
-    ``compared`` is the result against the original if there is no validation to show; ``samples`` are what ran.
-    """
-    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only the page shows it
-    from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
-
-    shapes = {name: feed.shape for name, feed in first_arrays(samples).items()}
-    audit = audit_model(result, made.plan.target, shapes=shapes)
-    write_page(conversion_page(made, made.validation, audit, tuned, compared), path)
+        feeds = first_arrays(outcome.samples)
+        write_conversion(
+            made,
+            outcome.tuned,
+            Model.read(made.target, original),
+            given.html,
+            compared=outcome.compared,
+            shapes={name: feed.shape for name, feed in feeds.items()},
+        )
 
 
 def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
@@ -315,26 +318,19 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
         return "--inputs", str(given.inputs), *judge
     if getattr(given, "prompts", None):
         judge = ("--prompts", str(given.prompts), *judge)
-    dims = [
-        text
-        for name, size in given.dims.items()
-        for text in ("--dim", f"{name}={size}")
-    ]
-    random = (
-        text
-        for name, value in _changed(given).items()
-        for text in (f"--{name}", str(value))
-    )
-    return *dims, *random, *judge
+    words = list[str]()
+    for name, size in given.dims.items():
+        words += "--dim", f"{name}={size}"
+    for name, value in _changed(given).items():
+        words += f"--{name}", str(value)
+    return *words, *judge
 
 
 def custom_arguments(given: Given) -> tuple[str, ...]:
     """Return the arguments with which another command recognizes and runs the same custom ops."""
     declared = ("--custom-ops", str(given.custom_ops)) if given.custom_ops else ()
-    libraries = (
-        text for path in given.libraries for text in ("--custom-ops-library", str(path))
-    )
-    return *declared, *libraries
+    libraries = [("--custom-ops-library", str(path)) for path in given.libraries]
+    return *declared, *chain.from_iterable(libraries)
 
 
 def given_samples(given: Given) -> "Samples | None":
@@ -456,7 +452,7 @@ def limits_in_its_folder(model: Model) -> Mapping[str, Mapping[str, float]]:
 
 def _package_of(model: Model) -> "Package | None":
     """Return the folder of a known kind that a model is in."""
-    from onnxamp._batch.kinds import Packages  # noqa: PLC0415 - few commands write models
+    from onnxamp._batch import Packages  # noqa: PLC0415 - few commands write models
 
     path = model.path
     if path is None or is_remote(path):

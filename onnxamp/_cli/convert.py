@@ -1,6 +1,5 @@
 """``onnxamp convert``."""
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from onnxamp._cli.common import (
     Given,
     check_dims,
     in_its_folder,
+    keep_outcome,
     limits_in_its_folder,
     options_of,
     run_options_of,
@@ -21,12 +21,11 @@ from onnxamp._cli.common import (
     tell,
     typed_options,
     unlike_target,
-    write_conversion_page,
 )
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError, printable
+from onnxamp._job import Request, Validation
 from onnxamp._job.pipeline import convert_to_file
-from onnxamp._job.request import Request, Validation
 from onnxamp._model.model import Model
 from onnxamp._optional import has_runtime
 from onnxamp._options.command_line import spelled_fields
@@ -81,27 +80,28 @@ def _convert(given: Given) -> None:
             asked=options,
             plan=plan,
             run=run_options_of(given, report=progress),
-            search=_search(given),
+            search=Search(
+                tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
+                metric="rel-l2" if given.metric == "elements" else given.metric,
+                accept=given.accept,
+            ),
             validation=_validation(given, model) if validates else None,
             expects=given.expected_error,
-            warn=tell if plan is None else _ignore,
+            warn=tell
+            if plan is None
+            else lambda _: None,  # they were printed with the plan
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, validation = outcome.conversion, outcome.conversion.validation
-    if given.save_plan:
-        conversion.plan.save(given.save_plan)
-    if given.html:
-        result = Model.read(conversion.target, model)
-        write_conversion_page(
-            conversion, result, outcome.tuned, given.html, samples=outcome.samples
-        )
+    keep_outcome(given, outcome, model)
     if not given.quiet:
-        from onnxamp._report.conversion import conversion_json, conversion_report  # noqa: PLC0415
+        from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415
 
         show(
             given,
             partial(conversion_report, conversion),
-            partial(conversion_json, conversion),
+            "convert",
+            partial(conversion_facts, conversion),
         )
     _finish(validation, conversion.target, quiet=given.quiet)
 
@@ -118,20 +118,6 @@ def _validation(given: Given, model: Model) -> Validation:
         seconds=given.cure_time,
         sampling=sampling_arguments(given),
     )
-
-
-def _search(given: Given) -> Search:
-    """Return how level auto searches."""
-    return Search(
-        tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
-        metric="rel-l2" if given.metric == "elements" else given.metric,
-        accept=given.accept,
-    )
-
-
-def _ignore(warnings: Iterable[str]) -> None:
-    """Skip warnings: those of a plan were printed when it was made."""
-    del warnings
 
 
 def _overridden() -> list[str]:

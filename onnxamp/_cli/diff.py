@@ -28,8 +28,8 @@ from onnxamp._numerics.limits import Limits, apply_limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report
-from onnxamp._report.formats import diff_json, load_diff
-from onnxamp._report.html.page import diff_page
+from onnxamp._report.formats import diff_facts, diff_json, load_diff
+from onnxamp._report.html import diff_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
@@ -64,12 +64,12 @@ def run(given: Given) -> None:
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()
     if given.save:
-        write_file(given.save, (diff_json(report) + "\n").encode())
+        write_file(given.save, f"{diff_json(report)}\n".encode())
     if given.html:
         write_page(
             diff_page(report, audit_model(models[-1]) if models else None), given.html
         )
-    show(given, partial(diff_report, report), partial(diff_json, report))
+    show(given, partial(diff_report, report), "diff", partial(diff_facts, report))
     if not report.passed:
         raise click.exceptions.Exit(1 if report.was_compared else 2)
 

@@ -91,7 +91,8 @@ def _shown(error: Exception) -> int:
     is_clicks = isinstance(error, click.ClickException)
     is_usage = isinstance(error, (click.UsageError, ArgumentError, ArgumentTypeError))
     code = _USAGE if is_usage else _TROUBLE.get(words[0] if words else "", 1)
-    if _shows_trace(words) and not is_clicks:
+    is_verbose = not {"-v", "--verbose", "-qv", "-vq"}.isdisjoint(words)
+    if is_verbose and not is_clicks:
         import traceback  # noqa: PLC0415 - help and completion need none
 
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
@@ -189,7 +190,3 @@ def _format(words: Sequence[str]) -> str:
         if word == "--format" or word.startswith("--format=")
     ]
     return formats[-1] if formats else ""
-
-
-def _shows_trace(words: Sequence[str]) -> bool:
-    return not {"-v", "--verbose", "-qv", "-vq"}.isdisjoint(words)

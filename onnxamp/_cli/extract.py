@@ -7,7 +7,7 @@ from onnxamp._extract import region_files, save_region
 from onnxamp._extract.around import extract_region
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._report.inspect import region_json, region_report
+from onnxamp._report.inspect import region_facts, region_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import load_samples
 
@@ -34,4 +34,4 @@ def run(given: Given) -> None:
     confirm_sources()
     save_region(region, files[0])
     report = partial(region_report, region, files, custom_arguments(given))
-    show(given, report, partial(region_json, region, files))
+    show(given, report, "extract", partial(region_facts, region, files))

@@ -4,7 +4,6 @@ from functools import partial
 
 from onnxamp._cli.common import Given, show
 from onnxamp._options.lists import PRESETS, preset
-from onnxamp._report.formats import document
 from onnxamp._report.inspect import lists_report
 
 
@@ -18,5 +17,6 @@ def run(given: Given) -> None:
     show(
         given,
         partial(lists_report, chosen),
-        lambda: document("lists", {"presets": facts}),
+        "lists",
+        lambda: {"presets": facts},
     )

@@ -165,11 +165,7 @@ def _bytes(value: str) -> int:
     size = re.fullmatch(
         r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgt])(i?)b?|b)?", value.strip().lower()
     )
-    if size is None:
-        raise click.BadParameter(
-            f"{value!r} is not a size: write it like 500MB or 2GB."
-        )
-    if not float(size[1]):
+    if size is None or not float(size[1]):
         raise click.BadParameter(
             f"{value!r} is not a size: write it like 500MB or 2GB."
         )

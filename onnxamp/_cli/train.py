@@ -14,7 +14,6 @@ from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._report import parts
-from onnxamp._report.formats import document
 from onnxamp._runtime.sample_files import read_npz
 from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network
 from onnxamp.train._losses import LOSSES
@@ -22,7 +21,7 @@ from onnxamp.train._optimizers import OPTIMIZERS
 
 _OWN_LOSS: Final = "model"
 _EPOCH: Final = ("epoch", "loss", "gradient norm", "loss scale", "skipped updates")
-"""The columns that describe an epoch."""
+"""The facts of an epoch."""
 
 
 def run(given: Given) -> None:
@@ -42,18 +41,18 @@ def run(given: Given) -> None:
         trained, given.output, converter, external=weight_bytes(trained) > INLINE_LIMIT
     )
     files = str(given.model), str(given.output)
-    sentence = f"Trained {given.model.name} at {_summary(net, given)}."
+    low = "" if given.level == "O0" else f" {given.dtype}"
+    how = f"{given.level}{low} with {given.optimizer} on {net.runs_on}"
+    sentence = f"Trained {given.model.name} at {how}, {len(net.plan.weights)} weights."
     show(
         given,
         partial(_report, files, sentence, rows),
-        lambda: document(
-            "train",
-            {
-                "source": files[0],
-                "target": files[1],
-                "epochs": [dict(zip(_EPOCH, row, strict=True)) for row in rows],
-            },
-        ),
+        "train",
+        lambda: {
+            "source": files[0],
+            "target": files[1],
+            "epochs": [dict(zip(_EPOCH, row, strict=True)) for row in rows],
+        },
     )
 
 
@@ -79,11 +78,7 @@ def _report(
         parts.Verdict(parts.Status.PASSED, sentence),
         files,
         figures=tuple(figures),
-        sections=(
-            parts.section(
-                "Epochs", [parts.table(_EPOCH, cells, right=range(5), drop=(2, 3))]
-            ),
-        ),
+        sections=(parts.section("Epochs", [parts.table("epochs", cells)]),),
     )
 
 
@@ -161,8 +156,3 @@ def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
             " missing or unknown."
         )
     return net
-
-
-def _summary(net: TrainNetwork, given: Given) -> str:
-    low = "" if given.level == "O0" else f" {given.dtype}"
-    return f"{given.level}{low} with {given.optimizer} on {net.runs_on}, {len(net.plan.weights)} weights"

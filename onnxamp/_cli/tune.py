@@ -11,6 +11,7 @@ from onnxamp._cli.common import (
     check_outputs,
     flag_of,
     in_its_folder,
+    keep_outcome,
     options_of,
     run_options_of,
     show,
@@ -19,24 +20,26 @@ from onnxamp._cli.common import (
     tell,
     typed_options,
     unlike_target,
-    write_conversion_page,
     write_page,
 )
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._errors import ArgumentError
+from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_to_file
-from onnxamp._job.request import Request
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.values import Level
 from onnxamp._paths import made_folder
 from onnxamp._pipeline.manifest import Pipeline, make_pipeline
-from onnxamp._pipeline.runs import TunedPipeline
 from onnxamp._pipeline.search import PIPELINE_SECONDS
 from onnxamp._pipeline.tune import run_tuning
-from onnxamp._report.pipeline import pipeline_json, pipeline_report
 from onnxamp._report.progress import progress_bar
-from onnxamp._report.tuning import tuning_json, tuning_report
+from onnxamp._report.tuning import (
+    pipeline_facts,
+    pipeline_report,
+    tuning_facts,
+    tuning_report,
+)
 from onnxamp._runtime.run import RunOptions
 from onnxamp._tuning.arguments import TIMES, Search
 
@@ -78,22 +81,11 @@ def _tune(given: Given) -> None:
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, tuned, compared = outcome.conversion, outcome.tuned, outcome.compared
     assert tuned is not None
-    if given.save_plan:
-        tuned.plan.save(given.save_plan)
-    if given.html:
-        result = Model.read(target)
-        write_conversion_page(
-            made=conversion,
-            result=result,
-            tuned=tuned,
-            path=given.html,
-            compared=compared,
-            samples=outcome.samples,
-        )
+    keep_outcome(given, outcome, model)
     report = partial(
         tuning_report, conversion, tuned, state=given.state, compared=compared
     )
-    show(given, report, partial(tuning_json, conversion, tuned, compared))
+    show(given, report, "tune", partial(tuning_facts, conversion, tuned, compared))
     if not tuned.held:
         raise click.ClickException(f"{target} was written, but exceeds the tolerance.")
 
@@ -149,16 +141,19 @@ def tune_manifest(given: Given) -> None:
         )
         tuned = run_tuning(pipeline, search, run, folder, partial(sink_of, given))
     if given.save_plan:
-        _save_plans(tuned, given.save_plan)
+        made_folder(given.save_plan)
+        for model in tuned.models:
+            model.plan.save(_plan_file(given.save_plan, model.name))
     if given.html:
-        from onnxamp._report.html.page import Page  # noqa: PLC0415 - only pages need jinja2
+        from onnxamp._report.html import Page  # noqa: PLC0415 - only pages need jinja2
 
         write_page(Page(pipeline_report(tuned, state=given.state)), given.html)
     tell(tuned.warnings)
     show(
         given,
         partial(pipeline_report, tuned, state=given.state),
-        partial(pipeline_json, tuned),
+        "tune pipeline",
+        partial(pipeline_facts, tuned),
     )
     if not tuned.held:
         raise click.ClickException(
@@ -209,12 +204,6 @@ def _check(pipeline: Pipeline, folder: Path, given: Given) -> None:
     models = [file for member in pipeline.members for file in member.model.files]
     outputs = [*targets, *saved, given.html, given.state]
     check_outputs(given, outputs, given.model, *models)
-
-
-def _save_plans(tuned: TunedPipeline, folder: Path) -> None:
-    made_folder(folder)
-    for model in tuned.models:
-        model.plan.save(_plan_file(folder, model.name))
 
 
 def _plan_file(folder: Path, name: str) -> Path:

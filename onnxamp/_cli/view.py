@@ -23,8 +23,7 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
-from onnxamp._report.formats import document
-from onnxamp._report.html.page import preview_page
+from onnxamp._report.html import preview_page
 from onnxamp._runtime.run import RunOptions
 
 _LEVELS = ("O0", "O1", "O2", "O3")
@@ -80,7 +79,6 @@ def run(given: Given) -> None:
         lambda: preview_report(made, audit, converts)._replace(
             models=(str(model), str(page))
         ),
-        lambda: document(
-            "view", {"page": page, "plan": made.plan, "summary": made.summary}
-        ),
+        "view",
+        lambda: {"page": page, "plan": made.plan, "summary": made.summary},
     )

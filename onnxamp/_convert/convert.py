@@ -5,7 +5,7 @@
 :func:`onnxamp._convert.analysis.analyze` covers the steps from the Graph to the Edits, which only read the model;
 :func:`carried_out` runs it at the opset, and with the folds, that pay.
 :func:`convert` applies the edits to a copy and verifies it. Nothing here runs a model or writes a file: the whole job
-is in :mod:`onnxamp._job.pipeline`.
+is in :mod:`onnxamp._job`.
 """
 
 import logging

@@ -1,1 +1,128 @@
-"""The conversion that users run, from a model and its samples to a validated result: the only pipeline there is."""
+"""A conversion as users ask for it: everything that may be said about it, before any model is looked at."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxamp._convert.plan import Plan
+from onnxamp._errors import warn
+from onnxamp._model.model import Model
+from onnxamp._options.options import Options
+from onnxamp._options.values import DiffMetric, Level
+from onnxamp._runtime import CURE_SECONDS
+from onnxamp._runtime.run import Run, RunOptions
+from onnxamp._tuning.arguments import Search
+
+if TYPE_CHECKING:
+    from onnxamp._numerics.limits import Accept
+    from onnxamp._numerics.rounding import WeightRounder
+    from onnxamp._tuning.results import Tuned
+
+
+def failed_name(target: Path) -> Path:
+    """Return the path for a result that fails its validation."""
+    return target.with_name(f"{target.stem}.failed{target.suffix}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """The validation of a result before it is written, and the reaction to a failure.
+
+    Attributes:
+        tolerance: the largest relative L2 error; None for the default of the low-precision type.
+        limits: limits of single outputs by metric, which are accepted if they miss the default tolerance.
+        accept: judges outputs in place of the default limits.
+        metric: how outputs are compared.
+        layers: compare all values; None to do so only if outputs miss their limits.
+        heals: if the result fails, search for a conversion that passes.
+        seconds: approximate limit of that search.
+        failed: the path for a result that fails and is not healed; None for NAME.failed.onnx beside the target.
+        sampling: command-line options with which another command runs on the same inputs.
+    """
+
+    tolerance: float | None = None
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    accept: "Accept | None" = None
+    metric: DiffMetric = "auto"
+    layers: bool | None = None
+    heals: bool = True
+    seconds: float = CURE_SECONDS
+    failed: Path | None = None
+    sampling: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A conversion as a user asks for it.
+
+    Attributes:
+        model: the model to convert; it is not changed.
+        asked: the options of the conversion.
+        plan: decisions to repeat; its options replace those.
+        run: samples, engine and workers, if models have to run.
+        search: how level auto searches: at that level, and if nothing else passes the validation. None for the defaults
+            at level auto, and to leave it out of a validation.
+        validation: how the result is validated; None to leave that out.
+        expects: whether plans contain the expected error.
+        compares: compare a result of level auto that is not validated with the original, with all values or without;
+            None to leave that out.
+        warn: receives warnings: early ones before anything runs, the others at the end.
+    """
+
+    model: Model
+    asked: Options = field(default_factory=Options)
+    plan: Plan | None = None
+    run: RunOptions = field(default_factory=RunOptions)
+    search: Search | None = None
+    validation: Validation | None = None
+    expects: bool = False
+    compares: bool | None = None
+    warn: Callable[[Iterable[str]], None] = warn
+
+    @property
+    def options(self) -> Options:
+        """The options that hold."""
+        return self.asked if self.plan is None else self.plan.options
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether measurements decide."""
+        return self.options.level == Level.AUTO and self.plan is None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether weights may be rounded on samples. A plan may have been made for other than random samples."""
+        return self.options.may_compensate and (
+            self.plan is None or self.run.samples is not None
+        )
+
+    @property
+    def measures(self) -> bool:
+        """Whether the options ask for measurements on samples."""
+        if self.is_tuned or (self.plan is None and self.options.lacks_ranges):
+            return True
+        return self.options.compensates and self.is_rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A model, and everything that determines its conversion.
+
+    Attributes:
+        model: the model to convert.
+        options: the options, with exponents and names of nodes in place of the requested ranges.
+        plan: decisions to repeat; None to decide.
+        run: samples, engine and workers.
+        rounder: rounds weights with compensation if the options ask for it.
+        tuned: the outcome of level auto, if that was the level.
+        search: how level auto searches if nothing else passes the validation.
+    """
+
+    model: Model
+    options: Options
+    plan: Plan | None = None
+    run: Run = field(default_factory=Run)
+    rounder: "WeightRounder | None" = None
+    tuned: "Tuned | None" = None
+    search: Search | None = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from onnxamp._convert.convert import Converted, analyse_safely, convert
 from onnxamp._convert.misspelled import early_warnings, reference_of, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
-from onnxamp._job.request import Job, Request, Validation
+from onnxamp._job import Job, Request, Validation
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.signature import declared_ops

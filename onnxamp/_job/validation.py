@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._job.request import Job, Validation, failed_name
+from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
 from onnxamp._model.model import Model, is_text
 from onnxamp._model.protos import all_nodes
@@ -28,6 +28,7 @@ from onnxamp._ops import device_of
 from onnxamp._ops.providers import computes_low
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
+from onnxamp._paths import made_folder
 from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
@@ -111,7 +112,8 @@ class Validator:
             made.saved.stage.shown() as written,
         ):
             report = self._judge(job, Model.read(written, job.model), layers)
-        return made.outcome(_shapes(self.comparison)), report
+        samples = self.comparison.run.samples
+        return made.outcome(shapes_of(samples[0]) if samples.has(0) else None), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.
@@ -189,14 +191,6 @@ class Validator:
             lowest=options.dtype,
             failure=failure,
         )
-
-
-def _shapes(comparison: Comparison) -> Mapping[str, tuple[int, ...]] | None:
-    """Return the shapes of the first sample by input; None if there is none."""
-    samples = comparison.run.samples
-    if not samples.has(0):
-        return None
-    return shapes_of(samples[0])
 
 
 def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:
@@ -303,7 +297,7 @@ def _write_failed(
 ) -> tuple[Conversion, DiffReport]:
     """Write a result that failed under another name."""
     target = validation.failed or failed_name(validator.sink.target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(target.parent)
     sink = replace(validator.sink, target=target, stage=None)
     written = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
     cure = NO_ISLANDS if computes_low(job.options.target) else failure.cure
@@ -351,8 +345,7 @@ def _ways(
     yield _Way(last, search.told(), Level.O0.value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """A conversion to try: its decisions, if already made, the reason, and the level that it falls back to."""
 
     options: Options

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from onnxamp._convert.summary import Summary, summarize
 from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._model.data_files import measured, referring_models
 from onnxamp._model.model import (
     INLINE_LIMIT,
@@ -241,22 +241,45 @@ class StagedConversion:
         Args:
             shapes: shapes of the inputs by name, for which the speed-up is estimated.
         """
-        model, plan, converted = self.job.model, self.job.plan, self.converted
-        assert model.path is not None
-        gains = not converted.analysis.options.weights_only  # others store less
-        explained = gains and plan is None
-        return Conversion(
-            source=model.path,
-            target=self.target,
-            plan=make_plan(converted.analysis),
+        return _conversion(
+            self.job.model,
+            self.target,
+            self.converted,
+            self.job.plan,
             summary=self.summary,
-            notes=(*_notes(converted, plan), *self.saved.notes),
-            weights=converted.weights.counts(),
-            bytes_before=model.stock.size,
-            bytes_after=self.saved.size,
-            causes=find_causes(converted.analysis) if explained else (),
-            speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
+            notes=self.saved.notes,
+            size=self.saved.size,
+            shapes=shapes,
         )
+
+
+def _conversion(
+    model: Model,
+    target: Path,
+    converted: Converted,
+    plan: Plan | None,
+    *,
+    summary: Summary,
+    notes: Iterable[str],
+    size: int,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Conversion:
+    """Return the outcome for a converted model; ``size`` are the bytes of its weights."""
+    assert model.path is not None
+    gains = not converted.analysis.options.weights_only  # others store less
+    explained = gains and plan is None
+    return Conversion(
+        source=model.path,
+        target=target,
+        plan=make_plan(converted.analysis),
+        summary=summary,
+        notes=(*_notes(converted, plan), *notes),
+        weights=converted.weights.counts(),
+        bytes_before=model.stock.size,
+        bytes_after=size,
+        causes=find_causes(converted.analysis) if explained else (),
+        speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
+    )
 
 
 @contextmanager
@@ -362,58 +385,39 @@ def preview(
     Raises:
         As :func:`onnxamp._convert.convert.convert`.
     """
-    assert model.path is not None
     trusted: list[int] = []
 
     def trust(graph: Graph) -> None:
         trusted.append(graph.book.opsets[""])
 
     converted = convert(model, replace(options, rounding="nearest"), plan, proof=trust)
-    notes = _notes(converted, plan)
+    notes = []
     opset = converted.analysis.graph.book.opsets[""]
     if opset in trusted:
         told = f"Nothing ran, so the upgrade to opset {opset} was not verified:"
-        notes = (
-            *notes,
-            f"{told} convert first verifies that the float32 model computes the same at that opset.",
-        )
-    conversion = Conversion(
-        source=model.path,
-        target=target,
-        plan=make_plan(converted.analysis),
+        told += " convert first verifies that the float32 model computes the same at that opset."
+        notes.append(told)
+    conversion = _conversion(
+        model,
+        target,
+        converted,
+        plan,
         summary=summarize(converted.prepared, converted.analysis, plan),
         notes=notes,
-        weights=converted.weights.counts(),
-        bytes_before=model.stock.size,
-        bytes_after=weight_bytes(converted.proto),
-        causes=find_causes(converted.analysis) if plan is None else (),
-        speed_up=expected_speed_up(converted.analysis, None),
+        size=weight_bytes(converted.proto),
     )
     return conversion, converted.proto
 
 
-def _notes(converted: Converted, plan: Plan | None) -> tuple[str, ...]:
-    """Other changes, and options that would save Casts."""
-    analysis = converted.analysis
-    hints = (
-        ()
-        if plan
-        else tuple(
-            filter(
-                None,
-                (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)),
-            )
-        )
-    )
-    hints += (*converted.prepared.unfolded, *converted.prepared.refused)
-    hints += (converted.rounded.note(),) if converted.rounded is not None else ()
-    hints += tuple(
-        filter(
-            None,
-            (
-                low_note(analysis.graph, analysis.options),
-                *analysis.problem.overrides.notes,
-            ),
-        )
-    )
-    return (*converted.prepared.notes, *hints) if converted.changed else hints
+def _notes(converted: Converted, plan: Plan | None) -> Iterator[str]:
+    """Yield other changes, and options that would save Casts."""
+    analysis, prepared = converted.analysis, converted.prepared
+    hints = [opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)]
+    if converted.changed:
+        yield from prepared.notes
+    yield from filter(None, hints if plan is None else ())
+    yield from (*prepared.unfolded, *prepared.refused)
+    if converted.rounded is not None:
+        yield converted.rounded.note()
+    yield from filter(None, [low_note(analysis.graph, analysis.options)])
+    yield from analysis.problem.overrides.notes

@@ -16,7 +16,7 @@ from onnxamp._convert.misspelled import among, misspelled, refuse
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._dtypes import FLOAT16
 from onnxamp._errors import ArgumentError, RuntimeFailure, warn
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._job.validation import load_result
 from onnxamp._job.writing import Conversion, Sink, StagedConversion, staged_conversion
 from onnxamp._model.blobs import WeightConverter

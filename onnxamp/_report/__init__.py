@@ -1,1 +1,116 @@
-"""Reports for people and for programs."""
+"""Numbers and names in reports."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from math import isfinite, isnan
+from typing import Any, Final
+
+from onnxamp._errors import printable
+
+_LONGEST_NAME: Final = 400
+"""Characters of a name that the page shows; longer ones lose their middle."""
+_LONGEST_SENTENCE: Final = 2000
+
+
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|dB|[mµ]?s)\b|%)")
+"""The space between a number and its unit."""
+
+
+def glued(text: str) -> str:
+    """Text whose lines never end between a number and its unit."""
+    return _UNIT.sub("\xa0", text)
+
+
+def named(text: str, longest: int = _LONGEST_NAME) -> str:
+    """:func:`printable` text of bounded length."""
+    bounded = text if len(text) <= 4 * longest else text[:longest] + text[-longest:]
+    safe = printable(bounded)
+    return (
+        safe
+        if len(safe) <= longest
+        else f"{safe[: longest // 2]} … {safe[-longest // 2 :]}"
+    )
+
+
+def said(text: str) -> str:
+    """Return a sentence, likewise, which may contain several names."""
+    return named(text, _LONGEST_SENTENCE)
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """Return a number for people: 0.0123, 1.23e-5, ∞, NaN; a dash if there is none."""
+    if x is None:
+        return "–"
+    if isnan(x):
+        return "NaN"
+    if not isfinite(x):
+        return "∞" if x > 0 else "−∞"
+    x += 0.0  # no negative zero
+    text = f"{x:.{digits - 1}e}" if 0 < abs(x) < 1e-3 else f"{x:.{digits}g}"
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def magnitude(x: float, zeros: int) -> str:
+    """Return a largest magnitude; a dash if it is 0 although no element is zero, because then none is finite."""
+    return number(x) if x or zeros else "–"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return ``part`` of ``whole`` in whole percents, and 0 or 100 only if exact."""
+    if not whole:
+        return "–"
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "<1 %"
+    return ">99 %" if 99 < share < 100 else f"{share:.0f} %"
+
+
+def count(number_of: int, noun: str) -> str:
+    """``1 node``, ``1,200 nodes``."""
+    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
+
+
+def as_sentence(clause: str) -> str:
+    """Return a clause with a capital letter and a full stop; the rest of it stays as it is."""
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def change(before: int, after: int) -> str:
+    """Return the counts of both sides, or one count if they agree."""
+    return f"{after:,}" if before == after else f"{before:,} → {after:,}"
+
+
+def shape(dims: tuple[int, ...]) -> str:
+    """Return the dimensions, or ``scalar``."""
+    return "×".join(map(str, dims)) or "scalar"
+
+
+def size(bytes_: int) -> str:
+    """Bytes for people: 12.3 MB (10^6 bytes)."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if bytes_ >= factor:
+            return f"{bytes_ / factor:.1f} {unit}"
+    return f"{bytes_} B"
+
+
+def tally(names: Iterable[str], longest: int | None = None) -> str:
+    """Return names with how often they occur, most frequent first."""
+    counts = Counter(names).most_common()
+    shown = ", ".join(
+        f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest]
+    )
+    more = 0 if longest is None else len(counts) - longest
+    return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
+
+
+def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
+    """Return nodes, each with the detail that there is."""
+    return tuple(
+        f"{row.node}: {row.detail}" if row.detail else row.node for row in rows
+    )
+
+
+def opset_text(opsets: Iterable[tuple[str, int]]) -> str:
+    """Opset imports: ``ai.onnx 17, com.microsoft 1``."""
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets)

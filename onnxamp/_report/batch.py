@@ -5,15 +5,16 @@ index with a table of them that sorts.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote
 
 from onnxamp._decide.words import title_of
 from onnxamp._job.folder import FolderReport, Shipped, page_of
+from onnxamp._job.folder import Outcome as OutcomeName
 from onnxamp._job.folder import Row as Outcome
-from onnxamp._job.writing import Conversion
 from onnxamp._model.staging import write_file
 from onnxamp._paths import made_folder
+from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
     Item,
@@ -25,45 +26,24 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import count, number, size
-from onnxamp._tuning.results import Tuned
-
-STATUSES: Final = {
-    "converted": Status.PASSED,
-    "up to date": Status.PASSED,
-    "failed": Status.FAILED,
-    "failed before": Status.FAILED,
-}
 
 
 def status_of(row: Outcome) -> Status:
-    """Return the message about a model; "" for one that was converted without validation."""
-    return (
-        Status.UNKNOWN if row.message and not row.has_failed else STATUSES[row.outcome]
-    )
+    """Return the verdict on a model; it is unknown if the model was not validated."""
+    if row.has_failed:
+        return Status.FAILED
+    return Status.UNKNOWN if row.message else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
     """One row per model, followed by failures and models that were not validated."""
     failed = [row for row in report.rows if row.has_failed]
     healed = [row for row in report.rows if row.healed]
-    columns = (
-        "model",
-        "result",
-        "nodes low",
-        "new Casts",
-        "error",
-        "weights",
-        "seconds",
-    )
-    models = table(
-        columns, map(_row, report.rows), right=range(2, 7), drop=(6, 5, 3, 2)
-    )
     return Report(
         "convert folder",
         _verdict(report),
         sections=(
-            section("Models", models),
+            section("Models", table("folder", map(_row, report.rows))),
             section(
                 "Failures", (Item(row.message, Level.ERROR, row.name) for row in failed)
             ),
@@ -179,7 +159,7 @@ def _row(row: Outcome) -> Row:
 def _verdict(report: FolderReport) -> Verdict:
     outcomes = ", ".join(
         f"{report.count(outcome)} {outcome}"
-        for outcome in STATUSES
+        for outcome in get_args(OutcomeName)
         if report.count(outcome)
     )
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
@@ -215,33 +195,6 @@ class Line(NamedTuple):
     cells: tuple[Cell, ...]
 
 
-def write_job_page(
-    made: Conversion, tuned: Tuned | None, path: Path, result: Path
-) -> None:
-    """Write the page of one model, and create its folders.
-
-    Args:
-        made: the conversion.
-        tuned: what level auto found; None if it was another level.
-        path: the page.
-        result: where the result is until the files of its folder take their places.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - only pages show it
-    from onnxamp._report.html.page import conversion_page  # noqa: PLC0415
-    from onnxamp._report.html.render import write  # noqa: PLC0415
-
-    made_folder(path.parent)
-    write(
-        conversion_page(
-            made, made.validation, audit_model(result, made.plan.target), tuned
-        ),
-        path,
-    )
-
-
 def write_index(report: FolderReport, path: Path) -> None:
     """Write the index, with links to the pages that are beside it.
 
@@ -259,18 +212,15 @@ def write_index(report: FolderReport, path: Path) -> None:
 def _line(row: Outcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
-    is_known = not row.has_failed or row.nodes > 0
-    cells = (
-        Cell("" if row.error is None else number(row.error), row.error),
-        Cell(
-            f"{row.low:,} of {row.nodes:,}" if is_known else "",
-            row.low / row.nodes if row.nodes else None,
-        ),
-        Cell(f"+{row.casts:,}" if is_known else "", row.casts if is_known else None),
-        Cell(
-            size(row.bytes_after) if is_known else "",
-            row.bytes_after if is_known else None,
-        ),
-    )
+    cells = [Cell("" if row.error is None else number(row.error), row.error)]
+    if row.has_failed and not row.nodes:
+        cells += [Cell("", None)] * 3
+    else:
+        low = row.low / row.nodes if row.nodes else None
+        cells += [
+            Cell(f"{row.low:,} of {row.nodes:,}", low),
+            Cell(f"+{row.casts:,}", row.casts),
+            Cell(size(row.bytes_after), row.bytes_after),
+        ]
     remark = row.healed or row.message
-    return Line(row.name, link, status_of(row), row.outcome, remark, cells)
+    return Line(row.name, link, status_of(row), row.outcome, remark, tuple(cells))

@@ -1,6 +1,6 @@
 """Report of a benchmark."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from onnxamp._bench import (
@@ -13,7 +13,7 @@ from onnxamp._bench import (
     Ratio,
     Timing,
 )
-from onnxamp._report.formats import document
+from onnxamp._report import size
 from onnxamp._report.parts import (
     Figure,
     Item,
@@ -27,10 +27,6 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import size
-
-_OPS: Final = 12
-"""Op types that the terminal shows without -v."""
 
 
 def bench_report(report: BenchReport) -> Report:
@@ -109,7 +105,6 @@ def _cause(cause: Cause, is_slower: bool) -> Item:
 
 
 def _models(models: Sequence[Bench]) -> Table:
-    columns = ("model", "load s", "nodes per provider", "device memory", "options")
     rows = []
     for model in models:
         assigned = sorted(model.assigned.items(), key=lambda item: -item[1])
@@ -121,23 +116,12 @@ def _models(models: Sequence[Bench]) -> Table:
         rows.append(
             (model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–")
         )
-    return table(columns, rows, right=(1, 3), prose=(2, 4), drop=(4,))
+    return table("benched-models", rows)
 
 
 def _timings(timings: Sequence[Timing]) -> Table:
-    columns = (
-        "model",
-        "batch",
-        "first ms",
-        "median ms",
-        "p90 ms",
-        "p99 ms",
-        "per second",
-        "runs",
-        "speed-up [95 %]",
-    )
     rows = map(_timing, sorted(timings, key=lambda timing: timing.batch or 0))
-    return table(columns, rows, right=range(1, 9), drop=(7, 5, 2, 4, 6))
+    return table("latencies", rows)
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:
@@ -176,14 +160,14 @@ def _ops(models: Sequence[Bench]) -> Table:
         for row in model.ops:
             kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
     rows = [Row(("all", "", "", *map(_total, models)), is_strong=True)] if kinds else []
-    for kind, ran in sorted(
-        kinds.items(), key=lambda item: _slowest_first(item[1].values())
-    ):
-        rows.append(Row((*kind, *(_ran(ran.get(model.model)) for model in models))))
-    columns = ("op", "on", "type", *(model.model for model in models))
-    return table(
-        columns, rows, right=range(3, len(columns)), shown=_OPS + 1, drop=(2, 1)
-    )
+    by_time = {
+        kind: min((-(row.seconds or 0.0), -row.nodes) for row in ran.values())
+        for kind, ran in kinds.items()
+    }
+    for kind in sorted(kinds, key=by_time.__getitem__):
+        ran = (_ran(kinds[kind].get(model.model)) for model in models)
+        rows.append(Row((*kind, *ran)))
+    return table("op-times", rows, more=(model.model for model in models))
 
 
 def _total(model: Bench) -> str:
@@ -192,11 +176,6 @@ def _total(model: Bench) -> str:
     return (
         f"{sum(told) * 1e3:.3f}" if told else f"×{sum(row.nodes for row in model.ops)}"
     )
-
-
-def _slowest_first(rows: Iterable[OpTime]) -> tuple[float, int]:
-    """Return a key that sorts ops by time, or by number if there is no time."""
-    return min((-(row.seconds or 0.0), -row.nodes) for row in rows)
 
 
 def _ran(row: OpTime | None) -> str:
@@ -212,22 +191,7 @@ def _ran(row: OpTime | None) -> str:
 
 def generation_report(report: GenerationReport) -> Report:
     """Decoders that generated text, the others compared with the first."""
-    columns = (
-        "model",
-        "engine",
-        "load s",
-        "first token ms",
-        "read per s",
-        "generated per s",
-        "speed-up [95 %]",
-        "same tokens",
-        "memory",
-        "device memory",
-    )
     rows = (_generation(one, report.tokens) for one in report.runs)
-    table_of_runs = table(
-        columns, rows, right=range(2, 10), drop=(9, 2, 4, 7), key="model"
-    )
     return Report(
         "bench, generation",
         _generated(report),
@@ -235,8 +199,18 @@ def generation_report(report: GenerationReport) -> Report:
         (report.ran_on, report.inputs),
         tuple(map(_generation_figure, report.runs)),
         sections=(
-            section("Generation", table_of_runs),
-            section("NaN", map(_nans, (one for one in report.runs if one.nans))),
+            section("Generation", table("generation", rows)),
+            section(
+                "NaN",
+                (
+                    Item(
+                        f"{one.model} on {one.runtime}: {one.nans:,} tokens were chosen from logits with NaN.",
+                        Level.WARNING,
+                    )
+                    for one in report.runs
+                    if one.nans
+                ),
+            ),
             section("Notes", notes((_MEMORY, *report.notes))),
         ),
     )
@@ -247,11 +221,6 @@ def _generated(report: GenerationReport) -> Verdict:
     if wrong:
         return Verdict(Status.FAILED, f"{', '.join(wrong)}: logits hold NaN.")
     return Verdict(Status.PASSED, "The models generated text.")
-
-
-def _nans(one: Generation) -> Item:
-    text = f"{one.model} on {one.runtime}: {one.nans:,} tokens were chosen from logits with NaN."
-    return Item(text, Level.WARNING)
 
 
 _MEMORY: Final = (
@@ -279,13 +248,3 @@ def _generation_figure(one: Generation) -> Figure:
     value = f"{one.decode:.1f} per s"
     told = f"{one.model}; first token after {one.first.median * 1e3:.1f} ms"
     return Figure(f"tokens, {one.runtime}", value, told, f"{value} ({one.runtime})")
-
-
-def generation_json(report: GenerationReport) -> str:
-    """Decoders that generated text; times in seconds, memory in bytes."""
-    return document("bench generation", {"report": report})
-
-
-def bench_json(report: BenchReport) -> str:
-    """Return a benchmark; times in seconds, memory in bytes."""
-    return document("bench", {"report": report})

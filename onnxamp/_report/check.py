@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from onnxamp._audit import Audit, Finding
 from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
-from onnxamp._numerics.results import RangeFit, RunCheck, ValueCheck
+from onnxamp._numerics.results import OutOfRange, RunCheck, ValueCheck
 from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
+from onnxamp._report import count, magnitude, number, opset_text, size, tally
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
-from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -30,10 +30,9 @@ from onnxamp._report.parts import (
     traffic_figures,
     weight_bar,
 )
-from onnxamp._report.text import count, magnitude, number, opset_text, size, tally
 
 _ROWS: Final = 12
-"""Values, and kinds of nodes, that the terminal shows without -v."""
+"""Values that go wrong and are shown without -v on the terminal."""
 
 
 def check_report(
@@ -42,6 +41,7 @@ def check_report(
     """Return the report of a check; ``run`` is None if the model was not run."""
     values = run.values if run else ()
     bad = [row for row in values if row.fault or row.inherited]
+    fit = run.fit.values if run and run.fit else ()
     return Report(
         f"check for {audit.target}" if audit else "check",
         _verdict(audit, run),
@@ -54,9 +54,7 @@ def check_report(
             section(
                 "Device placement", _placement(audit) if audit else (), on_page=False
             ),
-            section(
-                "Beyond float16", _out_of_range(run.fit) if run and run.fit else ()
-            ),
+            section("Beyond float16", table("beyond-float16", map(_out_of_range, fit))),
             section("Values", _values(bad, values), is_detail=not bad, on_page=False),
             section(
                 "Nodes and weights", _sizes(audit) if audit else (), is_detail=True
@@ -83,11 +81,8 @@ def check_status(audit: Audit | None, run: RunCheck | None) -> Status:
 
 def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
     status = check_status(audit, run)
-    counts = (
-        Counter(finding.severity for finding in audit.findings)
-        if audit
-        else Counter[str]()
-    )
+    findings = audit.findings if audit else ()
+    counts = Counter(finding.severity for finding in findings)
     told = " and ".join(
         count(counts[severity], severity)
         for severity in ("error", "warning")
@@ -100,20 +95,15 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
             "A value goes wrong when the model runs.",
             (first_bad_sentence(run.first_bad), *found, *_fits(run)),
         )
-    if status is Status.FAILED and audit is not None:
-        worst = next(
-            finding for finding in audit.findings if finding.severity == "error"
-        )
+    if status is Status.FAILED:
+        worst = next(finding for finding in findings if finding.severity == "error")
         where = f"{worst.op} {worst.node!r}: " if worst.node else ""
         found = (*found, f"{where}{finding_text(worst)}")
         return Verdict(status, "The model fails to load or is known to break.", found)
     if run is None or run.skipped:
-        skipped = (
-            run.skipped if run is not None and run.skipped else "The model was not run."
-        )
-        return Verdict(
-            status, "Nothing is known to break, but nothing was run.", (skipped, *found)
-        )
+        skipped = (run and run.skipped) or "The model was not run."
+        sentence = "Nothing is known to break, but nothing was run."
+        return Verdict(status, sentence, (skipped, *found))
     seen = (
         f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
     )
@@ -152,11 +142,7 @@ def finding_items(audit: Audit | None) -> list[Item]:
 def _figures(audit: Audit) -> tuple[Figure, ...]:
     counted = _precisions(audit)
     dtype = next((name for name in LOWEST_FIRST if counted[name]), FLOAT16.name)
-    weights = [
-        f"{size(bytes_)} {name}"
-        for name, bytes_ in audit.weight_bytes.items()
-        if bytes_
-    ]
+    weights = [f"{size(n)} {name}" for name, n in audit.weight_bytes.items() if n]
     domains = sorted(audit.opsets.items(), key=lambda entry: entry[0] != "")
     figures = [
         *node_figure(dtype, counted),
@@ -167,11 +153,9 @@ def _figures(audit: Audit) -> tuple[Figure, ...]:
         Figure("opset", opset_text(domains[:1]), opset_text(domains[1:])),
     ]
     if since := audit.loads_from:
-        because = (
-            f"not on {since.because}"
-            if since.because
-            else "the oldest version that onnxamp knows"
-        )
+        because = "the oldest version that onnxamp knows"
+        if since.because:
+            because = f"not on {since.because}"
         figures.append(Figure("loads from ONNX Runtime", since.version, because))
     if engine := audit.engine:
         built = size(engine.bytes) if engine.built else "not built"
@@ -197,8 +181,7 @@ def _scales(audit: Audit) -> Table:
         )
         for scale in ranked
     )
-    columns = ("node", "op", "type", "scale", "why it is at risk")
-    return table(columns, rows, shown=_ROWS, prose=(4,), drop=(1, 2))
+    return table("scales", rows)
 
 
 def _precisions(audit: Audit) -> Counter[str]:
@@ -211,25 +194,19 @@ def _precisions(audit: Audit) -> Counter[str]:
 def _providers(audit: Audit) -> Iterator[Figure]:
     """Return where the nodes run, including Casts and control flow."""
     placed = [node for node in audit.nodes if node.provider]
-    providers, home = (
-        Counter(node.provider for node in placed),
-        device_of(audit.target).upper(),
-    )
+    providers = Counter(node.provider for node in placed)
+    home = device_of(audit.target).upper()
     if placed:
         others = [
             f"{times:,} without a kernel" if name == "none" else f"{times:,} on {name}"
             for name, times in providers.most_common()
             if name != home
         ]
-        uncounted = Counter(
-            node.op == "Cast" for node in placed if node.op in op_facts().uncounted
-        )
-        told = [count(uncounted[True], "Cast")] if uncounted[True] else []
-        told += (
-            [f"{count(uncounted[False], 'node')} of control flow"]
-            if uncounted[False]
-            else []
-        )
+        uncounted = [node for node in placed if node.op in op_facts().uncounted]
+        casts = sum(node.op == "Cast" for node in uncounted)
+        told = [count(casts, "Cast")] if casts else []
+        if bodies := len(uncounted) - casts:
+            told.append(f"{count(bodies, 'node')} of control flow")
         others += [f"counting {' and '.join(told)}"] if told else []
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
@@ -246,9 +223,7 @@ def _placement(audit: Audit) -> Table:
     cells = (
         (op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked
     )
-    return table(
-        ("op", "runs on", "precision", "nodes"), cells, right=(3,), shown=_ROWS, drop=()
-    )
+    return table("placement", cells)
 
 
 def _sizes(audit: Audit) -> list[Part]:
@@ -271,12 +246,8 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
         f" {number(largest.largest)}."
     )
     if not fitting:
-        none = (
-            "No exponent brings it into range."
-            if one
-            else "No exponents bring them into range."
-        )
-        return text, none
+        exponents = "No exponent brings it" if one else "No exponents bring them"
+        return text, f"{exponents} into range."
     inputs = " on these random inputs" if run.fit.made_up else ""
     which = f"{fitting:,} of them fit"
     if fitting == len(values):
@@ -284,15 +255,12 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
     return text, f"{which} with exponents{inputs}: onnxamp convert --rescale."
 
 
-def _out_of_range(fit: RangeFit) -> Table:
-    """Return the table of values that do not fit float16, with the effect of exponents."""
-    rows = []
-    for row in fit.values:
-        stored = f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"
-        told = stored if row.exponent else f"does not fit: {row.why}"
-        rows.append((row.value, row.op or "input", number(row.largest), told))
-    columns = ("value", "op", "reaches", "with exponents")
-    return table(columns, rows, right=(2,), shown=_ROWS, drop=(1,))
+def _out_of_range(row: OutOfRange) -> tuple[str, ...]:
+    """Return a value that does not fit float16, with the effect of exponents."""
+    told = f"does not fit: {row.why}"
+    if row.exponent:
+        told = f"{number(row.largest * 2.0**-row.exponent)}, stored times 2^{-row.exponent}"
+    return row.value, row.op or "input", number(row.largest), told
 
 
 def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
@@ -307,22 +275,10 @@ def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
 
 def _values(bad: Sequence[ValueCheck], values: Iterable[ValueCheck]) -> Table:
     """Return the values that go wrong or inherit a fault, followed by all others."""
-    columns = [
-        "value",
-        "op",
-        "type",
-        "max |x|",
-        "exact max |x|",
-        "NaN",
-        "Inf",
-        "flushed",
-    ]
     rows = map(
         _value, (*bad, *(row for row in values if not row.fault and not row.inherited))
     )
-    shown = min(len(bad), _ROWS)
-    drop = (2, 7, 4, 6, 5)
-    return table([*columns, "problem"], rows, right=range(3, 8), shown=shown, drop=drop)
+    return table("checked-values", rows, shown=min(len(bad), _ROWS))
 
 
 def _value(row: ValueCheck) -> Row:
@@ -337,11 +293,12 @@ def _value(row: ValueCheck) -> Row:
     return Row(cells, Status.FAILED if row.fault else None)
 
 
-def check_json(checks: Mapping[str, tuple[Audit | None, RunCheck | None]]) -> str:
-    """Return the report of a check; for several models, one for each file."""
+def check_facts(
+    checks: Mapping[str, tuple[Audit | None, RunCheck | None]],
+) -> Mapping[str, Any]:
+    """Return the verdict of a check and its results in JSON; for several models, those of each file."""
     facts = {
         model: {"verdict": check_status(audit, run), "static": audit, "run": run}
         for model, (audit, run) in checks.items()
     }
-    only = next(iter(facts.values()))
-    return document("check", only if len(facts) == 1 else {"models": facts})
+    return next(iter(facts.values())) if len(facts) == 1 else {"models": facts}

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from math import isnan
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
+from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -14,6 +14,7 @@ from onnxamp._numerics.results import (
     Parting,
     RunCheck,
 )
+from onnxamp._report import change, count, magnitude, number, shape
 from onnxamp._report.parts import (
     Figure,
     Part,
@@ -29,63 +30,16 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import change, count, magnitude, number, shape
 
-
-class Compared(Protocol):
-    """A comparison of two language models, or its summary in a folder."""
-
-    @property
-    def outputs(self) -> tuple[TensorDiff, ...]: ...
-    @property
-    def tokens(self) -> tuple[Parting, ...]: ...
-    @property
-    def perplexity(self) -> Perplexity | None: ...
-
+if TYPE_CHECKING:
+    from onnxamp._job.folder import Row as Outcome
 
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
-_LAYERS: Final = 15
-"""Layers that the terminal shows without -v."""
-_OUTPUT_COLUMNS: Final = (
-    "output",
-    "shape",
-    "type",
-    "relative L2",
-    "max abs",
-    "max relative",
-    "SNR dB",
-    "cosine",
-    "top-1",
-    "NaN",
-    "Inf",
-    "zero",
-)
 
 
-_LEAST_FIRST: Final = tuple(
-    map(
-        _OUTPUT_COLUMNS.index,
-        (
-            "max relative",
-            "type",
-            "top-1",
-            "zero",
-            "cosine",
-            "shape",
-            "Inf",
-            "NaN",
-            "max abs",
-        ),
-    )
-)
-"""The columns that a narrow terminal leaves out, in this order."""
-
-
-def diff_report(diff: DiffReport | None) -> Report:
-    """Return a comparison; None if the models were not compared at all."""
-    if diff is None:
-        return Report("diff", Verdict(Status.UNKNOWN, "The models were not compared."))
+def diff_report(diff: DiffReport) -> Report:
+    """Return a comparison."""
     return Report(
         f"diff, {diff.lowest}",
         diff_verdict(diff),
@@ -162,10 +116,11 @@ def _is_blank(output: TensorDiff) -> bool:
 
 def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Return provider and inputs, if anything ran."""
-    loaded = (
-        f"loads in {ran.loaded}" if isinstance(ran, DiffReport) and ran.loaded else ""
-    )
-    return () if ran is None else tuple(filter(None, (ran.ran_on, ran.inputs, loaded)))
+    if ran is None:
+        return ()
+    loaded = getattr(ran, "loaded", "")
+    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
+    return tuple(filter(None, facts))
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
@@ -197,7 +152,7 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
     )
 
 
-def text_figures(diff: Compared) -> Iterator[Figure]:
+def text_figures(diff: "DiffReport | Outcome") -> Iterator[Figure]:
     """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
     for found in diff.outputs:
         if found.kl_divergence is not None:
@@ -247,7 +202,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
         )
 
 
-def partings(diff: Compared) -> Iterator[str]:
+def partings(diff: "DiffReport | Outcome") -> Iterator[str]:
     """Yield where sequences of tokens differ first."""
     return (_parting(found) for found in diff.tokens if found.parted)
 
@@ -276,14 +231,7 @@ def _outputs(diff: DiffReport) -> Table:
     rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
     if len(rows) > _ROWS:  # rows with faults must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
-    return table(
-        _OUTPUT_COLUMNS,
-        rows,
-        right=range(3, 12),
-        shown=_ROWS,
-        key="output",
-        drop=_LEAST_FIRST,
-    )
+    return table("outputs", rows)
 
 
 def _output(d: TensorDiff, *, is_missed: bool) -> Row:
@@ -327,24 +275,21 @@ def _costs(diff: DiffReport) -> list[Part]:
     """Return the errors of both models against the original before quantization."""
     if not diff.costs:
         return []
-    columns = ("output", "quantized", f"in {diff.lowest}", "limit")
     rows = [
         Row(
             (cost.output, *map(number, (cost.quantized, cost.result, cost.limit))),
-            Status.PASSED if cost.passed else Status.FAILED,
+            Status.of(cost.passed),
         )
         for cost in diff.costs
     ]
     told = f"Relative L2 errors against {diff.original}."
-    return [hint(told), table(columns, rows, right=range(1, 4))]
+    return [hint(told), table("costs", rows, dtype=diff.lowest)]
 
 
 def _detections(diff: DiffReport) -> list[Part]:
     """Return the table of matched, lost and new detections."""
     if not diff.detections:
         return []
-    counts = ("detections", "matched", "lost", "new")
-    columns = ("outputs", *counts, "worst overlap", "worst score", "error")
     rows = (
         (
             ", ".join(d.outputs),
@@ -357,12 +302,11 @@ def _detections(diff: DiffReport) -> list[Part]:
         "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
         " because near-equal ones may swap places (--metric elements compares them in place)."
     )
-    return [hint(told), table(columns, rows, right=range(1, 8), drop=(5, 6))]
+    return [hint(told), table("detections", rows)]
 
 
 def _more_metrics(diff: DiffReport) -> Table:
     """Return the metrics that the table of outputs leaves out."""
-    columns = ("output", "mean abs", "RMS", "required tolerance", "top-5", "differing")
     rows = (
         (
             d.name,
@@ -372,7 +316,7 @@ def _more_metrics(diff: DiffReport) -> Table:
         )
         for d in diff.outputs
     )
-    return table(columns, rows, right=range(1, 6))
+    return table("more-metrics", rows)
 
 
 def _limits(diff: DiffReport) -> Table:
@@ -381,36 +325,30 @@ def _limits(diff: DiffReport) -> Table:
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
         found = number(one.found, 7 if one.metric == "cosine" else 3)
         cells = (one.output, metric_name(one.metric), found, number(one.limit, 7))
-        rows.append(Row(cells, Status.PASSED if one.passed else Status.FAILED))
-    return table(("output", "metric", "value", "limit"), rows, right=(2, 3), drop=())
+        rows.append(Row(cells, Status.of(one.passed)))
+    return table("limits", rows)
 
 
 def _layers(diff: DiffReport) -> list[Part]:
     """Return the values that both models share, those with the largest local error first."""
     if not diff.layers:
         return []
-    columns = ("value", "op", "type", "local", "accumulated", "max |x|", "problem")
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
     told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
-    layers = table(columns, rows, right=(3, 4, 5), shown=_LAYERS, drop=(2, 5, 6))
-    return [hint(told), layers]
+    return [hint(told), table("layers", rows)]
 
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:
     local, accumulated = row.local, row.accumulated
-    alarm = (
-        (local and local.alarm) or (accumulated and accumulated.alarm) or row.note or ""
-    )
-    peak = (
-        magnitude(accumulated.reference_max, accumulated.reference_zero)
-        if accumulated
-        else "–"
-    )
+    alarms = (side.alarm for side in (local, accumulated) if side and side.alarm)
+    peak = "–"
+    if accumulated:
+        peak = magnitude(accumulated.reference_max, accumulated.reference_zero)
     errors = (
         number(measured.rel_l2 if measured else None)
         for measured in (local, accumulated)
     )
-    return row.value, row.op, row.dtype, *errors, peak, alarm
+    return row.value, row.op, row.dtype, *errors, peak, next(alarms, row.note or "")
 
 
 def _badness(row: LayerDiff) -> list[float]:

@@ -12,6 +12,7 @@ from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._report import as_sentence, count, detailed, percent, size, tally
 from onnxamp._report.comparison import (
     comparison_notes,
     comparison_sections,
@@ -23,7 +24,6 @@ from onnxamp._report.comparison import (
     steps_of,
     where_it_ran,
 )
-from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -47,11 +47,10 @@ from onnxamp._report.parts import (
     traffic_figures,
     weight_bar,
 )
-from onnxamp._report.text import as_sentence, count, detailed, percent, size, tally
 from onnxamp._state import as_data
 
-_ROWS: Final = 12
-"""Rows of a table that the terminal shows without -v, and op types that a sentence names."""
+_OPS: Final = 12
+"""Op types that a sentence names."""
 _SIZES: Final = 40
 """Characters of the sizes of inputs that a figure gives."""
 _READERS: Final = 3
@@ -118,12 +117,10 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
     yield from made.notes
     found, target = made.summary, made.plan.target
     if found.fallbacks:
-        subject, verb = (
-            ("1 node has", "it runs")
-            if len(found.fallbacks) == 1
-            else (f"{len(found.fallbacks):,} nodes have", "they run")
-        )
-        ops = tally((op for _, op in found.fallbacks), _ROWS)
+        subject, verb = f"{len(found.fallbacks):,} nodes have", "they run"
+        if len(found.fallbacks) == 1:
+            subject, verb = "1 node has", "it runs"
+        ops = tally((op for _, op in found.fallbacks), _OPS)
         yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
     if found.overridable:
         yield (
@@ -156,7 +153,7 @@ def decision_table(plan: Plan) -> Table:
         (row.key, row.op, plan.dtype if row.low else "float32", row.why)
         for row in plan.rows
     )
-    return table(("variable", "op", "precision", "reason"), rows, prose=(3,), drop=())
+    return table("decisions", rows)
 
 
 def _figures(made: Conversion) -> Iterator[Figure]:
@@ -190,8 +187,8 @@ def _speed_up(made: Conversion) -> Iterator[Figure]:
 
 def _healed(validation: DiffReport | None) -> Iterator[Part]:
     """Return the fault of the requested conversion, and the fix."""
-    cure = validation.cure if validation is not None else None
-    if validation is None or cure is None or not cure.applied:
+    cure = validation and validation.cure
+    if not validation or not cure or not cure.applied:
         return
     yield Item(f"The first result failed: {cure.failure}", Level.WARNING)
     if cure.first_bad is not None:
@@ -228,18 +225,12 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     plan, status = made.plan, status_of(validation)
     verb = "Stored weights in" if plan.options.weights_only else "Converted to"
     head, why = f"{verb} {plan.dtype}", tuple[str, ...]()
-    cure = validation.cure if validation is not None else None
-    if (
-        validation is not None
-        and cure is not None
-        and cure.applied
-        and not cure.confirmed
-    ):
-        told = (cure.failure, cure.outcome, *filter(None, [validation.skipped]))
-        return Verdict(
-            status, "The model stays in float32: no conversion passed validation.", told
-        )
-    if cure is not None and cure.applied:
+    cure = validation and validation.cure
+    if validation and cure and cure.applied and not cure.confirmed:
+        sentence = "The model stays in float32: no conversion passed validation."
+        told = (cure.failure, cure.outcome, validation.skipped or "")
+        return Verdict(status, sentence, tuple(filter(None, told)))
+    if cure and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = (
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
@@ -334,14 +325,12 @@ def _losses(made: Conversion) -> list[Part]:
         (name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal)))
         for name, c in lost
     )
-    columns = ("weight", "elements", "saturated", "became zero", "became subnormal")
     told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
-    return [hint(told), table(columns, rows, right=range(1, 5), shown=_ROWS, drop=(4,))]
+    return [hint(told), table("lost-weights", rows)]
 
 
 def _kept(made: Conversion) -> Table:
     """Weights of more than 1 % of the result that stay float32, and why."""
-    columns = ("weight", "size", "readers", "reason")
     rows = (
         (
             weight.name,
@@ -351,7 +340,7 @@ def _kept(made: Conversion) -> Table:
         )
         for weight in made.summary.kept_weights
     )
-    return table(columns, rows, right=(1,), prose=(3,), shown=_ROWS)
+    return table("kept-weights", rows)
 
 
 def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
@@ -374,10 +363,10 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
     yield from traffic_figures(audit)
 
 
-def conversion_json(made: Conversion) -> str:
+def conversion_facts(made: Conversion) -> dict[str, Any]:
     """Return a conversion without its decisions (``--save-plan`` writes those), and its validation."""
     judged = {"verdict": status_of(made.validation), "validation": made.validation}
-    return document("convert", conversion_data(made) | judged)
+    return conversion_data(made) | judged
 
 
 def conversion_data(made: Conversion) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from onnxamp._errors import ArgumentError, printable
 from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._paths import cannot_read
+from onnxamp._report import glued, said
 from onnxamp._report.comparison import status_of
 from onnxamp._report.parts import (
     Bars,
@@ -23,7 +24,6 @@ from onnxamp._report.parts import (
     Level,
     Part,
     Report,
-    Row,
     Section,
     Status,
     Step,
@@ -31,7 +31,6 @@ from onnxamp._report.parts import (
     bars_table,
     shown_rows,
 )
-from onnxamp._report.text import glued, said
 from onnxamp._state import as_data, from_data
 
 _FORMAT: Final = 1
@@ -60,10 +59,16 @@ _LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
 
 def diff_json(report: DiffReport) -> str:
     """Return a comparison, for :func:`load_diff`."""
-    return document(
-        "diff",
-        {"passed": report.passed, "verdict": status_of(report), **as_data(report)},
-    )
+    return document("diff", diff_facts(report))
+
+
+def diff_facts(report: DiffReport) -> dict[str, Any]:
+    """Return a comparison in JSON's types, after the verdict on it."""
+    return {
+        "passed": report.passed,
+        "verdict": status_of(report),
+        **as_data(report),
+    }
 
 
 def load_diff(path: Path) -> DiffReport:
@@ -165,12 +170,13 @@ def _figures(figures: Iterable[Figure]) -> Iterator[str]:
 
 
 def _grid(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """Return a table of cells that are Markdown already."""
-    rule = ("---:" if at in right else "---" for at in range(len(titles)))
-    lines = (f"| {' | '.join(cells)} |" for cells in (titles, [*rule], *rows))
-    return "\n".join(lines)
+    """Return a table of cells that are Markdown already, without its empty columns."""
+    held = [at for at in range(len(titles)) if any(row[at] for row in rows)]
+    rule = ["---:" if at in right else "---" for at in range(len(titles))]
+    lines = ([line[at] for at in held] for line in (titles, rule, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _section(section: Section, *, verbose: bool) -> Iterator[str]:
@@ -199,32 +205,20 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
 
 
 def _table(part: Table, *, verbose: bool) -> Iterator[str]:
-    """Yield a table without its empty columns."""
     rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
-    held = [
-        at
-        for at, title in enumerate(part.columns)
-        if at == 0 or any(row.cells[at] for row in rows)
-    ]
-    has_marks = any(row.status for row in part.rows)
-    titles = [_text(part.columns[at]) for at in held]
-    cells = [[_cell(row, at) for at in held] for row in rows]
-    if has_marks:
-        titles = ["", *titles]
-        marks = (_MARKS[row.status] if row.status else "" for row in rows)
-        cells = [[mark, *row] for mark, row in zip(marks, cells, strict=True)]
-    right = [place for place, at in enumerate(held, int(has_marks)) if at in part.right]
-    yield _grid(titles, cells, right)
+    cells = []
+    for row in rows:
+        texts = [*map(_text, row.cells)]
+        if row.is_strong:
+            texts = [f"**{text}**" if text else text for text in texts]
+        cells.append([_MARKS[row.status] if row.status else "", *texts])
+    titles = ["", *map(_text, part.columns)]
+    yield _grid(titles, cells, [at + 1 for at in part.right])
     if verbose and any(row.remark for row in rows):
         yield "\n".join(f"- {_text(row.remark)}" for row in rows if row.remark)
     left = len(part.rows) - len(rows)
     if left:
         yield f"… and {left:,} more (-v shows all)"
-
-
-def _cell(row: Row, at: int) -> str:
-    text = _text(row.cells[at])
-    return f"**{text}**" if row.is_strong and text else text
 
 
 def _items(items: Sequence[Item], *, verbose: bool) -> str:
@@ -241,11 +235,7 @@ def _items(items: Sequence[Item], *, verbose: bool) -> str:
             names.append(f"… and {len(item.members) - len(members):,} more")
         kind, what, action = map(_text, (item.label, item.text, item.action))
         rows.append((_SIGNS[item.level], kind, what, "<br>".join(names), action))
-    titles = ("", "", "what", "where", "what to do")
-    held = [at for at in range(len(titles)) if any(row[at] for row in rows)]
-    return _grid(
-        [titles[at] for at in held], [[row[at] for at in held] for row in rows]
-    )
+    return _grid(("", "", "what", "where", "what to do"), rows)
 
 
 def _step(step: Step) -> str:

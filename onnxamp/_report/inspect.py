@@ -2,10 +2,10 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import ModelProto
@@ -20,8 +20,8 @@ from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_key
 from onnxamp._options.lists import Preset
+from onnxamp._report import count, opset_text, shape, size
 from onnxamp._report.conversion import decision_table, warning_items
-from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Item,
@@ -42,7 +42,6 @@ from onnxamp._report.parts import (
     table,
     units_table,
 )
-from onnxamp._report.text import count, opset_text, shape, size
 from onnxamp._runtime.values import Array
 
 _ROWS: Final = 12
@@ -97,7 +96,13 @@ def inspection_report(
             ),
             section("Quantized nodes", quantized_table(decided)),
             section("Units between integers", units_table(decided)),
-            section("Notes", notes(_hints(hints))),
+            section(
+                "Notes",
+                notes(
+                    f"{', '.join(level for level in hints if hints[level] == told)}: {told}"
+                    for told in filter(None, hints.values())
+                ),
+            ),
             *(
                 section(
                     f"Decisions at level {level}",
@@ -132,7 +137,7 @@ def plan_report(plan: Plan) -> Report:
             section("Error to expect", expected_parts(plan.expected)),
             section(
                 "Why nodes stay float32",
-                table(("reason", "nodes"), counts, right=(1,), drop=()),
+                table("reasons", counts),
             ),
             *quantized_sections(plan),
             section(
@@ -148,7 +153,7 @@ def lists_report(presets: Sequence[Preset]) -> Report:
     lists = (
         section(
             f"{preset.name}: {kind} list, {len(entries)} op types",
-            _sources(("op type", "source"), entries),
+            table("op-list", entries.items()),
         )
         for preset in presets
         for kind, entries in (("white", preset.white), ("black", preset.black))
@@ -156,28 +161,22 @@ def lists_report(presets: Sequence[Preset]) -> Report:
     names = (
         section(
             f"{preset.name}: {len(preset.names)} names of the framework",
-            _sources(
-                ("name", "op types, and patterns of ordinary ops"),
-                {
-                    name: ", ".join((*ops, *preset.forms.get(name, ())))
+            table(
+                "op-names",
+                (
+                    (name, ", ".join((*ops, *preset.forms.get(name, ()))))
                     for name, ops in preset.names.items()
-                },
+                ),
             ),
         )
         for preset in presets
     )
-    return Report(
-        "lists", figures=tuple(map(_preset, presets)), sections=(*lists, *names)
-    )
-
-
-def _sources(columns: Sequence[str], rows: Mapping[str, str]) -> Table:
-    return table(columns, rows.items(), prose=(1,), drop=())
-
-
-def _preset(preset: Preset) -> Figure:
-    counts = f"{len(preset.white)} white, {len(preset.black)} black"
-    return Figure(preset.name, counts, preset.summary, f"{preset.name} {counts}")
+    figures = []
+    for preset in presets:
+        counts = f"{len(preset.white)} white, {len(preset.black)} black"
+        brief = f"{preset.name} {counts}"
+        figures.append(Figure(preset.name, counts, preset.summary, brief))
+    return Report("lists", figures=tuple(figures), sections=(*lists, *names))
 
 
 def _operators(counts: Mapping[tuple[str, str], int]) -> Table:
@@ -187,12 +186,10 @@ def _operators(counts: Mapping[tuple[str, str], int]) -> Table:
         rows[op] = [counts.get((op, dtype), 0) for dtype in PRECISIONS]
     ops = sorted(rows, key=lambda op: -sum(rows[op]))
     cells = ((op, *(str(times or "") for times in rows[op])) for op in ops)
-    columns = ("op type", *PRECISIONS)
-    return table(columns, cells, right=range(1, len(columns)), drop=())
+    return table("operators", cells, more=PRECISIONS)
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
-    columns = ("level", "nodes low", "nodes float32", "new Casts", "kept for hazards")
     rows = []
     for level, (plan, nodes) in plans.items():
         low = nodes.get("low", 0) + nodes.get("mixed", 0)
@@ -200,12 +197,7 @@ def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
         rows.append(
             (level, *map(str, (low, nodes.get("float32", 0), plan.casts, kept)))
         )
-    return table(columns, rows, right=range(1, 5), drop=())
-
-
-def _hints(hints: Mapping[str, str | None]) -> Iterator[str]:
-    for told in dict.fromkeys(filter(None, hints.values())):
-        yield f"{', '.join(level for level, text in hints.items() if text == told)}: {told}"
+    return table("levels", rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,16 +310,14 @@ def _nodes(region: Region) -> Table:
             rows.append(Row(cells, is_strong=is_asked))
     first = next((place for place, row in enumerate(rows) if row.is_strong), 0)
     first = max(0, min(first - _ROWS // 2, len(rows) - _ROWS))
-    columns = ("", "node", "op", "output type")
-    return table(columns, rows[first:] + rows[:first], shown=_ROWS, drop=(3,))
+    return table("region-nodes", rows[first:] + rows[:first])
 
 
 def _values(arrays: Mapping[str, Array], nothing: str) -> Part:
-    columns = ("value", "type", "shape", "least", "largest", "NaN", "Inf", "zero")
     rows = [_value(value_facts(name, array)) for name, array in arrays.items()]
     if not rows:
         return hint(nothing)
-    return table(columns, rows, right=range(3, 8), shown=_ROWS, drop=(7, 1))
+    return table("region-values", rows)
 
 
 def _value(facts: ValueFacts) -> Row:
@@ -351,7 +341,7 @@ def _files(files: Sequence[Path]) -> Table:
     )
     pairs = zip(files, contents, strict=True)
     rows = ((str(file), size(file.stat().st_size), text) for file, text in pairs)
-    return table(("file", "size", "holds"), rows, right=(1,), prose=(2,), drop=())
+    return table("region-files", rows)
 
 
 def _steps(
@@ -371,10 +361,10 @@ def _steps(
     return check, look if is_low else convert
 
 
-def region_json(region: Region, files: Sequence[Path]) -> str:
+def region_facts(region: Region, files: Sequence[Path]) -> dict[str, Any]:
     """Return the report of a region, its recorded values and its files."""
     nodes = zip(region.nodes, region.model.graph.node, strict=True)
-    facts = {
+    return {
         "source": region.source,
         "around": region.around,
         "nodes": [{"node": name, "op": op_key(node)} for name, node in nodes],
@@ -390,4 +380,3 @@ def region_json(region: Region, files: Sequence[Path]) -> str:
         "notes": region.notes,
         "files": dict(zip(("model", "inputs", "expected"), files, strict=True)),
     }
-    return document("extract", facts)

@@ -7,8 +7,9 @@ errors and quantized networks.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
+from functools import cache, partial
 from itertools import chain, pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import ExpectedError, Plan, QuantizedUnit
@@ -16,7 +17,8 @@ from onnxamp._decide.words import title_of
 from onnxamp._dtypes import FORMATS
 from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report.text import (
+from onnxamp._ops import read_table
+from onnxamp._report import (
     as_sentence,
     count,
     detailed,
@@ -27,8 +29,6 @@ from onnxamp._report.text import (
 )
 from onnxamp._runtime.inputs import listed
 
-_UNITS: Final = 8
-"""Kinds of units that the terminal shows without -v."""
 _ROLES: Final[Mapping[str, str]] = {
     SCALES: "quantize or dequantize",
     PRODUCTS: "multiply what was dequantized",
@@ -45,6 +45,11 @@ class Status(StrEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing was run, so nothing is known."""
+
+    @classmethod
+    def of(cls, passed: bool) -> Self:
+        """Return the verdict on what either holds or does not."""
+        return cls.PASSED if passed else cls.FAILED
 
 
 class Level(IntEnum):
@@ -184,18 +189,42 @@ class Report(NamedTuple):
 
 
 def table(
-    columns: Sequence[str],
+    name: str,
     rows: Iterable[Row | Sequence[str]],
     *,
-    right: Sequence[int] = (),
+    more: Iterable[str] = (),
+    dtype: str = "",
     shown: int | None = None,
-    key: str = "",
-    prose: Sequence[int] = (),
-    drop: Sequence[int] | None = None,
 ) -> Table:
-    """Return a table of rows, or of cells alone."""
-    every = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(tuple(columns), tuple(right), every, shown, key, prose, drop)
+    """Return a table of rows, or of cells alone, as ``_data/tables.toml`` lays it out.
+
+    Args:
+        name: its name there.
+        rows: the rows.
+        more: further columns, which hold numbers.
+        dtype: the low-precision type that titles name.
+        shown: how many rows the terminal shows, if that depends on the rows.
+    """
+    layout = _layouts()[name]
+    titles = layout["columns"]
+    places = {
+        role: tuple(map(titles.index, layout[role]))
+        for role in ("right", "prose", "drop")
+        if role in layout
+    }
+    columns = (*(title.format(dtype=dtype) for title in titles), *more)
+    return Table(
+        columns,
+        (*places.get("right", ()), *range(len(titles), len(columns))),
+        tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows),
+        layout.get("shown") if shown is None else shown,
+        layout.get("key", ""),
+        places.get("prose", ()),
+        places.get("drop"),
+    )
+
+
+_layouts: Final = cache(partial(read_table, "tables"))
 
 
 def section(
@@ -312,10 +341,10 @@ def bars_table(bars: Bars) -> Table:
     """Return bars as columns of a table."""
     kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
     texts = [{share.kind: share.text for share in bar.shares} for bar in bars.bars]
-    rows = [(kind, *(text.get(kind, "") for text in texts)) for kind in kinds]
+    rows = [Row((kind, *(text.get(kind, "") for text in texts))) for kind in kinds]
     titles = (bars.title, *(bar.label for bar in bars.bars))
-    total = ("in all", *(bar.total for bar in bars.bars))
-    return table(titles, [*rows, total], right=range(1, len(titles)))
+    total = Row(("in all", *(bar.total for bar in bars.bars)))
+    return Table(titles, range(1, len(titles)), (*rows, total))
 
 
 def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
@@ -339,7 +368,6 @@ def expected_parts(
     if not expected.samples:
         yield Item("None: all floats stay float32.")
         return
-    columns = ["expected", "99.99 % bound"]
     cells = [number(expected.error), number(expected.bound or 0.0)]
     errors = [
         output.rel_l2
@@ -347,9 +375,8 @@ def expected_parts(
         if output.is_float
     ]
     if errors:
-        columns.append("measured")
         cells.append(number(max(errors)))
-    yield table(columns, [cells], right=range(len(columns)), drop=())
+    yield table("expected", [cells], more=["measured"] if errors else ())
     told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
     if expected.samples > 1 and expected.least is not None:
         told = f"{told[:-1]}; on the best one {number(expected.least)} is expected."
@@ -367,8 +394,7 @@ def expected_parts(
             members=expected.spread,
         )
     rows = ((row.node, row.op, percent(row.share, 1.0)) for row in expected.nodes)
-    columns = ["node", "op", "share of the squared error"]
-    yield table(columns, rows, right=(2,), drop=())
+    yield table("expected-nodes", rows)
 
 
 def quantized_sections(plan: Plan) -> Iterator[Section]:
@@ -381,10 +407,10 @@ def quantized_sections(plan: Plan) -> Iterator[Section]:
 
 def quantized_table(plans: Mapping[str, Plan]) -> Table:
     """Return nodes of a quantized network by type and role, under each of some plans."""
-    dtypes = dict.fromkeys(plan.dtype for plan in plans.values())
+    is_alone = "" in plans
     rows = (
         (
-            level,
+            *(() if is_alone else (level,)),
             part.type,
             _ROLES[part.role],
             f"{sum(part.ops.values()):,}",
@@ -395,32 +421,20 @@ def quantized_table(plans: Mapping[str, Plan]) -> Table:
         for level, plan in plans.items()
         for part in plan.quantized
     )
-    columns = ("level", "type", "nodes that", "nodes", *dtypes, "float32", "op types")
-    first = 1 if "" in plans else 0
-    return table(
-        columns[first:],
-        (row[first:] for row in rows),
-        right=range(3 - first, 6 - first),
-        prose=(6 - first,),
-        drop=(6 - first,),
-    )
+    dtype = next((plan.dtype for plan in plans.values()), "")
+    return table("quantized" if is_alone else "quantized-by-level", rows, dtype=dtype)
 
 
 def units_table(plans: Mapping[str, Plan]) -> Table:
     """Return a drawing of the ops between integers, under each of some plans."""
     units = [(level, unit) for level, plan in plans.items() for unit in plan.units]
     units.sort(key=lambda row: -row[1].count)
-    rows = ((level, f"{unit.count:,}", _drawn(unit)) for level, unit in units)
-    columns = ("level", "units", "dequantize → compute → quantize")
-    first = 1 if "" in plans else 0
-    return table(
-        columns[first:],
-        (row[first:] for row in rows),
-        right=(1 - first,),
-        shown=_UNITS,
-        prose=(2 - first,),
-        drop=(),
+    is_alone = "" in plans
+    rows = (
+        (*(() if is_alone else (level,)), f"{unit.count:,}", _drawn(unit))
+        for level, unit in units
     )
+    return table("units" if is_alone else "units-by-level", rows)
 
 
 def _drawn(unit: QuantizedUnit) -> str:

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from onnxamp._errors import printable
-from onnxamp._report.text import percent
+from onnxamp._report import percent
 
 if TYPE_CHECKING:
     from rich.console import Console

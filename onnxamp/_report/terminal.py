@@ -25,6 +25,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from onnxamp._errors import printable
+from onnxamp._report import glued
 from onnxamp._report.parts import (
     Bars,
     Figure,
@@ -40,7 +41,6 @@ from onnxamp._report.parts import (
     problems,
     shown_rows,
 )
-from onnxamp._report.text import glued
 
 _WIDTH: Final = 140
 """Columns of a report without a terminal, unless COLUMNS says otherwise."""

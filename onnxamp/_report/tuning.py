@@ -1,19 +1,29 @@
-"""Report of a tuning: the candidates, the nodes that stay in float32 with reasons, and the effort."""
+"""Reports of tuning a model (the candidates, the nodes that stay in float32 with reasons, and the effort), and a
+pipeline (the choice of each model, the trials, and the effort).
+"""
 
 from collections import Counter
 from collections.abc import Iterator
-from math import inf, log10
+from math import inf, isfinite, log10
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.words import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
+from onnxamp._report import (
+    as_sentence,
+    count,
+    detailed,
+    number,
+    percent,
+    size,
+    tally,
+)
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
-from onnxamp._report.formats import document
 from onnxamp._report.parts import (
     Figure,
     Item,
@@ -29,17 +39,11 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._report.text import (
-    as_sentence,
-    count,
-    detailed,
-    number,
-    percent,
-    size,
-    tally,
-)
 from onnxamp._state import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
+
+if TYPE_CHECKING:
+    from onnxamp._pipeline.runs import TunedMember, TunedPipeline
 
 _OPS: Final = 6
 """Op types that an item names."""
@@ -55,6 +59,12 @@ _EXPECTED: Final = (
     "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without"
     " it were measured on the converted model with all samples."
 )
+_TIMES: Final = (
+    "Models were decided in this order, the least error per time saved first. Each is as fast as the tolerance allows"
+    " with those before it. Times are estimates for {}, per run of the pipeline."
+)
+_UP: Final = 1.06
+"""The factor that keeps a number of two digits from being rounded below itself."""
 _UNMEASURED: Final = frozenset(
     {
         "no kernel",
@@ -127,11 +137,6 @@ def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
     )
 
 
-def tuning_status(tuned: Tuned) -> Status:
-    """Return the verdict on a tuning in one word."""
-    return Status.PASSED if tuned.held else Status.FAILED
-
-
 def effort(tuned: Tuned) -> Iterator[str]:
     """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     samples = tuned.runs + tuned.recalled
@@ -173,22 +178,22 @@ def effort(tuned: Tuned) -> Iterator[str]:
 def _room(tuned: Tuned, room: float) -> str:
     """Return the bound on the time that a better choice within the tolerance could save."""
     written = tuned.candidates[tuned.chosen]
-    if any(one.time < written.time for one in tuned.candidates):
-        share = percent(room, 1.0)
+    if not any(one.time < written.time for one in tuned.candidates):
         return (
-            "Going by the errors of the faster candidates, using the rest of the tolerance would save at most"
-            f" {share} of the time."
+            "No candidate is faster than the one that was written, whatever its error."
         )
-    return "No candidate is faster than the one that was written, whatever its error."
+    return (
+        "Going by the errors of the faster candidates, using the rest of the tolerance would save at most"
+        f" {percent(room, 1.0)} of the time."
+    )
 
 
 def _exponents(tuned: Tuned, found: Exponents) -> str:
     """Say whether exponents are used, and what they save."""
-    other = found.other
     what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
-    if other is None:
+    if found.other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
-    with_them, without = _ways(tuned, other, found.error, used=found.used)
+    with_them, without = _ways(tuned, found)
     verdict = "used" if found.used else "not used"
     return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
 
@@ -198,45 +203,37 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
     if found.other is None:
         asked = " --rounding compensated asks for it." if found.share else ""
         return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
-    with_it, without = _ways(tuned, found.other, found.error, used=found.used)
+    with_it, without = _ways(tuned, found)
     ways = [f"with compensation: {with_it}", f"to nearest: {without}"]
     taken, left = ways if found.used else reversed(ways)
     return f"Weights are rounded {taken}; {left}."
 
 
-def _ways(
-    tuned: Tuned, other: Candidate, error: float | None, *, used: bool
-) -> list[str]:
-    """Return the choices with and without a method, in this order; ``used`` says which of them is ``other``."""
-    chosen = tuned.candidates[tuned.chosen]
-    ways = [(chosen, tuned.error), (other, tuned.error if error is None else error)]
+def _ways(tuned: Tuned, found: Exponents | Compensation) -> list[str]:
+    """Return the choices with and without a method, in this order."""
+    assert found.other is not None
+    error = tuned.error if found.error is None else found.error
+    ways = [(tuned.candidates[tuned.chosen], tuned.error), (found.other, error)]
     return [
         f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, reached)}"
-        for way, reached in (ways if used else reversed(ways))
+        for way, reached in (ways if found.used else reversed(ways))
     ]
 
 
 def error_text(tuned: Tuned, error: float) -> str:
     """Return an error as people read it; for the signal-to-noise ratio, in dB."""
-    if tuned.metric == "snr":
-        return (
-            "∞ dB"
-            if not error
-            else f"{-20 * log10(error):.1f} dB"
-            if error < inf
-            else "−∞ dB"
-        )
-    return number(error)
+    if tuned.metric != "snr":
+        return number(error)
+    if not error:
+        return "∞ dB"
+    return f"{-20 * log10(error):.1f} dB" if error < inf else "−∞ dB"
 
 
 def tolerance_text(tuned: Tuned) -> str:
     """Return the tolerance, likewise, as it was given."""
-    given = (
-        error_text(tuned, tuned.tolerance)
-        if tuned.metric == "snr"
-        else f"{tuned.tolerance:g}"
-    )
-    return given + (" or more" if tuned.metric == "snr" else " or less")
+    if tuned.metric == "snr":
+        return f"{error_text(tuned, tuned.tolerance)} or more"
+    return f"{tuned.tolerance:g} or less"
 
 
 def time_text(microseconds: float) -> str:
@@ -248,11 +245,9 @@ def time_text(microseconds: float) -> str:
     )
 
 
-def speedup_text(tuned: Tuned, candidate: Candidate) -> str:
-    """Return how many times as fast as float32."""
-    return (
-        f"{tuned.candidates[-1].time / candidate.time:.2f}×" if candidate.time else "–"
-    )
+def speedup_text(before: float, after: float) -> str:
+    """Return how many times as fast a model is, given its times."""
+    return f"{before / after:.2f}×" if after else "–"
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
@@ -262,27 +257,27 @@ def measured_error(tuned: Tuned, position: int) -> float | None:
     return tuned.error if position == tuned.chosen else tuned.candidates[position].error
 
 
-def is_expected(tuned: Tuned, position: int) -> bool:
-    """Return whether the error of a candidate is an estimate of the search rather than that of a converted model."""
-    return not tuned.candidates[position].verified
+def known_error(tuned: Tuned, position: int) -> float:
+    """Return the error of a candidate, or the predicted one."""
+    measured = measured_error(tuned, position)
+    return tuned.candidates[position].predicted if measured is None else measured
 
 
 def _verdict(tuned: Tuned) -> Verdict:
     written = tuned.candidates[tuned.chosen]
-    verb = "is expected to be" if is_expected(tuned, tuned.chosen) else "is"
+    verb = "is" if written.verified else "is expected to be"
     text = f"{tuned.metric} {verb} {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
-    status = tuning_status(tuned)
     if not tuned.held:
-        return Verdict(status, "The result does not meet the tolerance.", (text,))
+        sentence = "The result does not meet the tolerance."
+        return Verdict(Status.FAILED, sentence, (text,))
     if not written.nodes:
-        return _unconverted(tuned, status, text)
+        return _unconverted(tuned, text)
     share = percent(written.bytes, 1.0)
-    details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
-    return Verdict(
-        status,
-        f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}.",
-        details,
+    sentence = (
+        f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}."
     )
+    details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
+    return Verdict(Status.PASSED, sentence, details)
 
 
 def _slower(tuned: Tuned, candidate: Candidate) -> str:
@@ -299,38 +294,34 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
 
 
-def _unconverted(tuned: Tuned, status: Status, text: str) -> Verdict:
+def _unconverted(tuned: Tuned, text: str) -> Verdict:
     """Return the verdict if everything stays float32: whether that was picked, or why nothing better was found."""
-    timed = dict(tuned.timed)
+    sentence = (
+        "Nothing was converted: no node gains from low precision within the tolerance."
+    )
+    details, timed = [text], dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
-        return Verdict(
-            status,
-            "No candidate is faster: the model stays as it is.",
-            (f"Timed whole, the candidate takes {lead}.", text),
-        )
-    if any(
+        sentence = "No candidate is faster: the model stays as it is."
+        details.insert(0, f"Timed whole, the candidate takes {lead}.")
+    elif any(
         one.nodes and one.best_known_error <= tuned.tolerance
         for one in tuned.candidates
     ):
-        return Verdict(
-            status,
-            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32.",
-            (text,),
+        sentence = (
+            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32."
         )
-    if (lost := tuned.rejected) is not None:
-        return Verdict(
-            status,
-            "No candidate is faster by the estimate: the model stays as it is.",
-            (_slower(tuned, lost), text),
-        )
-    why = "no node gains from low precision within the tolerance"
-    return Verdict(status, f"Nothing was converted: {why}.", (text,))
+    elif tuned.rejected is not None:
+        sentence = "No candidate is faster by the estimate: the model stays as it is."
+        details.insert(0, _slower(tuned, tuned.rejected))
+    return Verdict(Status.PASSED, sentence, tuple(details))
 
 
 def _figures(tuned: Tuned) -> tuple[Figure, ...]:
     wanted, error = f"tolerance {tolerance_text(tuned)}", error_text(tuned, tuned.error)
-    faster = speedup_text(tuned, tuned.candidates[tuned.chosen])
+    faster = speedup_text(
+        tuned.candidates[-1].time, tuned.candidates[tuned.chosen].time
+    )
     return (
         Figure(tuned.metric, error, wanted, f"{tuned.metric} {error}"),
         Figure("speed-up", faster, f"{tuned.times}", f"speed-up {faster}"),
@@ -355,22 +346,17 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
 
 
 def _candidates(tuned: Tuned) -> Table:
-    errors, shares = ("measured", "predicted"), ("arithmetic", "traffic", "weights")
-    columns = ("#", "time", "speed-up", *errors, "nodes low", "Casts", *shares, "")
     rows = (_candidate(tuned, place, one) for place, one in enumerate(tuned.candidates))
-    return table(
-        columns, rows, right=range(1, 10), key="candidate", drop=(8, 7, 4, 9, 1, 5, 6)
-    )
+    return table("candidates", rows)
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
     measured, is_chosen = measured_error(tuned, position), position == tuned.chosen
-    known = candidate.predicted if measured is None else measured
-    about = "≈ " if is_expected(tuned, position) else ""
+    about = "" if candidate.verified else "≈ "
     cells = (
         str(position),
         time_text(candidate.time),
-        speedup_text(tuned, candidate),
+        speedup_text(tuned.candidates[-1].time, candidate.time),
         "" if measured is None else about + error_text(tuned, measured),
         error_text(tuned, candidate.predicted),
         f"{candidate.nodes:,}",
@@ -382,7 +368,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
     )
     return Row(
         cells,
-        Status.PASSED if known <= tuned.tolerance else Status.FAILED,
+        Status.of(known_error(tuned, position) <= tuned.tolerance),
         is_strong=is_chosen,
     )
 
@@ -404,18 +390,173 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
             yield Item(text, label=count(times, "node"))
 
 
-def tuning_json(
+def tuning_facts(
     made: Conversion, tuned: Tuned, compared: DiffReport | None = None
-) -> str:
-    """Return a conversion likewise, the tuning under "tuning", and a comparison that nothing judged under
+) -> dict[str, Any]:
+    """Return a conversion in JSON's types, the tuning under "tuning", and a comparison that nothing judged under
     "comparison".
     """
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
-    return document(
-        "tune",
-        conversion_data(made)
-        | {"verdict": tuning_status(tuned), "tuning": facts, "comparison": compared},
+    verdict = Status.of(tuned.held)
+    found = {"verdict": verdict, "tuning": facts, "comparison": compared}
+    return conversion_data(made) | found
+
+
+def pipeline_report(tuned: "TunedPipeline", *, state: Path | None = None) -> Report:
+    """Return the report of tuning a pipeline; ``state`` is the file that its measurements are in."""
+    paths = (tuned.source, tuned.output)
+    told = "--state FILE saves the measurements, so that a later run can continue."
+    return Report(
+        "tune pipeline",
+        _pipeline_verdict(tuned),
+        tuple(str(path) for path in paths if path is not None),
+        (tuned.ran_on, tuned.function),
+        _pipeline_figures(tuned),
+        (
+            section(
+                "Models", _pipeline_models(tuned), hint(_TIMES.format(tuned.device))
+            ),
+            section("Kept float32", _kept_models(tuned)),
+            section("Tried", _pipeline_trials(tuned)),
+            section("Effort", notes(_pipeline_effort(tuned))),
+        ),
+        () if state or not tuned.stopped else (Step(told),),
     )
+
+
+def pipeline_facts(tuned: "TunedPipeline") -> dict[str, Any]:
+    """Return it in JSON's types, without the decision about each node, which plans contain."""
+    facts = as_data(tuned)
+    for model in facts["models"]:
+        del model["plan"]
+    return {"verdict": Status.of(tuned.held), **facts}
+
+
+def _compared(tuned: "TunedPipeline") -> str:
+    """Return the final measurement and the tolerance."""
+    if tuned.metric:
+        return f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
+    value = "nothing" if tuned.value is None else f"{tuned.value:.6g}"
+    return (
+        f"{tuned.function} returns {value}, in float32 {tuned.reference:.6g} ({tuned.better} is better): worse by"
+        f" {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
+    )
+
+
+def _pipeline_verdict(tuned: "TunedPipeline") -> Verdict:
+    low = [model for model in tuned.models if not model.is_float32]
+    status, text = Status.of(tuned.held), _compared(tuned)
+    if not tuned.held:
+        return Verdict(status, "The pipeline does not meet the tolerance.", (text,))
+    if not low:
+        sentence = "Nothing was converted: no model can be in low precision within the tolerance."
+        return Verdict(status, sentence, (_why_nothing(tuned), text))
+    kept = len(tuned.models) - len(low)
+    sentence = f"The tolerance is met with {len(low)} of {count(len(tuned.models), 'model')} in low precision"
+    sentence += ", 1 model stays float32." if kept == 1 else "."
+    return Verdict(status, sentence, (text,))
+
+
+def _why_nothing(tuned: "TunedPipeline") -> str:
+    """Why no model is low: the choice that missed by the least, alone, if there is one."""
+    if not tuned.trials:
+        return "Every choice in low precision is slower than float32: --allow-slower accepts slower ones."
+    able = [
+        trial for trial in tuned.trials if not trial.others and isfinite(trial.error)
+    ]
+    if not able:
+        return "Every choice broke the pipeline: the table below says how."
+    nearest = min(able, key=lambda trial: trial.error)
+    return (
+        f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
+        f" --tolerance {_UP * nearest.error:.2g} accepts it."
+    )
+
+
+def _pipeline_figures(tuned: "TunedPipeline") -> tuple[Figure, ...]:
+    label, error = tuned.metric or "worse by", number(tuned.error)
+    faster = speedup_text(tuned.time_before, tuned.time)
+    before = sum(model.weights_before for model in tuned.models)
+    weights = f"{size(before)} → {size(sum(model.weights for model in tuned.models))}"
+    return (
+        Figure(label, error, f"tolerance {tuned.tolerance:.3g}", f"{label} {error}"),
+        Figure(
+            "speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"
+        ),
+        Figure("weights", weights, "", f"weights {weights}"),
+    )
+
+
+def _pipeline_models(tuned: "TunedPipeline") -> Table:
+    rows = (
+        _pipeline_model(place, tuned[name]) for place, name in enumerate(tuned.order, 1)
+    )
+    return table("pipeline-models", rows)
+
+
+def _pipeline_model(place: int, model: "TunedMember") -> Row:
+    cells = (
+        str(place),
+        model.name,
+        model.choice,
+        "" if model.alone is None else number(model.alone),
+        number(model.error),
+        time_text(model.time),
+        speedup_text(model.time_before, model.time),
+        f"{model.calls:,}",
+        f"{model.nodes:,}",
+        f"{model.exponents:,}" if model.exponents else "",
+        f"{size(model.weights_before)} → {size(model.weights)}",
+    )
+    return Row(cells, is_strong=not model.is_float32)
+
+
+def _kept_models(tuned: "TunedPipeline") -> Iterator[Item]:
+    """Why models stay float32."""
+    for model in (model for model in tuned.models if model.is_float32):
+        missed = [
+            one for one in tuned.trials if one.model == model.name and not one.held
+        ]
+        nearest = min(missed, key=lambda one: one.error, default=None)
+        if nearest is None:
+            text = "nothing is faster or smaller"
+            if tuned.stopped:
+                text = "nothing was tried, because the search was over"
+        elif nearest.error == inf:
+            why = f": {nearest.failure}" if nearest.failure else ""
+            text = f"every choice breaks the pipeline, {nearest.choice} as well{why}"
+        else:
+            beside = f" beside {', '.join(nearest.others)}" if nearest.others else ""
+            text = f"the nearest choice, {nearest.choice}{beside}, makes it worse by {number(nearest.error)}"
+        yield Item(f"{text.rstrip('.')}.", label=model.name)
+
+
+def _pipeline_trials(tuned: "TunedPipeline") -> Table:
+    rows = []
+    for one in tuned.trials:
+        beside, time = ", ".join(one.others), time_text(one.time)
+        cells = (one.model, one.choice, beside, number(one.error), time)
+        rows.append(Row(cells, Status.of(one.held), one.failure))
+    return table("trials", rows)
+
+
+def _pipeline_effort(tuned: "TunedPipeline") -> Iterator[str]:
+    recalled = (
+        f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
+    )
+    yield f"{count(tuned.runs + 1, 'run')} of the pipeline{recalled} ({tuned.ran_on})."
+    if tuned.stopped:
+        yield "The search reached its limit of time or runs: --search-time and --runs raise it."
+    if tuned.noise:
+        yield f"Run twice in float32, the pipeline differs from itself by {tuned.noise:.2g}."
+    if tuned.written_error is not None:
+        yield f"As written, in sessions of ONNX Runtime, it is worse than in float32 by {number(tuned.written_error)}."
+    elif any(model.target for model in tuned.models):
+        yield f"The written models load, but did not run: {tuned.note}."
+    saved = sum(model.weights_before - model.weights for model in tuned.models)
+    if tuned.time > tuned.time_before and saved > 0:
+        before = sum(model.weights_before for model in tuned.models)
+        yield f"By the estimate it is slower than float32; weights are {percent(saved, before)} smaller."

@@ -22,10 +22,10 @@ warn (:class:`NumericsWarning`) or write a file. Checks and counts apply only to
 
 from onnxamp._public import export
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
-from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import (
     StepCheck,
     TensorChecker,
+    TensorCheckerConfig,
     ValueRecord,
     disable_tensor_checker,
     enable_tensor_checker,
@@ -34,6 +34,7 @@ from onnxamp.debugging._records import (
 )
 from onnxamp.debugging._steps import InferenceSession
 from onnxamp.debugging._tensors import (
+    DebugMode,
     NumericsWarning,
     OperatorStats,
     TensorStats,

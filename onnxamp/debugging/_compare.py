@@ -154,12 +154,7 @@ def compare_accuracy(
         a, b = one.get(key), other.get(key)
         flags = _flags(a, b, TOLERANCES[lowest], loss_scale) if a and b else ()
         rows.append(AccuracyRow(*key, a, b, tuple(flags)))
-    write_table(
-        path,
-        _HEADS,
-        map(_cells, rows),
-        alarming=lambda cells: bool(cells[_HEADS.index("flags")]),
-    )
+    write_table(path, _HEADS, map(_cells, rows))
     return tuple(rows)
 
 
@@ -301,10 +296,8 @@ def compare_models(
     )
     if not report.outputs and (report.skipped or report.failure):
         raise RuntimeFailure(report.skipped or report.failure or "")
-    heads = tuple(_LAYER_COLUMNS)
-    flags = heads.index("flags")
-    rows = [_layer_cells(row, report.first_bad) for row in report.layers]
-    write_table(path, heads, rows, alarming=lambda cells: bool(cells[flags]))
+    rows = (_layer_cells(row, report.first_bad) for row in report.layers)
+    write_table(path, tuple(_LAYER_COLUMNS), rows)
     return report
 
 

@@ -12,7 +12,7 @@ Non-finite values that depend on expected overflows are also expected.
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from os import fspath
@@ -45,15 +45,22 @@ from onnxamp.debugging._tensors import (
     count_operators,
     tensor_stats,
 )
-from onnxamp.debugging._watch import Chooser, RunRecords, Watcher, conclude, records_of
+from onnxamp.debugging._watch import (
+    RunRecords,
+    Watcher,
+    chosen_values,
+    conclude,
+    records_of,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 
 class _Shown(NamedTuple):
-    """A session that outputs its intermediate values, and a description of these."""
+    """A model, a session of it that outputs its intermediate values, and a description of these."""
 
+    model: Model
     session: "ort.InferenceSession"
     flow: DataflowGraph
     rows: Sequence[WatchedValue]
@@ -79,10 +86,6 @@ class StepWatch:
     scaled: Collection[str]
     _shown: _Shown | None = None
     _counted: OperatorStats | None = None
-    _chooser: Chooser = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._chooser = Chooser(Model(self.model))
 
     def begin(self) -> tuple[TensorChecker, int] | None:
         """Count a step, and return the checker and the number of the step if it is to be watched."""
@@ -124,7 +127,7 @@ class StepWatch:
         run = self._records(shown, step, feeds, outputs)
         if not checker.config.scaled_overflows and skips(outputs):
             run = run._replace(records=_without_overflows(run.records, shown.scaled))
-        conclude(checker, run, self._chooser.values(checker.config))
+        conclude(checker, run, chosen_values(shown.model, checker.config))
         return {name: outputs[name] for name in wanted}
 
     def _prepare(self) -> _Shown:
@@ -140,7 +143,14 @@ class StepWatch:
         for node, reads in zip(flow.nodes, flow.reads, strict=True):
             if not scaled.isdisjoint(reads):
                 scaled.update(node.output)
-        return _Shown(session, flow, rows, names, frozenset(scaled))
+        return _Shown(
+            model=Model(self.model),
+            session=session,
+            flow=flow,
+            rows=rows,
+            names=names,
+            scaled=frozenset(scaled),
+        )
 
     def _records(
         self,
@@ -312,15 +322,11 @@ class InferenceSession:
         config = checker.config
         # Threads that share this object share the sessions of its watcher.
         with self._lock:
-            chosen = self._chooser.values(config)
+            chosen = chosen_values(self._watcher.session.model, config)
             watched = self._watcher.watch(
                 step, _arrays(feeds), chosen, stop=config.aborts
             )
         conclude(checker, watched, chosen)
-
-    @cached_property
-    def _chooser(self) -> Chooser:
-        return Chooser(self._watcher.session.model)
 
     @cached_property
     def _watcher(self) -> Watcher:

@@ -8,7 +8,7 @@ lines, terminals or the file, are escaped, with backslashes doubled. :func:`read
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
@@ -48,28 +48,25 @@ def table_path(path: str | PathLike[str]) -> Path:
 
 
 def write_table(
-    path: Path,
+    path: str | PathLike[str],
     columns: Sequence[str],
     rows: Iterable[Sequence[Cell]],
-    *,
-    alarming: Callable[[Sequence[Cell]], bool] | None = None,
 ) -> None:
     """Write a table, completely or not at all, in the format of the path's suffix.
+
+    A spreadsheet highlights rows with flags in red.
 
     Args:
         columns: the names for the header.
         rows: one cell per column.
-        alarming: the rows that a spreadsheet highlights in red.
 
     Raises:
         ArgumentError: the suffix is unknown, or there are too many rows for a spreadsheet.
         OutputError: the file cannot be written; an existing file does not change.
     """
     path = table_path(path)
-    if path.suffix.lower() == ".csv":
-        write_file(path, _as_csv(columns, rows))
-    else:
-        write_file(path, _as_xlsx(columns, list(rows), alarming))
+    form = _as_csv if path.suffix.lower() == ".csv" else _as_xlsx
+    write_file(path, form(columns, list(rows)))
 
 
 def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
@@ -103,7 +100,7 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     ]
 
 
-def _as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
+def _as_csv(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
@@ -136,11 +133,7 @@ def escaped(text: str) -> str:
     )
 
 
-def _as_xlsx(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
-    alarming: Callable[[Sequence[Cell]], bool] | None,
-) -> bytes:
+def _as_xlsx(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
     require("openpyxl", "A spreadsheet needs openpyxl", "xlsx")
     from openpyxl import Workbook  # noqa: PLC0415 - most users of the package write no spreadsheets
     from openpyxl.cell import WriteOnlyCell  # noqa: PLC0415
@@ -176,7 +169,8 @@ def _as_xlsx(
     sheet.append([styled(column, font=Font(bold=True)) for column in columns])
     red = {"fill": PatternFill("solid", fgColor="FFC7CE")}
     for row in rows:
-        style = red if alarming is not None and alarming(row) else {}
+        is_flagged = dict(zip(columns, row, strict=True)).get("flags")
+        style = red if is_flagged else {}
         sheet.append([styled(cell, **style) for cell in row])
     stream = io.BytesIO()
     book.save(stream)

@@ -1,4 +1,4 @@
-"""Statistics of a tensor, and warnings about it."""
+"""Statistics of a tensor, and the reactions to them."""
 
 import warnings
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf, nan, sqrt
 from os import PathLike
 from typing import Any, Final, overload
@@ -22,8 +23,7 @@ from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._public import active_within
-from onnxamp.debugging._modes import DebugMode
-from onnxamp.debugging._tables import escaped, table_path, write_table
+from onnxamp.debugging._tables import escaped, write_table
 
 LOST_ABOVE: Final = 0.1
 """The relative L2 error above which elements that float16 flushes to zero count as underflow."""
@@ -32,6 +32,30 @@ _BLOCK: Final = 1 << 20
 """The number of elements per block, in float64."""
 _FP16_ZERO: Final = FLOAT16.smallest_subnormal / 2
 """The largest number that float16 rounds to zero."""
+
+
+class DebugMode(Enum):
+    """What a checker records, and whether a run is aborted.
+
+    Names and values are those of ``paddle.amp.debugging.DebugMode``. In the first two modes, intended infinities are
+    ignored: an op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
+
+    Example:
+        >>> from onnxamp.debugging import DebugMode
+        >>> DebugMode(0)
+        <DebugMode.CHECK_NAN_INF_AND_ABORT: 0>
+    """
+
+    CHECK_NAN_INF_AND_ABORT = 0
+    """Record the first value with NaN or Inf, and end the run there with an error."""
+    CHECK_NAN_INF = 1
+    """Record all values with NaN or Inf; the run continues."""
+    CHECK_ALL_FOR_OVERFLOW = 2
+    """Record all values with NaN or Inf, and float32 and float64 values that would overflow or underflow in float16
+    (Paddle: only overflow). Elements that are infinite or beyond 1e30 are excused in constants, and in masks on their
+    way to a Softmax."""
+    CHECK_ALL = 3
+    """Record every float value."""
 
 
 class NumericsWarning(UserWarning):
@@ -286,7 +310,7 @@ class OperatorStats:
             ArgumentError: the path has another suffix.
             OutputError: the file cannot be written.
         """
-        write_table(table_path(path), _HEADS, self.rows())
+        write_table(path, _HEADS, self.rows())
 
     def __str__(self) -> str:
         rows = [tuple(map(str, row)) for row in self.rows()]

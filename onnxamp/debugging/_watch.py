@@ -41,17 +41,22 @@ from onnxamp._runtime.pieces import Executor
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.values import Feed, check_inputs, from_value
-from onnxamp.debugging._modes import DebugMode, TensorCheckerConfig
 from onnxamp.debugging._records import (
     StepCheck,
     TensorChecker,
+    TensorCheckerConfig,
     ValueRecord,
     counted,
     dump_path,
     range_fault,
     write_dump,
 )
-from onnxamp.debugging._tensors import NumericsWarning, TensorStats, tensor_stats
+from onnxamp.debugging._tensors import (
+    DebugMode,
+    NumericsWarning,
+    TensorStats,
+    tensor_stats,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -75,34 +80,29 @@ class Chosen(NamedTuple):
         return name not in self.skip and (self.only is None or name in self.only)
 
 
-@dataclass(slots=True)
-class Chooser:
-    """Finds the values of a model that checkers examine, once for each config."""
+def chosen_values(model: Model, config: TensorCheckerConfig) -> Chosen:
+    """Return the values of a model that a config selects.
 
-    model: Model
-    _last: tuple[TensorCheckerConfig, Chosen] | None = None
-
-    def values(self, config: TensorCheckerConfig) -> Chosen:
-        """Return the values that a config selects.
-
-        Warns:
-            OptionWarning: a name matches nothing in the model.
-        """
-        if not config.checked_op_list and not config.skipped_op_list:
-            return Chosen()
-        if self._last is None or self._last[0] is not config:
-            graph = Graph.of(inline_functions(self.model.proto))
-            lists = "checked_op_list", "skipped_op_list"
-            only, skip = (_meant(graph, name, getattr(config, name)) for name in lists)
-            chosen = Chosen(only if config.checked_op_list else None, skip)
-            self._last = config, chosen
-        return self._last[1]
+    Warns:
+        OptionWarning: a name matches nothing in the model.
+    """
+    checked, skipped = config.checked_op_list or (), config.skipped_op_list or ()
+    return model.ask(_chosen, tuple(checked), tuple(skipped))
 
 
-def _meant(graph: Graph, option: str, names: Sequence[str] | None) -> frozenset[str]:
+def _chosen(model: Model, checked: Sequence[str], skipped: Sequence[str]) -> Chosen:
+    if not checked and not skipped:
+        return Chosen()
+    graph = Graph.of(inline_functions(model.proto))
+    only = _meant(graph, "checked_op_list", checked)
+    skip = _meant(graph, "skipped_op_list", skipped)
+    return Chosen(only if checked else None, skip)
+
+
+def _meant(graph: Graph, option: str, names: Sequence[str]) -> frozenset[str]:
     """Return the outputs of the nodes that a list selects."""
     values, absent = set[str](), list[str]()
-    for name in names or ():
+    for name in names:
         nodes = named_nodes(graph, name)
         values.update(out for node in nodes for out in graph.nodes[node].proto.output)
         if name == "":
@@ -138,12 +138,15 @@ class RunRecords(NamedTuple):
         names = _sources(self.flow, self.nodes[tensor], self.records)
         return [self.records[name] for name in names]
 
-    def story(self, bad: ValueRecord, height: int) -> str:
-        """Describe the origin of a bad value: the first fault, and ``height`` levels of preceding values."""
+    def error(self, lead: str, bad: ValueRecord, height: int) -> NumericsError:
+        """Return the error about a bad value.
+
+        It describes the origin of the value: the first fault, and ``height`` levels of preceding values.
+        """
         source = next((row for row in self.records.values() if row.fault), None)
-        text = ""
+        origins = ""
         if bad.inherited and source is not None:
-            text = f"It started at {source} ({source.fault})."
+            origins = f"It started at {source} ({source.fault})."
         level, seen = [bad], {bad.tensor}
         for depth in range(height):
             before = {
@@ -154,9 +157,10 @@ class RunRecords(NamedTuple):
             if not level:
                 break
             more = f"; and {len(level) - _NAMED} more" if len(level) > _NAMED else ""
-            lead = "Computed from" if depth == 0 else "Those from"
-            text += f" {lead} {'; '.join(map(str, level[:_NAMED]))}{more}."
-        return text.strip()
+            made = "Computed from" if depth == 0 else "Those from"
+            origins += f" {made} {'; '.join(map(str, level[:_NAMED]))}{more}."
+        text = f"{lead} NaN or Inf in {bad}. {origins.strip()}".rstrip()
+        return NumericsError(text, bad.tensor, bad.node, bad.op)
 
 
 @dataclass(slots=True)
@@ -330,9 +334,8 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
     checker.steps.append(StepCheck(run.step, records, file))
     if config.aborts and records:
         (bad,) = records
-        story = run.story(bad, config.stack_height_limit)
-        text = f"Run {run.step}: there is NaN or Inf in {bad}. {story}".rstrip()
-        raise NumericsError(text, bad.tensor, bad.node, bad.op)
+        lead = f"Run {run.step}: there is"
+        raise run.error(lead, bad, config.stack_height_limit)
     _warn(config, run.step, records, file)
 
 
@@ -483,9 +486,7 @@ def check_layer_numerics(
         inputs += _weights(run.flow, nodes) if step == 0 else ()
         check = LayerCheck(tuple(inputs), tuple(values))
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
-            bad = check.bad[0]
-            text = f"There is NaN or Inf in {bad}. {run.story(bad, 1)}".rstrip()
-            raise NumericsError(text, bad.tensor, bad.node, bad.op)
+            raise run.error("There is", check.bad[0], 1)
     alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
     if alarming and debug_mode is not DebugMode.CHECK_ALL:
         what = (

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import onnxamp
 from onnxamp import FolderReport
-from onnxamp._batch.kinds import kinds
+from onnxamp._batch import kinds
 from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 

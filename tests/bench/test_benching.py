@@ -31,7 +31,8 @@ from onnxamp._bench.timing import (
     timed,
     warm_up,
 )
-from onnxamp._report.bench import bench_json, bench_report
+from onnxamp._report.bench import bench_report
+from onnxamp._report.formats import document
 from onnxamp._report.terminal import as_text
 from onnxamp._runtime.plugins import bytes_on_device, device_memory_used, device_present
 from onnxamp._runtime.session import bind, cuda_available, make_session
@@ -418,7 +419,7 @@ class TestCommand:
             "use_tf32=1",
         ):
             assert part in text
-        assert json.loads(bench_json(report))["report"]["slower"] == ["m"]
+        assert json.loads(document("bench", {"report": report}))["report"]["slower"] == ["m"]
 
     @pytest.mark.parametrize(("speedup", "said", "slower"), [
         (Ratio(0.99, 0.985, 0.995, 0.004), "m is as fast as first, within the spread.", False),

@@ -13,8 +13,9 @@ from repository import ROOT
 
 from onnxamp import Plan, apply_plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
 from onnxamp._convert.plan import ExpectedError
-from onnxamp._job import pipeline
+from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
+from onnxamp._runtime.run import RunOptions
 
 MODELS = ROOT / "models"
 RANDOM = np.random.default_rng(0)
@@ -127,9 +128,9 @@ def test_what_does_not_run_has_none() -> None:
 def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     path = MODELS / "encoder.onnx"
     plan: Plan = plan_model(path)
-    monkeypatch.setattr(pipeline, "has_runtime", lambda: False)
-    monkeypatch.setattr(pipeline, "runtime_fault", lambda: "There is no ONNX Runtime.")
-    found = pipeline.foreseen(Model.of(path), plan, pipeline.RunOptions()).expected
+    monkeypatch.setattr("onnxamp._job.pipeline.has_runtime", lambda: False)
+    monkeypatch.setattr("onnxamp._job.pipeline.runtime_fault", lambda: "There is no ONNX Runtime.")
+    found = foreseen(Model.of(path), plan, RunOptions()).expected
     assert found == ExpectedError(why="There is no ONNX Runtime.")
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from onnxamp._audit import Finding
 from onnxamp._job.folder import FolderReport, Row
+from onnxamp._report import named
 from onnxamp._report.batch import write_index
-from onnxamp._report.html.page import Page, check_page, conversion_page, diff_page
+from onnxamp._report.html import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
-from onnxamp._report.text import named
 from onnxamp._runtime.browser import find_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
@@ -65,7 +65,7 @@ def names(tab: Any) -> list[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        pages.everything(), conversion_page(pages.conversion(0), None, None), diff_page(None), diff_page(pages.diff()),
+        pages.everything(), conversion_page(pages.conversion(0), None, None), diff_page(pages.diff()),
         check_page(pages.audit(), None), check_page(None, pages.run_check()), check_page(None, None),
         conversion_page(pages.conversion(), pages.diff(lowest="bfloat16"), pages.audit()), pages.everything(1),
     ],
@@ -292,7 +292,7 @@ def test_a_row_opens(opened) -> None:
 def test_the_first_bad_value_is_marked(opened) -> None:
     tab = opened(pages.everything())
     assert "first bad: Mul: Inf" in tab.locator("#figure text.flag").text_content()
-    assert opened(conversion_page(None, pages.diff(), None)).locator("#figure text.flag").count() == 0
+    assert opened(diff_page(pages.diff())).locator("#figure text.flag").count() == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -399,7 +399,7 @@ def test_hostile_names_do_nothing(opened) -> None:
 
 @pytest.mark.parametrize("width", [400, 820, 1400])
 def test_nothing_sticks_out(opened, width) -> None:
-    for page in (pages.everything(), conversion_page(None, pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
+    for page in (pages.everything(), diff_page(pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
         tab = opened(page, viewport={"width": width, "height": 800})
         tab.locator("#table td.name button").first.click()
         assert tab.evaluate("document.documentElement.scrollWidth") <= width

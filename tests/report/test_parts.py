@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 
@@ -25,7 +26,6 @@ from onnxamp._report.parts import (
     Table,
     Verdict,
     section,
-    table,
 )
 from onnxamp._report.terminal import print_report
 
@@ -38,6 +38,19 @@ def printed(report: Report, capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.fixture(autouse=True)
 def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Row | Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    prose: Sequence[int] = (),
+    drop: Sequence[int] | None = None,
+    shown: int | None = None,
+) -> Table:
+    every = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
+    return Table(tuple(columns), right, every, shown, prose=prose, drop=drop)
 
 
 def one_row(*, empty: bool = True, **cells: str) -> Report:

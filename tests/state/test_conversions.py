@@ -16,7 +16,7 @@ from graphs.case import parse
 from onnx import numpy_helper
 
 import onnxamp
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._job.writing import Sink, staged_conversion, unfinished
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -208,7 +208,7 @@ def replaced(self, target):
     replace(self, target)
     if point == "commit" and self.name == "main" and Path(target).name == "low.onnx": die()
 Path.hardlink_to, Path.replace = linked, replaced
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._job.writing import Sink, staged_conversion, unfinished
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 import onnxamp
 from onnxamp._graph.graph import Graph
-from onnxamp._job.request import Job
+from onnxamp._job import Job
 from onnxamp._job.writing import Sink, write_conversion
 from onnxamp._model import data_files
 from onnxamp._model.model import Model

@@ -8,24 +8,27 @@ this one style sheet, by hash.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, isnan
 from os import PathLike
+from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from onnxamp._errors import printable
+from onnxamp._job.writing import Conversion
+from onnxamp._model.model import ModelSource
 from onnxamp._model.staging import write_file
-from onnxamp._paths import as_path
-from onnxamp._report.html.nodes import NodeRow, ValueRow
-from onnxamp._report.html.page import Page, plot_of
+from onnxamp._numerics.results import DiffReport
+from onnxamp._paths import as_path, made_folder
+from onnxamp._report import glued, named, said
+from onnxamp._report.html import NodeRow, Page, ValueRow, conversion_page, plot_of
 from onnxamp._report.parts import Part, Report, listed_parts
-from onnxamp._report.text import glued, named, said
 from onnxamp._tuning.results import Tuned
 
 _SCRIPTS: Final = (
@@ -41,19 +44,21 @@ _ESCAPES: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 def render(page: Page) -> str:
     """Return the page as one HTML document. Equal pages give equal text. Complexity: linear in nodes and values."""
-    script, style = _script(), _static("page.css")
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            page=page,
-            prefix="",
-            data=_embedded(_data(page)),
-            script=script,
-            style=style,
-            script_hash=_hash(script),
-            style_hash=_hash(style),
-        )
+    data = _embedded(_data(page))
+    return _document("page.html.jinja", _script(), page=page, data=data)
+
+
+def _document(template: str, script: str, **facts: Any) -> str:
+    """Return a whole page with a script and the styles, which the policy allows by their hashes."""
+    style = _static("page.css")
+    made = _environment().get_template(template)
+    return made.render(
+        prefix="",
+        script=script,
+        style=style,
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+        **facts,
     )
 
 
@@ -74,16 +79,8 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
     """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.batch`."""
-    script, style = _static("index.js"), _static("page.css")
-    made = _environment().get_template("index.html.jinja")
-    return made.render(
-        report=report,
-        lines=lines,
-        prefix="",
-        script=script,
-        style=style,
-        script_hash=_hash(script),
-        style_hash=_hash(style),
+    return _document(
+        "index.html.jinja", _static("index.js"), report=report, lines=lines
     )
 
 
@@ -111,6 +108,35 @@ def write(page: Page, path: str | PathLike[str]) -> None:
         OutputError: the file cannot be written; the previous file is untouched.
     """
     write_file(as_path(path), render(page).encode("utf-8", errors="backslashreplace"))
+
+
+def write_conversion(
+    made: Conversion,
+    tuned: Tuned | None,
+    result: ModelSource,
+    path: Path,
+    *,
+    compared: DiffReport | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """Write the page of a conversion, which includes an audit of the result, and create its folder.
+
+    Args:
+        made: the conversion.
+        tuned: what level auto found; None if it was another level.
+        result: the result; it may not be in its place yet.
+        path: the page.
+        compared: the result against the original if there is no validation to show.
+        shapes: shapes of the inputs, if they are known.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - notebooks show no audit
+
+    made_folder(path.parent)
+    audit = audit_model(result, made.plan.target, shapes=shapes)
+    write(conversion_page(made, made.validation, audit, tuned, compared), path)
 
 
 @cache

@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._graph.graph import graph_of
+from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
-from onnxamp._job.request import Request
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
@@ -25,7 +25,7 @@ from onnxamp._numerics.limits import Accept
 from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import as_path
+from onnxamp._paths import as_path, made_folder
 from onnxamp._public import export
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
@@ -239,8 +239,8 @@ def auto_convert_mixed_precision(
         )
     if rtol is not None or atol is not None:
         rtol, atol = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
-    judge = _judge(Model.of(model), validate_fn, rtol, atol)
     opened = Model.of(model)
+    judge = _judge(opened, validate_fn, rtol, atol)
     request = _accepted(opened, feed_dict, judge, keep_io_types, None)
     return convert_in_memory(request)[0].embedded()
 
@@ -305,15 +305,14 @@ def auto_convert_mixed_precision_model_path(
     if verbose:
         warn(["verbose=True has no effect: nothing is printed."])
     model = Model.of(as_path(source_model_path))
-    if customized_validate_func is None:
-        judge = _judge(
-            model, None, 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol
-        )
+    if customized_validate_func is not None:
+        rtol = atol = None
     else:
-        judge = _judge(model, customized_validate_func, None, None)
+        rtol, atol = 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol
+    judge = _judge(model, customized_validate_func, rtol, atol)
     wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
     request = _accepted(model, input_feed, judge, keep_io_types, wanted)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    made_folder(target.parent)
     convert_to_file(request, Sink(target))
 
 

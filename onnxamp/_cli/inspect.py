@@ -20,7 +20,6 @@ from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._report.formats import document
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
@@ -84,12 +83,10 @@ def run(given: Given) -> None:
             hints,
             with_decisions=bool(given.levels),
         ),
-        lambda: document(
-            "inspect",
-            {
-                "operators": counts,
-                "levels": {level: plan for level, (plan, _) in plans.items()},
-                "hints": {level: hint for level, hint in hints.items() if hint},
-            },
-        ),
+        "inspect",
+        lambda: {
+            "operators": counts,
+            "levels": {level: plan for level, (plan, _) in plans.items()},
+            "hints": {level: hint for level, hint in hints.items() if hint},
+        },
     )
