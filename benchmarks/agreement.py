@@ -44,7 +44,8 @@ import onnxamp  # noqa: E402 - beside the path to the corpus
 from onnxamp._numerics.limits import apply_limits  # noqa: E402
 from onnxamp._ops.facts import op_facts  # noqa: E402
 from onnxamp._report.formats import as_data  # noqa: E402
-from onnxamp._runtime.draws import LEAST, NUMBERS  # noqa: E402
+from onnxamp._runtime import LEAST  # noqa: E402
+from onnxamp._runtime.samples import NUMBERS  # noqa: E402
 
 LEVELS: Final = ("O1", "O2", "O3")
 TYPES: Final = ("float16", "bfloat16")

@@ -23,8 +23,8 @@ from onnxamp._paths import as_path
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._target import AUTO
-from onnxamp._tuning.arguments import RUNS, SECONDS, Search
-from onnxamp._workers.place import Place
+from onnxamp._tuning.results import RUNS, SECONDS, Search
+from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion

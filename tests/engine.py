@@ -9,7 +9,8 @@ from onnx import ModelProto
 
 from onnxamp._convert.analysis import Analysis, Estimate, analyze
 from onnxamp._model.model import Model
-from onnxamp._numerics.expected import ExpectedErrors, Settled
+from onnxamp._numerics.expected import ExpectedErrors
+from onnxamp._numerics.quantizers import Settled
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
 from onnxamp._target import device_called

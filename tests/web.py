@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from repository import ROOT
 
-from onnxamp._bench.javascript import PACKAGE
+from onnxamp._bench.text_engines import PACKAGE
 from onnxamp._errors import RuntimeFailure
 from onnxamp._runtime.browser import CHROMIUM, find_chromium, open_browser
 from onnxamp._runtime.browser.server import WEB, find_package, find_web

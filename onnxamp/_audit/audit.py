@@ -254,7 +254,8 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
 
 def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
     """Yield the nodes that a builder may refuse, with the reason and the remedy."""
-    graph, types = builder.graph, builder.graph.types
+    graph = builder.graph
+    types = builder.graph.types
     for node in builder.stacked_up():
         if low := LOW_TENSORS.get(types[node.outputs[0]] or ""):
             why = f"a loop stacks its {low.name} results unchanged"
@@ -290,7 +291,8 @@ def loads_from(graph: Graph, model: ModelProto, target: str) -> LoadsFrom | None
 
     Complexity: linear in nodes, and in distinct typings times versions.
     """
-    device, oldest = device_of(target), ""
+    device = device_of(target)
+    oldest = ""
     if not target_of(device).versioned:
         return None
     _keys, examples = distinct_typings(graph, device)
@@ -476,7 +478,8 @@ def _static(
             casts=Casts(0, 0, 0),
             weight_bytes=weight_types(proto),
         )
-    graph, faults = prepared.graph, type_faults(prepared.graph)
+    graph = prepared.graph
+    faults = type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
     volumes = sized(graph, shapes)
     broken = {fault.node for fault in faults}
@@ -534,7 +537,8 @@ def _precision(graph: Graph, node: Node) -> str:
     """Return the precision a node computes in. Ports of a fixed type (scales of Resize) count only if there are no
     others.
     """
-    free, fixed = set[str](), set[str]()
+    free = set[str]()
+    fixed = set[str]()
     signature = node.signature
     for value, formal in node.formals():
         kind = graph.types[value]

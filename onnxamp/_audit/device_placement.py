@@ -46,7 +46,8 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
         return "It falls back in every precision: if that costs too much, export the model differently."
     if device_of(target) == CPU:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
-    rows, since = typing.kernels(target), typing.signature.since
+    rows = typing.kernels(target)
+    since = typing.signature.since
     if any(kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows):
         return (
             f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
@@ -60,7 +61,8 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
 
 def cure(target: str, typing: "Typing") -> str:
     """Return the advice about a node without a kernel."""
-    signature, raised = typing.signature, in_float32(typing.bound)
+    signature = typing.signature
+    raised = in_float32(typing.bound)
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
         is_wide = any(BFLOAT16.tensor in found for found in typing.bound.values())
@@ -129,10 +131,13 @@ def host_nodes(
     Complexity: linear in nodes and ports.
     """
     on_host = set[int]()  # values
-    nodes, readers = set[int](), set[int]()  # readers: nodes that read these values
+    nodes = set[int]()
+    readers = set[int]()  # nodes that read these values
     for node in graph.order:
-        index, provider = node.index, providers[node.index]
-        is_reader, is_home = index in readers, provider == target.upper()
+        index = node.index
+        provider = providers[node.index]
+        is_reader = index in readers
+        is_home = provider == target.upper()
         if not is_home and not (is_reader and provider == "CPU"):
             continue
         values: Sequence[int] = node.outputs
@@ -171,7 +176,8 @@ def _prefers_host(
 
 def _is_small(view: View, shapes: Sequence[Shape | None], value: int) -> bool:
     """Return whether a value is a constant, or the default of an input, with few elements."""
-    shape, constant = shapes[value], view.producer(value, "Constant")
+    shape = shapes[value]
+    constant = view.producer(value, "Constant")
     stored = Origin.INITIALIZER, Origin.DEFAULT
     is_stored = view.values[value].origin in stored or constant is not None
     return is_stored and shape is not None and elements(shape) <= _FEW
@@ -230,9 +236,12 @@ def place_nodes(
         graph, shapes, [found.provider for found in places], device_of(target)
     )
     folded = graph.ask(constant_nodes)
-    providers, findings, copied = [], _unknown_ops(graph), set[int]()
+    providers = []
+    findings = _unknown_ops(graph)
+    copied = set[int]()
     for node, found in zip(graph.nodes, places, strict=True):
-        falls_back, on_host = found.kind == "fallback", node.index in shaping
+        falls_back = found.kind == "fallback"
+        on_host = node.index in shaping
         is_once = falls_back and not on_host and node.index in folded
         providers.append("CPU" if on_host else "" if is_once else found.provider)
         if (
@@ -289,7 +298,8 @@ def distinct_typings(
     graph: Graph, target: str
 ) -> tuple[list[object], dict[object, Typing]]:
     """Return the typing of each node as a key (None where kernels do not matter), and a node for every key."""
-    keys, examples = list[object](), dict[object, Typing]()
+    keys = list[object]()
+    examples = dict[object, Typing]()
     for node in graph.nodes:
         if (
             node.signature is None
@@ -359,11 +369,9 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
             )
             return Place(home(provider), "error", "kernel", text, cure(target, typing))
         if has_kernel(provider, typing.typed(bound)):
-            return (
-                Place(home(provider))
-                if provider == target
-                else _left(target, typing, at, refused)
-            )
+            if provider == target:
+                return Place(home(provider))
+            return _left(target, typing, at, refused)
     has_body = signature.has_function and any(
         typing.runs_on(provider, bound) for provider in _providers(target)
     )
@@ -403,7 +411,9 @@ def _between_casts(target: str, typing: Typing, at: str, refused: str | None) ->
 
 def _in_engine(target: str, typing: Typing) -> Place:
     """Return whether a builder takes the node; it builds all nodes or none."""
-    signature, bound, raised = typing.signature, typing.bound, in_float32(typing.bound)
+    signature = typing.signature
+    bound = typing.bound
+    raised = in_float32(typing.bound)
     if signature.declared or typing.runs_on(target, bound):
         return Place(home(target))
     refused = kernel_limit(target, typing.node.proto, bound)
@@ -420,7 +430,8 @@ def _in_engine(target: str, typing: Typing) -> Place:
 
 def _control_flow(target: str, typing: Typing) -> Place:
     """Return where control flow runs: where its kernel is. The nodes of its subgraphs run where theirs are."""
-    node, signature = typing.node, typing.signature
+    node = typing.node
+    signature = typing.signature
     for low in FORMATS.values():
         held = (name for name in typing.flowing if low.tensor in name)
         if not all(carries(target, node.key, signature, name) for name in held):

@@ -5,8 +5,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from onnxamp._audit import Casts, Finding, finding
 from onnxamp._convert.analysis import shapes_at
@@ -22,14 +21,16 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.protos import default_domain
+from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import Signature, newer_versions
+from onnxamp._ops.signature import Port, Signature, newer_versions
 from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import redundant_casts
 from onnxamp._rewrite.pairs import find_pairs
 from onnxamp._rewrite.verify import type_conflicts
-from onnxamp._runtime.inputs import Sizes, dim_name, is_open, listed
+from onnxamp._runtime.inputs import Sizes, listed
+from onnxamp._runtime.random_inputs import has_shape, shape_of
+from onnxamp._runtime.starting import trial
 from onnxamp._target.kernels import is_consistent
 
 _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."
@@ -41,7 +42,8 @@ def type_faults(graph: Graph) -> list[Finding]:
 
     If one contradiction causes others downstream, only the first is reported. Complexity: linear in nodes and ports.
     """
-    conflicts, declared = tuple(type_conflicts(graph)), _contradicted(graph)
+    conflicts = tuple(type_conflicts(graph))
+    declared = _contradicted(graph)
     findings = list[Finding]()
     wrong = {conflict.node: conflict.text for conflict in conflicts}
     differing = {conflict.branches for conflict in conflicts}
@@ -78,12 +80,9 @@ def _node_faults(
 ) -> Iterator[Finding]:
     """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
     if node.signature is not None:
-        text = (
-            (_input_fault(node.signature, graph.types_of(node.inputs)) or known)
-            if known
-            else None
-        )
-        if text is not None or (text := _output_fault(graph, node)) is not None:
+        inputs = graph.types_of(node.inputs)
+        text = known and (_input_fault(node.signature, inputs) or known)
+        if text := text or _output_fault(graph, node):
             yield _fault(graph, node, readable_types(text))
     for value in node.outputs:
         if value in declared:
@@ -106,10 +105,8 @@ def _contradicted(graph: Graph) -> dict[int, str]:
             continue
         inputs = scope.proto.input if scope.index == 0 else ()
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
-            value, declared = (
-                graph.visible(entry.name, scope.index),
-                declared_type(entry.type),
-            )
+            value = graph.visible(entry.name, scope.index)
+            declared = declared_type(entry.type)
             if (
                 value != ABSENT
                 and None not in (declared, graph.types[value])
@@ -138,17 +135,22 @@ def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | No
             continue
         if port is None:
             return f"has {len(inputs)} inputs, more than its schema allows"
-        wanted = (
-            bound[signature.param(port, position)]
-            if port.type in signature.params
-            else port.type
-        )
+        wanted = _wanted(signature, port, position, bound)
         if wanted != found:
             return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
         if port.type in signature.params and found not in signature.params[port.type]:
             opset = f"its schema of opset {signature.since}"
             return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
     return "its inputs contradict its schema"
+
+
+def _wanted(
+    signature: Signature, port: Port, position: int, bound: Mapping[str, str]
+) -> str | None:
+    """Return the type that a port must have; None if nothing binds it."""
+    if port.type not in signature.params:
+        return port.type
+    return bound.get(signature.param(port, position))
 
 
 def _output_fault(graph: Graph, node: Node) -> str | None:
@@ -164,12 +166,8 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
             return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not allow"
-        wanted = (
-            bound.get(signature.param(port, position), found)
-            if port.type in signature.params
-            else port.type
-        )
-        if wanted != found:
+        wanted = _wanted(signature, port, position, bound)
+        if wanted not in (None, found):
             return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
     return None
 
@@ -177,10 +175,8 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
 def _fault(graph: Graph, node: Node, text: str) -> Finding:
     """Return the finding, with the opset that would fix it if there is one."""
     assert node.signature is not None
-    inputs, outputs = (
-        graph.types_of(node.inputs),
-        {*graph.types_of(node.outputs)} - {None},
-    )
+    inputs = graph.types_of(node.inputs)
+    outputs = {*graph.types_of(node.outputs)} - {None}
     for newer in newer_versions(node.signature) if not node.signature.domain else ():
         admitted = frozenset().union(
             *newer.params.values(), (port.type for port in newer.outputs)
@@ -267,19 +263,14 @@ _OLD_OPSET = 15
 
 @cache
 def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
-    """Return whether ONNX Runtime loads a model of one Identity node with these versions."""
+    """Return whether ONNX Runtime loads a model of one node with these versions."""
     import onnxruntime  # noqa: PLC0415 - costs 0.1 s
 
-    entry = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    made = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "versions", [entry], [made]
-    )
-    sets = [
-        onnx.helper.make_opsetid(domain, version)
-        for domain, version in imports or (("", _OLD_OPSET),)
-    ]
-    model = helper.make_model(graph, opset_imports=sets, ir_version=ir_version)
+    model = trial()
+    sets = imports or (("", _OLD_OPSET),)
+    model.ir_version = ir_version
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*entry) for entry in sets)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -319,24 +310,12 @@ def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
         return Sized(
             shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
         )
-    weights = {tensor.name for tensor in graph.model.graph.initializer}
-    entries = [
-        entry
-        for entry in graph.model.graph.input
-        if entry.name not in weights
-        and entry.type.HasField("tensor_type")
-        and entry.type.tensor_type.HasField("shape")
-    ]
+    inputs = fed_inputs(graph.model.graph)
+    entries = [entry for entry in inputs if has_shape(entry.type)]
     assumed = Sizes.of(entries).resolve({})
     if not assumed:
         return Sized(graph.shapes, {})
-    shapes = {
-        entry.name: tuple(
-            assumed[dim_name(entry.name, axis, dim)] if is_open(dim) else dim.dim_value
-            for axis, dim in enumerate(entry.type.tensor_type.shape.dim)
-        )
-        for entry in entries
-    }
+    shapes = {entry.name: shape_of(entry, assumed) for entry in entries}
     return Sized(shapes_at(graph, shapes), assumed)
 
 
@@ -348,9 +327,12 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
 
     Casts of constants do not count: they run once, while the model is loaded.
     """
-    types, constants, trips = graph.types, graph.constants, graph.ask(loop_trips)
+    types = graph.types
+    constants = graph.constants
+    trips = graph.ask(loop_trips)
     count = moved = unsized = 0
-    guessed, assumed = guessed_scopes(graph), dict(sizes.assumed)
+    guessed = guessed_scopes(graph)
+    assumed = dict(sizes.assumed)
     for node in graph.nodes:
         if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
             count += 1
@@ -405,15 +387,11 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
     before = graph.producer(node.inputs[0], "Cast")
     behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
-    severity, text = (
-        "warning",
-        "casts a value to the same type as another Cast",
-    )
+    severity = "warning"
+    text = "casts a value to the same type as another Cast"
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
-        severity, text = (
-            "note",
-            "casts to the type that its input already has: runtimes drop it while they load",
-        )
+        severity = "note"
+        text = "casts to the type that its input already has: runtimes drop it while they load"
     elif before is not None or behind == {"Cast"}:
         text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:

@@ -213,7 +213,8 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
     audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
     masking = set[int]()
     for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
-        owner, rule = ABSENT, audit.rule or kind.rule
+        owner = ABSENT
+        rule = audit.rule or kind.rule
         for hazard in rule(graph, graph.low) if rule is not None else ():
             if (
                 hazard.value != ABSENT
@@ -264,10 +265,8 @@ def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
 
 def _decomposed(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield one finding per decomposed normalization, softmax or magnitude, at the op that breaks first."""
-    narrow, digits = (
-        graph.low.is_narrow,
-        f"its sums keep only {graph.low.mantissa + 1} bits",
-    )
+    narrow = graph.low.is_narrow
+    digits = f"its sums keep only {graph.low.mantissa + 1} bits"
     squares = f"squares beyond {sqrt(graph.low.max_finite):.3g} overflow, and the result silently becomes 0"
     texts = {
         "normalization": f"a normalization decomposed into basic ops in LOW: {squares if narrow else digits}",
@@ -306,7 +305,8 @@ def _absorbed_casts(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield epsilons that a conversion flushed to zero, before the node that they guarded."""
-    adds, bounds = op_facts().added_epsilons, op_facts().bounding_epsilons
+    adds = op_facts().added_epsilons
+    bounds = op_facts().bounding_epsilons
     for node in graph.nodes:
         # Clip and Max with 0 are common without any epsilon, and so is a Sqrt of their result.
         ports = adds.get(node.key) or bounds.get(node.key)
@@ -337,7 +337,8 @@ def _is_single(graph: RaisedGraph, value: int) -> bool:
 
 def _guards(graph: RaisedGraph, start: Node, *, through_roots: bool) -> bool:
     """Return whether exact ops, and roots if allowed, lead from the node to one that divides by its result."""
-    stack, seen = [start], {start.index}
+    stack = [start]
+    seen = {start.index}
     while stack and len(seen) < _REACH:
         for reader, port in graph.readers(stack.pop()):
             if port in op_facts().divisors.get(reader.key, ()):
@@ -376,9 +377,8 @@ def _infinite_constants(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield masks at the very end of the range, which overflow when a score is added. Half of the range would do."""
-    if (
-        not graph.low.is_narrow
-    ):  # the end of a wide range is far beyond the last digit of a score
+    # The end of a wide range is far beyond the last digit of a score.
+    if not graph.low.is_narrow:
         return
     for node in graph.nodes:
         if node.key not in ("Add", "Sub", "Where", "Mul"):
@@ -395,7 +395,8 @@ def _saturated_masks(graph: RaisedGraph) -> Iterator[Finding]:
 
 def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
     """Yield masks that are computed in float32, and become infinite in a Cast on their way to the Softmax."""
-    walk, low = op_facts().mask_arithmetic, graph.low
+    walk = op_facts().mask_arithmetic
+    low = graph.low
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
             continue

@@ -44,8 +44,7 @@ from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._state import Part, State, as_data, opened
-from onnxamp._workers.executor import Crash, Failed, Memory, Work, run
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Crash, Failed, Memory, Place, Work, run
 from onnxamp._workers.signals import cleaned_up
 
 

@@ -55,7 +55,7 @@ from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import custom_ops
 from onnxamp._state import Part, from_data
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 
 NAME: Final = ".onnxamp.json"
 """Name of the state file in the folder of the results."""

@@ -28,9 +28,9 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model, load_model
+from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._paths import as_path, is_remote
-from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import (
     BrowserEngine,
     CudaEngine,
@@ -40,7 +40,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.samples import draw_of
+from onnxamp._runtime.samples import draw_of, suited
 from onnxamp._runtime.session import (
     Provider,
     assigned_nodes,
@@ -263,18 +263,12 @@ def _leading_dimension(proto: ModelProto) -> str:
     Raises:
         ArgumentError: no input has an open first dimension.
     """
-    weights = {tensor.name for tensor in proto.graph.initializer}
     names = Counter[str]()
-    for entry in proto.graph.input:
-        dims = (
-            entry.type.tensor_type.shape.dim
-            if entry.type.HasField("tensor_type")
-            else ()
-        )
-        if entry.name in weights or not dims or dims[0].HasField("dim_value"):
-            continue
-        dims[0].dim_param = dims[0].dim_param or "batch"
-        names[dims[0].dim_param] += 1
+    for entry in fed_inputs(proto.graph):
+        dims = entry.type.tensor_type.shape.dim
+        if dims and not dims[0].HasField("dim_value"):
+            dims[0].dim_param = dims[0].dim_param or "batch"
+            names[dims[0].dim_param] += 1
     if not names:
         raise ArgumentError(
             "No input has a dynamic first dimension, so the batch size is fixed: leave --batch out."
@@ -289,9 +283,11 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
         files = []
         for number, model in enumerate(models):
             if isinstance(model, ModelProto):
-                proto, label = model, f"{number}: {model.graph.name or 'model'}"
+                proto = model
+                label = f"{number}: {model.graph.name or 'model'}"
             elif is_remote(path := as_path(model)):
-                proto, label = unfolded(path), fspath(model)
+                proto = unfolded(path)
+                label = fspath(model)
             else:
                 files.append((path, fspath(model)))
                 continue
@@ -340,15 +336,13 @@ def _load(
     clock: Clock,
 ) -> _Loaded:
     """Profile a model, then load it."""
-    cuda_options, proto = how.cuda_options(), load_model(path)
+    cuda_options = how.cuda_options()
+    proto = load_model(path)
     if not proto.graph.output:
         raise ArgumentError(
             f"{label} has no outputs, so there is nothing to time: name a model that computes something."
         )
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    takes = tuple(
-        entry.name for entry in proto.graph.input if entry.name not in weights
-    )
+    takes = tuple(entry.name for entry in fed_inputs(proto.graph))
     graph = Graph.of(proto)
     shown = (
         cuda_options
@@ -373,9 +367,8 @@ def _load(
         ) from None
     del proto, graph
     if how.profile and engine.runs_pieces:
-        plain = cuda_options | {
-            "enable_cuda_graph": "0"
-        }  # the nodes of a replayed graph are not visible
+        # The nodes of a replayed graph are not visible.
+        plain = cuda_options | {"enable_cuda_graph": "0"}
         seen = profile(path, given, engine.provider, plain, how.threads)
         facts = replace(facts, **seen._asdict())
     start = clock()
@@ -403,8 +396,11 @@ def _time(
     models: Sequence[_Loaded], inputs: _Inputs, batch: int | None, clock: Clock
 ) -> None:
     """Time all models at one batch size, and add the timings to the models."""
-    feeds, number = inputs.at(batch), inputs.sizes.index(batch)
-    runs, firsts, costs = [], [], []
+    feeds = inputs.at(batch)
+    number = inputs.sizes.index(batch)
+    runs = []
+    firsts = []
+    costs = []
     for model in models:
         start = clock()
         with _named(model.facts.model):

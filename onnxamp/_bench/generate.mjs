@@ -1,4 +1,4 @@
-// Generates text with transformers.js, in Node and in a page, for onnxamp/_bench/javascript.py.
+// Generates text with transformers.js, in Node and in a page, for onnxamp/_bench/text_engines.py.
 
 let hub, model, wanted;
 

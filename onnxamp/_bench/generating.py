@@ -34,7 +34,7 @@ from onnxamp._runtime.engines import Engine, choose_engine, engine_on, on_cpu
 from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import BROWSER, Provider, make_session, run_values
-from onnxamp._runtime.starting import active_libraries, custom_ops
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Array, Feeds, as_typed, from_value, to_value
 from onnxamp._workers.executor import temporary_folder
 
@@ -110,7 +110,9 @@ class Stepwise(ABC):
     ) -> Text:
         """As :meth:`Generator.generate`."""
         self.watched = watched
-        found, seconds, nans = list[int](), list[float](), 0
+        found = list[int]()
+        seconds = list[float]()
+        nans = 0
         while len(found) < count:
             start = perf_counter()
             found.append(self.step() if found else self.begin(prompt, tokens, count))
@@ -142,7 +144,8 @@ class RuntimeGenerator(Stepwise):
     def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
         """As :meth:`Stepwise.begin`."""
         del tokens, count
-        self._feeds, self._caches = prompt, {}
+        self._feeds = prompt
+        self._caches = {}
         return self._run()
 
     def step(self) -> int:
@@ -182,24 +185,21 @@ class _Timer:
         self._before: int | None = None
 
     def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to a question, or the reason of a failure under "fault"."""
+        """Return the answer to a question."""
         asked: Mapping[str, Callable[..., dict[str, Any]]]
         asked = {"load": self.load, "generate": self.generate, "end": self.end}
-        try:
-            return asked[do](**arguments)
-        except Exception as error:  # noqa: BLE001 - engines may raise anything
-            return {"fault": str(error) or type(error).__name__}
+        return asked[do](**arguments)
 
     def load(self, engine: str, task: str) -> dict[str, Any]:
         """Load a model with an engine; a file contains everything that it needs."""
         given: Mapping[str, Any] = pickle.loads(Path(task).read_bytes())  # noqa: S301 - the file is our own
-        self._prompts, provider = given["prompts"], given["provider"]
+        given["surroundings"].enter()
+        self._prompts = given["prompts"]
+        provider = given["provider"]
         self._before = device_memory_used() if provider == "cuda" else None
         arguments = given["path"], given["decoder"], provider, given["threads"]
         start = perf_counter()
-        with custom_ops(library=given["libraries"]):
-            generator = _generator_on(engine, *arguments)
-        self._generator = generator
+        self._generator = generator = _generator_on(engine, *arguments)
         return {"seconds": perf_counter() - start, "runtime": generator.runtime}
 
     def generate(self, count: int, *, watched: bool) -> dict[str, Any]:
@@ -285,11 +285,13 @@ def bench_decoders(
         ArgumentError: a model is not a decoder with caches, or no engine there generates with it.
         RuntimeFailure: the provider cannot be used, or a model does not run.
     """
-    engine, first = choose_engine(provider, whole=True), Model.of(models[0])
+    engine = choose_engine(provider, whole=True)
+    first = Model.of(models[0])
     writer = PromptWriter(on_cpu(first), seed, dims)
     texts = [] if prompts is None else prompts.tokens_of(first)
     read = [writer.prompt(text) for text in texts] or [writer.made_up(_LENGTH)]
-    runs, notes = list[_Run](), list[str]()
+    runs = list[_Run]()
+    notes = list[str]()
     with temporary_folder() as folder, ExitStack() as stack:
 
         def started() -> Child:
@@ -381,7 +383,7 @@ def _loaded(
         "prompts": prompts,
         "provider": engine.provider,
         "threads": threads,
-        "libraries": active_libraries(),
+        "surroundings": Surroundings.here(),
     }
     task.write_bytes(pickle.dumps(facts))
     engines = _engines(path, decoder, read, engine.provider)
@@ -414,7 +416,8 @@ def _engines(
     path: Path, decoder: Decoder, read: Sequence[Feeds], provider: str
 ) -> list[str]:
     """Return the engines that accept a model: ONNX Runtime, and the software that its folder is for."""
-    engines, home = [], path.absolute().parent
+    engines = []
+    home = path.absolute().parent
     if provider != BROWSER:
         engines.append(RUNTIME)
         config = home / GENAI_CONFIG
@@ -456,7 +459,8 @@ def _generate(runs: Sequence[_Run], count: int, seconds: float) -> None:
 def _outcome(run: _Run, runs: Sequence[_Run], read: int) -> Generation:
     """Return the measurements of a run, next to the first one on its engine."""
     reference = next(one for one in runs if one.kind == run.kind)
-    firsts, steps = run.blocks("firsts"), run.blocks("steps")
+    firsts = run.blocks("firsts")
+    steps = run.blocks("steps")
     ratios = (
         None if reference is run else ratio(reference.blocks(what), run.blocks(what))
         for what in ("firsts", "steps")

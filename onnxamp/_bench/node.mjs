@@ -1,4 +1,4 @@
-// Answers questions of onnxamp/_bench/javascript.py in Node: lines of JSON.
+// Answers questions of onnxamp/_bench/text_engines.py in Node: lines of JSON.
 
 import { createInterface } from "node:readline";
 import * as generator from "./generate.mjs";

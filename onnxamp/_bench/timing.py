@@ -7,7 +7,7 @@ reverse order every other round, so that drifting clocks and temperatures affect
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from onnxamp._public import no_collections
 from onnxamp._runtime.profile import (
     engine_kernels,
     is_dispatch_only,
+    node_events,
     profiled_run,
     times_of,
 )
@@ -92,9 +93,11 @@ def warm_up(run: Timed, clock: Clock, longest: float) -> float:
         The seconds per run at the end.
     """
     start = clock()
-    before, now = math.inf, run(1)[0]
+    before = math.inf
+    now = run(1)[0]
     while clock() - start < longest and abs(before - now) > _STEADY * now:
-        before, now = now, median(run(_WINDOW))
+        before = now
+        now = median(run(_WINDOW))
     return now
 
 
@@ -126,9 +129,8 @@ def interleave(
             for index in order:
                 if rest:
                     time.sleep(rest)
-                runs[index](
-                    1
-                )  # not counted: it refills the caches that other functions have overwritten
+                # Not counted: it refills the caches that other functions have overwritten.
+                runs[index](1)
                 blocks[index].append(runs[index](sizes[index]))
     return blocks
 
@@ -162,7 +164,6 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     )
 
 
-_SUFFIX: Final = "_kernel_time"
 _LOWEST: Final = (*LOWEST_FIRST, "float", "double")
 _NAMES: Final = {"float": "float32", "double": "float64"}
 
@@ -208,22 +209,21 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
     Control flow is left out: its time is that of the nodes in its bodies, which are listed.
     """
     untold = is_dispatch_only(events)
-    seconds, kinds = times_of(events), dict[str, tuple[str, str, str]]()
-    for name, args in _nodes(events):
+    seconds = times_of(events)
+    kinds = dict[str, tuple[str, str, str]]()
+    for name, event in node_events(events):
+        args = event["args"]
         if args["op_name"] in op_facts().control_flow:
             continue
-        if (
-            untold or name in seconds
-        ):  # a graph that an engine compiles is skipped: its kernels are listed instead
+        # A graph that an engine compiles is skipped: its kernels are listed instead.
+        if untold or name in seconds:
             kinds.setdefault(
                 name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
             )
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
-    spent, counts = (
-        defaultdict[tuple[str, str, str], float](float),
-        Counter(kinds.values()),
-    )
+    spent = defaultdict[tuple[str, str, str], float](float)
+    counts = Counter(kinds.values())
     for name, kind in kinds.items():
         spent[kind] += seconds.get(name, 0.0)
     rows = [
@@ -251,7 +251,8 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     Such shapes are slow on tensor cores, or cannot use them.
     """
     odd = dict[str, str]()
-    for name, args in _nodes(events):
+    for name, event in node_events(events):
+        args = event["args"]
         axis = executed().channels.get(args["op_name"])
         if axis is None or _dtype(args) not in FORMATS:
             continue
@@ -263,14 +264,6 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
             odd[name] = args["op_name"]
     return dict(Counter(odd.values()))
-
-
-def _nodes(
-    events: Sequence[Mapping[str, Any]],
-) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    for event in events:
-        if event.get("cat") == "Node" and event.get("name", "").endswith(_SUFFIX):
-            yield event["name"].removesuffix(_SUFFIX), event["args"]
 
 
 def _dtype(args: Mapping[str, Any]) -> str:

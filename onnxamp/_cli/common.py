@@ -33,7 +33,7 @@ from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.starting import custom_ops
 from onnxamp._target import targets
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
     from onnxamp._batch import Package
@@ -101,7 +101,7 @@ def write_page(page: "Page", path: Path) -> None:
     write(page, path)
 
 
-def keep_outcome(given: Given, outcome: "Outcome", original: Model) -> None:
+def keep_outcome(given: Given, outcome: "Outcome") -> None:
     """Write the plan and the page of a conversion, if they were requested."""
     made = outcome.conversion
     if given.save_plan:
@@ -113,7 +113,7 @@ def keep_outcome(given: Given, outcome: "Outcome", original: Model) -> None:
         write_conversion(
             made,
             outcome.tuned,
-            Model.read(made.target, original),
+            Model.read(made.target),
             given.html,
             compared=outcome.compared,
             shapes={name: feed.shape for name, feed in feeds.items()},

@@ -31,7 +31,7 @@ from onnxamp._optional import has_runtime
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.values import TOLERANCE, Level, is_auto
 from onnxamp._report.progress import progress_bar
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
@@ -93,7 +93,7 @@ def _convert(given: Given) -> None:
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, validation = outcome.conversion, outcome.conversion.validation
-    keep_outcome(given, outcome, model)
+    keep_outcome(given, outcome)
     if not given.quiet:
         from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415
 

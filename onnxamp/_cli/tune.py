@@ -41,7 +41,7 @@ from onnxamp._report.tuning import (
     tuning_report,
 )
 from onnxamp._runtime.run import RunOptions
-from onnxamp._tuning.arguments import TIMES, Search
+from onnxamp._tuning.results import TIMES, Search
 
 
 def run(given: Given) -> None:
@@ -81,7 +81,7 @@ def _tune(given: Given) -> None:
         outcome = convert_to_file(request, sink_of(given, target))
     conversion, tuned, compared = outcome.conversion, outcome.tuned, outcome.compared
     assert tuned is not None
-    keep_outcome(given, outcome, model)
+    keep_outcome(given, outcome)
     report = partial(
         tuning_report, conversion, tuned, state=given.state, compared=compared
     )

@@ -58,13 +58,9 @@ class MainGraph(NamedTuple):
         """Yield nodes that need a node's outputs."""
         return (
             reader
-            for value in self.outputs(node)
+            for value in self.view.nodes[node].writes
             for reader in self.wiring.readers.get(value, ())
         )
-
-    def outputs(self, node: int) -> list[int]:
-        """Return values that a node computes."""
-        return [value for value in self.view.nodes[node].outputs if value != ABSENT]
 
 
 class Cut(NamedTuple):
@@ -200,7 +196,8 @@ def _reached(
 
 def _comes_along(graph: MainGraph, value: int) -> bool:
     """Return whether the producer of an input must be in the region because the value cannot be recorded."""
-    producer, type_name = graph.view.producer(value), graph.view.types[value]
+    producer = graph.view.producer(value)
+    type_name = graph.view.types[value]
     is_tensor = type_name is None or type_name.startswith("tensor(")
     if producer is not None:
         return (
@@ -222,7 +219,8 @@ def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -
 
     Nodes on which no leaving value depends are left out.
     """
-    view, needs = graph.view, graph.wiring.needs
+    view = graph.view
+    needs = graph.wiring.needs
     leaves = list(_leaving(graph, nodes, center))
     kept = set[int]()
     waiting = [view.values[value].producer for value in leaves]
@@ -231,7 +229,7 @@ def cut_out(graph: MainGraph, nodes: Collection[int], center: Collection[int]) -
         if node in nodes and node not in kept:
             kept.add(node)
             waiting += graph.producers(node)
-    made = {value for node in nodes for value in graph.outputs(node)}
+    made = {value for node in nodes for value in view.nodes[node].writes}
     reads = [value for node in sorted(nodes) if node in kept for value in needs[node]]
     read = dict.fromkeys(value for value in reads if value not in made)
     enters = [value for value in read if view.values[value].origin not in _HELD]
@@ -246,9 +244,10 @@ def _leaving(
     graph: MainGraph, nodes: Collection[int], center: Collection[int]
 ) -> Iterator[int]:
     """Yield values that other nodes read, and those of the center, in the file's order."""
-    readers, results = graph.wiring.readers, graph.view.results
+    readers = graph.wiring.readers
+    results = graph.view.results
     for node in sorted(nodes):
-        outputs = graph.outputs(node)
+        outputs = graph.view.nodes[node].writes
         used = [value for value in outputs if readers.get(value) or results[value]]
         for value in (used or outputs) if node in center else used:
             is_result = any(scope == 0 for scope, _ in results[value])
@@ -329,7 +328,9 @@ def assembled(
 
     Complexity: linear in the region, and in names of the whole model.
     """
-    source, view, result = opened.proto, main.view, ModelProto()
+    source = opened.proto
+    view = main.view
+    result = ModelProto()
     copy_fields(source, result, but={"graph", "functions", "training_info"})
     graph = result.graph
     graph.name = f"{source.graph.name or 'model'}_region"
@@ -345,9 +346,8 @@ def assembled(
     graph.sparse_initializer.extend(
         item for item in source.graph.sparse_initializer if item.values.name in weights
     )
-    graph.input.extend(
-        entry for entry in source.graph.input if entry.name in weights
-    )  # callers may override these
+    # Callers may override these.
+    graph.input.extend(entry for entry in source.graph.input if entry.name in weights)
     for value in cut.outputs:
         name = view.values[value].name
         graph.output.append(_declared(name, recorded.outputs[name], view.types[value]))

@@ -61,16 +61,15 @@ def values_of(
 
 
 def _as_written(execution: Execution, name: str) -> Array | None:
-    value, low = execution.values.get(name), execution.flow.low.get(name)
+    value = execution.values.get(name)
+    low = execution.flow.low.get(name)
     if value is not None and not (value.has_value() and value.is_tensor()):
         return None
     array: Array = execution.output(name)
     # The copy is needed, because the memory is freed with the run.
-    return (
-        array.copy()
-        if low is None
-        else array.astype(helper.tensor_dtype_to_np_dtype(low))
-    )
+    if low is None:
+        return array.copy()
+    return array.astype(helper.tensor_dtype_to_np_dtype(low))
 
 
 def is_finite(array: Array) -> bool:
@@ -110,7 +109,8 @@ def same(one: Array, other: Array) -> bool:
         return False
     if "float" not in one.dtype.name:
         return bool(np.array_equal(one, other))
-    a, b = _as_double(one), _as_double(other)
+    a = _as_double(one)
+    b = _as_double(other)
     zero = a == 0
     return bool(
         np.array_equal(a, b, equal_nan=True)
@@ -121,13 +121,12 @@ def same(one: Array, other: Array) -> bool:
 def _distance(one: Array, other: Array) -> float:
     if one.shape != other.shape or one.dtype.kind in "OUS":
         return inf
-    a, b = _as_double(one), _as_double(other)
+    a = _as_double(one)
+    b = _as_double(other)
     with np.errstate(invalid="ignore"):
         error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    largest, worst = (
-        np.max(np.abs(a[np.isfinite(a)]), initial=0.0),
-        np.max(error, initial=0.0),
-    )
+    largest = np.max(np.abs(a[np.isfinite(a)]), initial=0.0)
+    worst = np.max(error, initial=0.0)
     return float(worst / largest) if isfinite(worst) and largest else inf
 
 
@@ -196,11 +195,13 @@ def extract_region(
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     feeds = check_inputs(opened.proto, samples[0])
     center = _find_center(_without_overridden(opened, feeds), names, run, feeds)
-    graph, view = center.graph, center.graph.view
+    graph = center.graph
+    view = center.graph.view
     nodes = {graph.wiring.outermost[node.index]: None for node in center.nodes}
     cut = cut_out(graph, choose(graph, nodes, before, after), nodes)
     recorded, sample, keep = _record(center, cut, feeds, samples, run)
-    region, entered = assembled(center.opened, graph, cut, recorded), recorded.entered
+    region = assembled(center.opened, graph, cut, recorded)
+    entered = recorded.entered
     flow = make_flow(region, emulated=engine.emulates, keep=keep)
     lost = [name for name in recorded.outputs if name not in recorded.expected]
     return Region(
@@ -261,7 +262,9 @@ def _find_center(
         opened = Model(inline_functions(opened.proto), opened.folder)
         view = Graph.of(opened.proto)
         nodes = find_nodes(view, names)
-    graph, told, branched = MainGraph.of(view), list[str](), False
+    graph = MainGraph.of(view)
+    told = list[str]()
+    branched = False
     outside = [
         view.nodes[graph.wiring.outermost[n.index]].key for n in nodes if n.scope != 0
     ]
@@ -276,7 +279,9 @@ def _find_center(
             told = [
                 "The Ifs of the main graph are replaced by the branches that were taken."
             ]
-            opened, graph, branched = flat, MainGraph.of(flat_view), True
+            opened = flat
+            graph = MainGraph.of(flat_view)
+            branched = True
     return _Center(opened, graph, nodes, [*told, *_containers(graph, nodes)], branched)
 
 
@@ -329,9 +334,8 @@ def _record(
         [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
     )
     flow = _flow(center.opened, feeds, run)
-    keep = (
-        0 if flow.large else WEIGHTS_IN_GRAPH
-    )  # kernels may round differently if weights are constants
+    # Kernels may round differently if weights are constants.
+    keep = 0 if flow.large else WEIGHTS_IN_GRAPH
     first: Recorded | None = None
     for number in range(1 if center.branched else len(samples)):
         feeds = check_inputs(center.opened.proto, samples[number]) if number else feeds

@@ -12,7 +12,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept

@@ -23,7 +23,7 @@ from onnxamp._ops.signature import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._state import Part, opened
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
     from onnxamp._job.writing import Conversion, Sink, StagedConversion
@@ -250,7 +250,7 @@ def _compared(job: Job, made: "StagedConversion", *, layers: bool) -> "DiffRepor
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
     with made.saved.stage.shown() as written:
-        result = Model.read(written, job.model)
+        result = Model.read(written)
         return comparison.compare(result, layers=layers, activity="comparing values")
 
 

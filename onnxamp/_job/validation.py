@@ -111,7 +111,7 @@ class Validator:
             staged_conversion(job, self.sink, kept=self.kept, proof=self.proof) as made,
             made.saved.stage.shown() as written,
         ):
-            report = self._judge(job, Model.read(written, job.model), layers)
+            report = self._judge(job, Model.read(written), layers)
         samples = self.comparison.run.samples
         return made.outcome(shapes_of(samples[0]) if samples.has(0) else None), report
 

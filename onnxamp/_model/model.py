@@ -393,8 +393,6 @@ class Model(Asked):
     proto: ModelProto
     folder: Path | None = None
     path: Path | None = None
-    origin: "Model | None" = None
-    """The model that this one was converted from. A name in both means the same value."""
     repairs: tuple[str, ...] = ()
     """Sentences about the repairs in ``proto`` (:mod:`onnxamp._model.repair`)."""
     given: ModelProto | None = None
@@ -429,7 +427,7 @@ class Model(Asked):
         )
 
     @classmethod
-    def read(cls, path: Path, origin: "Model | None" = None) -> Self:
+    def read(cls, path: Path) -> Self:
         """Parse a model file without its external data, repair it, and check that it is well formed.
 
         Large weights of a large file stay in the file; in the proto they are external data from then on, which every
@@ -458,7 +456,6 @@ class Model(Asked):
             proto,
             folder,
             path,
-            origin=origin,
             repairs=repairs,
             stamp=stamp,
             data=find_data_files(proto, folder, ExternalDataError),

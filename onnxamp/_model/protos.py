@@ -78,6 +78,12 @@ def small_model(
     )
 
 
+def fed_inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """Return the inputs of a model that are no initializers, which callers have to feed."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [entry for entry in graph.input if entry.name not in weights]
+
+
 def default_domain(domain: str) -> str:
     """Return the domain with "" for ``ai.onnx``, its alias."""
     return "" if domain == "ai.onnx" else domain

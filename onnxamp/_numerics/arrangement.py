@@ -83,9 +83,8 @@ def _split(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The reshaping of a weight, followed by a transposition."""
     if product.form == "matrix":
-        batch = prod(
-            shape[:-2]
-        )  # a batch of matrices, as of the parts of a long product, is one of groups
+        # A batch of matrices, as of the parts of a long product, is one of groups.
+        batch = prod(shape[:-2])
         if len(shape) < 2 or (batch != 1 and (len(shape) > 3 or node.attribute)):
             return None
         is_turned = _flag(node, product.turned) != product.is_left
@@ -159,9 +158,7 @@ def _matrix_rows(
     is_turned = _flag(node, product.rows_turned) != product.is_left
     placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
     batch, depth = prod(shape[:-2]), placed.shape[-1]
-    if (
-        batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1
-    ):  # all matrices meet the same rows
+    if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:
         return _same_rows(placed.reshape(-1, depth), batch, choice)
     groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
     return groups[:, choice.of(groups.shape[1])]
@@ -179,15 +176,13 @@ def _states_rows(
     if attribute(node, "layout"):  # the batch comes first
         value = value.transpose(1, 2, 0, 3)
     direction = (attribute(node, "direction") or b"forward").decode()
-    states = [
-        (
-            value[1:, number]
-            if direction == "reverse" or number
-            else value[:-1, number]
-        ).reshape(-1, shape[-1])
-        for number in range(shape[0])
-    ]
-    return np.stack([state[choice.of(len(state))] for state in states])
+    states = []
+    for number in range(shape[0]):
+        is_backwards = direction == "reverse" or number
+        steps = value[1:, number] if is_backwards else value[:-1, number]
+        rows = steps.reshape(-1, shape[-1])
+        states.append(rows[choice.of(len(rows))])
+    return np.stack(states)
 
 
 def _window_rows(
@@ -218,22 +213,15 @@ def _spread_rows(
     node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
 ) -> Floats:
     frame = _Frame.of(node, shape[2:])
-    sizes, more = (
-        value.shape[2:],
-        attribute(node, "output_padding") or [0] * len(frame.strides),
-    )
+    sizes = value.shape[2:]
+    more = attribute(node, "output_padding") or [0] * len(sizes)
     spans = [
         stride * (size - 1) + 1
         for size, stride in zip(sizes, frame.strides, strict=True)
     ]
     wide = np.zeros((*value.shape[:2], *spans), np.float32)
-    wide[
-        (
-            slice(None),
-            slice(None),
-            *(slice(None, None, stride) for stride in frame.strides),
-        )
-    ] = value
+    spread = (slice(None, None, stride) for stride in frame.strides)
+    wide[(slice(None), slice(None), *spread)] = value
     auto, wanted = _auto_pad(node), attribute(node, "output_shape")
     pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
     if auto.startswith("SAME") and not wanted:
@@ -340,6 +328,7 @@ class Reader(NamedTuple):
     rows: str
     shape: tuple[int, ...]
     """Of the weight as the node reads it."""
+    arrangement: Arrangement
 
 
 class ProductWeight(NamedTuple):
@@ -347,8 +336,12 @@ class ProductWeight(NamedTuple):
 
     value: int
     tensor: TensorProto
-    arrangement: Arrangement
     readers: tuple[Reader, ...]
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Its matrices, which are the same for all readers."""
+        return self.readers[0].arrangement
 
 
 def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]:
@@ -358,36 +351,22 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     These are also read by other nodes, or as other matrices, or in a body, or the rows are constants as well.
     Complexity: linear in the uses of weights.
     """
-    graph = analysis.graph
-    tensors, found, others = (
-        graph.ask(constant_tensors),
-        list[ProductWeight](),
-        list[str](),
-    )
+    graph, found, others = analysis.graph, list[ProductWeight](), list[str]()
+    tensors = graph.ask(constant_tensors)
     copied = {copy.value for copy in analysis.edits.copies}
     for value in sorted(_lowered(analysis)):
         tensor = tensors.get(value)
-        if (
-            tensor is None
-            or tensor.data_type != TensorProto.FLOAT
-            or len(tensor.dims) < 2
-        ):
+        if tensor is None or tensor.data_type != TensorProto.FLOAT:
             continue
-        readers = list(
-            _readers(analysis, value, tuple(tensor.dims), only_low=value in copied)
-        )
-        ways = {way for _, way in readers}
-        if (
-            len(ways) == 1
-            and (way := ways.pop()) is not None
-            and not graph.results[value]
-        ):
-            found.append(
-                ProductWeight(
-                    value, tensor, way, tuple(reader for reader, _ in readers if reader)
-                )
-            )
-        elif any(way is not None for _, way in readers):
+        if len(tensor.dims) < 2:
+            continue
+        dims, only_low = tuple(tensor.dims), value in copied
+        every = list(_readers(analysis, value, dims, only_low=only_low))
+        readers = tuple(reader for reader in every if reader is not None)
+        is_only = len(readers) == len(every) and not graph.results[value]
+        if is_only and len({reader.arrangement for reader in readers}) == 1:
+            found.append(ProductWeight(value, tensor, readers))
+        elif readers:
             others.append(graph.values[value].name)
     return found, others
 
@@ -405,7 +384,7 @@ def _lowered(analysis: Analysis) -> set[int]:
 
 def _readers(
     analysis: Analysis, value: int, shape: tuple[int, ...], *, only_low: bool
-) -> Iterator[tuple[Reader | None, Arrangement | None]]:
+) -> Iterator[Reader | None]:
     """Return the readers of a weight, also through Transposes; None for readers that are not products of the main
     graph.
 
@@ -433,24 +412,17 @@ def _readers(
 
 def _read(
     graph: Graph, node: Node, port: int, shape: tuple[int, ...], turn: tuple[int, ...]
-) -> tuple[Reader | None, Arrangement | None]:
+) -> Reader | None:
     """Return a node as a reader of a weight at an input."""
     for product in op_facts().products.get(node.key, ()) if node.scope == 0 else ():
-        rows = (
-            node.input(product.rows)
-            if product.rows is not None
-            else node.outputs[product.steps or 0]
-        )
-        way = (
-            arranged(node.proto, product, shape, turn)
-            if product.weight == port
-            else None
-        )
-        if (
-            way is not None
-            and graph.types[rows] == FLOAT
-            and not graph.constants.is_constant(rows)
-        ):
+        if product.weight != port:
+            continue
+        rows = node.outputs[product.steps or 0]
+        if product.rows is not None:
+            rows = node.input(product.rows)
+        is_float = graph.types[rows] == FLOAT
+        way = arranged(node.proto, product, shape, turn)
+        if way is not None and is_float and not graph.constants.is_constant(rows):
             seen = tuple(shape[axis] for axis in turn)
-            return Reader(node, product, graph.values[rows].name, seen), way
-    return None, None
+            return Reader(node, product, graph.values[rows].name, seen, way)
+    return None

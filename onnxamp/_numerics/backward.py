@@ -1,13 +1,17 @@
-"""The backward pass of a piece of a model, which also computes the cost of rounding each value."""
+"""The backward pass of a piece of a model, which also computes the cost of rounding each value.
+
+Loops are written as their turns, one after the other, so that their bodies have gradients.
+"""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
+from onnx.helper import make_tensor_value_info
 
 from onnxamp._dtypes import FLOAT, FLOAT16, Format
 from onnxamp._errors import GradientError, ModelError
@@ -15,12 +19,13 @@ from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.sequences import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
+from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import as_floats
-from onnxamp._graph.view import Node, inline_functions
+from onnxamp._graph.view import ABSENT, Node, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import op_key
+from onnxamp._ops.facts import attribute, op_key
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime.accumulate import Accumulator
 from onnxamp._runtime.flow import DataflowGraph
@@ -37,8 +42,30 @@ _MOVES: Final = 4
 _ROWS: Final = 16
 """Rows from which on one move is enough."""
 
+_TURNS: Final = 2048
+"""Nodes at most that a loop is written as."""
+
 _SCATTER: Final = 12.9898
 """A factor for positions, with which the signs of their sines look random."""
+
+
+class Backward(NamedTuple):
+    """What enters and leaves the backward pass of a piece.
+
+    Attributes:
+        seeds: value -> the input that takes its gradient from later pieces.
+        gradients: value of an earlier piece -> the output that holds its gradient.
+        costs: value, and what of it -> the output that holds the cost: "" for that of rounding it, and else
+            :data:`SUMMED`, or the first output of a node that reads it.
+        spread: labels of nodes without a rule.
+        gains: the result of a quantizer -> the input that takes its gain.
+    """
+
+    seeds: dict[str, str]
+    gradients: dict[str, str]
+    costs: dict[tuple[str, str], str]
+    spread: dict[str, None]
+    gains: dict[str, str]
 
 
 class WrittenPiece:
@@ -58,8 +85,8 @@ class WrittenPiece:
         partial: Container[str],
     ) -> None:
         self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
-        self.partial, self.quantizers = partial, quantizers
-        self.gains = dict[str, str]()
+        self.partial, self.quantizers, self.shared = partial, quantizers, shared
+        self.ports = Backward({}, {}, {}, {}, {})
         flat = FLAT - ROUNDS
         path = [node for node in graph.order if not node.scope and node.key not in flat]
         names = graph.scopes[0].names
@@ -78,26 +105,16 @@ class WrittenPiece:
         if arithmetic is not None and low is FLOAT16:
             editor, shapes = self.writer.editor, graph.shapes
             self.accumulator = Accumulator(arithmetic, editor, shapes)
-        self.gradients = dict[str, str]()
-        self.costs = dict[tuple[str, str], str]()
         self.noted = dict[tuple[str, str], Tensor]()
-        self.shared = shared
-        self.spread = dict[str, None]()
-        self.model = ModelProto()
 
-    def finish(self, seeded: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Write everything, and return the inputs for gradients from later pieces, by value."""
-        fed = dict[str, str]()
+    def finish(self, seeded: Mapping[str, Sequence[int]]) -> ModelProto:
+        """Return the backward pass with gradients of these values, of these shapes, from later pieces."""
 
         def seeds() -> Mapping[int, Tensor]:
-            found = dict[int, Tensor]()
-            for name, dims in seeded.items():
-                entry = self.writer.editor.names.fresh(f"{name}/seed")
-                fed[name] = entry
-                found[self.moved[name]] = self.writer.input(
-                    entry, TensorProto.FLOAT, tuple(dims)
-                )
-            return found
+            return {
+                self.moved[name]: self._input(self.ports.seeds, name, "seed", dims)
+                for name, dims in seeded.items()
+            }
 
         totals = self.backward.write_gradients(seeds, self._spread)
         inputs = {entry.name for entry in self.graph.model.graph.input}
@@ -108,32 +125,29 @@ class WrittenPiece:
                 continue
             self.writer.prefix = f"{name}/rounding"
             if name in inputs and name in self.flow.maker:
-                self.gradients[name] = self._output(totals[value])
+                self.ports.gradients[name] = self._output(totals[value])
                 if name in self.shared and name in self.floats:
                     self._share(name, value, self._error(tensor, tensor))
             elif name in self.floats:
                 self._cost(name, value, tensor, totals[value])
-        self.costs = {key: self._output(cost) for key, cost in self.noted.items()}
-        self.model = self.writer.finish()
-        return fed
+        for key, cost in self.noted.items():
+            self.ports.costs[key] = self._output(cost)
+        return self.writer.finish()
 
     def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
         """Write the cost of rounding a value, with and without the error of the target's accumulator."""
-        error = self._error(exact, exact)
-        self._note((self.turns.get(name, name), ""), gradient, error)
+        outer, error = self.turns.get(name, name), self._error(exact, exact)
+        self._note((outer, ""), gradient, error)
         if name in self.shared:
             self._share(name, value, error)
         node = self.graph.producer(value)
-        if self.accumulator is not None and node and value == node.outputs[0]:
-            nodes = self.accumulator.nodes(node, node.proto, exact.name)
-            self.writer.nodes += nodes
-            if nodes:
-                summed = replace(exact, name=nodes[-1].output[0])
-                self._note(
-                    (self.turns.get(name, name), SUMMED),
-                    gradient,
-                    self._error(summed, exact),
-                )
+        if self.accumulator is None or node is None or value != node.outputs[0]:
+            return
+        nodes = self.accumulator.nodes(node, node.proto, exact.name)
+        self.writer.nodes += nodes
+        if nodes:
+            summed = replace(exact, name=nodes[-1].output[0])
+            self._note((outer, SUMMED), gradient, self._error(summed, exact))
 
     def _share(self, name: str, value: int, error: Tensor) -> None:
         """Write the cost of rounding a value for each of its readers."""
@@ -158,8 +172,15 @@ class WrittenPiece:
         known = self.noted.get(key)
         self.noted[key] = cost if known is None else known + cost
 
+    def _input(
+        self, entries: dict[str, str], name: str, what: str, dims: Sequence[int] = ()
+    ) -> Tensor:
+        """Return a new input for something of a value."""
+        entries[name] = self.writer.editor.names.fresh(f"{name}/{what}")
+        return self.writer.input(entries[name], TensorProto.FLOAT, tuple(dims))
+
     def _output(self, tensor: Tensor) -> str:
-        if tensor.name not in self.gradients.values():
+        if tensor.name not in self.ports.gradients.values():
             self.writer.output(tensor, None)
         return tensor.name
 
@@ -169,9 +190,7 @@ class WrittenPiece:
         def written(call: Call) -> Grads:
             if call.y.name not in self.quantizers:
                 return rule(call)
-            entry = self.writer.editor.names.fresh(f"{call.y.name}/gain")
-            gain = self.writer.input(entry, TensorProto.FLOAT, ())
-            self.gains[call.y.name] = entry
+            gain = self._input(self.ports.gains, call.y.name, "gain")
             dy = gain.equals(0).where(0.0, call.dy * gain)
             return rule(replace(call, dys=(dy, *call.dys[1:])))
 
@@ -179,7 +198,7 @@ class WrittenPiece:
 
     def _spread(self, call: Call) -> Grads:
         """Return the rule for nodes without one: the effect of moving each input, spread over that input."""
-        self.spread[call.node.label] = None
+        self.ports.spread[call.node.label] = None
         return [
             None
             if x is None or x.elem != TensorProto.FLOAT
@@ -206,7 +225,11 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
         for port, (y, dy) in enumerate(zip(call.outputs, call.dys, strict=True))
         if y is not None and dy is not None
     ]
-    moves = 1 if max(_rows(y) for _, y, _ in seen) >= _ROWS else _MOVES
+    rows = max(
+        prod(dim if isinstance(dim, int) else 1 for dim in (y.dims or ())[:-1])
+        for _, y, _ in seen
+    )
+    moves = 1 if rows >= _ROWS else _MOVES
     for number in range(moves):
         signs = (places + (number + 0.5)).op("Sin").op("Sign").reshape_like(x)
         names = _run_again(call, position, x + step * signs)
@@ -218,12 +241,6 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
             energy += change.op("ReduceSumSquare", keepdims=0)
     size = step.op("ReduceL2", keepdims=0).op("Max", x.like(1e-30))
     return signs * ((energy * (1 / moves)).op("Sqrt") / size)
-
-
-def _rows(y: Tensor) -> int:
-    """Return how many rows an output has; 1 where that is not known."""
-    dims = y.dims or ()
-    return prod(dim if isinstance(dim, int) else 1 for dim in dims[:-1])
 
 
 def _run_again(call: Call, position: int, x: Tensor) -> list[str]:
@@ -279,7 +296,8 @@ def expanded(model: ModelProto) -> ModelProto:
     ops = {
         (node.proto.domain, node.proto.op_type)
         for node in graph.nodes
-        if _has_body(node)
+        if node.key not in RULES and node.key not in FLAT and not node.bodies
+        if node.signature is not None and node.signature.has_function
     }
     try:
         return inline_functions(model, ops) if ops else model
@@ -287,9 +305,162 @@ def expanded(model: ModelProto) -> ModelProto:
         return model
 
 
-def _has_body(node: Node) -> bool:
-    """Return whether a node without a rule has a function body."""
-    is_lacking = node.key not in RULES and node.key not in FLAT and not node.bodies
-    return (
-        is_lacking and node.signature is not None and bool(node.signature.has_function)
-    )
+def counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
+    """Return a model that returns a row for each turn of its Loops, and the name of that output by the loop's first."""
+    model, outputs = copied(model), dict[str, str]()
+    for node in model.graph.node:
+        made = next(filter(None, node.output), "")
+        if node.op_type != "Loop" or not made:
+            continue
+        body = next(item.g for item in node.attribute if item.name == "body")
+        outputs[made] = f"{made}/turns"
+        held = len(body.output) - 1
+        node.output.extend([*[""] * (held - len(node.output)), outputs[made]])
+        body.node.add(
+            op_type="Identity", input=[body.output[0].name], output=[outputs[made]]
+        )
+        body.output.append(
+            make_tensor_value_info(outputs[made], TensorProto.BOOL, None)
+        )
+        model.graph.output.add(name=outputs[made])
+    return model, outputs
+
+
+def without_loops(
+    model: ModelProto, turns: Mapping[str, int]
+) -> tuple[ModelProto, Mapping[str, str]]:
+    """Return a model with its loops written out, except for those in others and around others.
+
+    Args:
+        model: the model.
+        turns: how often each Loop turns, by its first output; the shape of its input tells that of a Scan.
+
+    Returns:
+        The model, and for each value of a turn the value of the body that it is.
+    """
+    graph, names = Graph.of(model), dict[str, str]()
+    editor = GraphEditor(graph)
+    for node in graph.nodes_of({"Loop", "Scan"}):
+        body = graph.scopes[node.bodies[0][1]]
+        if node.scope or any(graph.nodes[index].bodies for index in body.nodes):
+            continue
+        made = node.first_output
+        count = _scanned(graph, node) if node.key == "Scan" else turns.get(made)
+        if count and count * len(body.nodes) <= _TURNS:
+            editor.replace(
+                node.index, _WrittenLoop(graph, node, editor, names).all(count)
+            )
+    return (editor.finish() if names else model), names
+
+
+def _scanned(graph: Graph, node: Node) -> int | None:
+    """How many turns a Scan takes; None if that is not known."""
+    axes = _numbers(node, "scan_input_axes", 1)
+    shape = graph.shapes[node.inputs[-attribute(node.proto, "num_scan_inputs")]]
+    turns = shape[axes[0]] if shape else None
+    return turns if isinstance(turns, int) else None
+
+
+def _numbers(node: Node, name: str, count: int) -> list[int]:
+    """Return an attribute of a Scan, a number for each of its inputs or outputs; zeros by default."""
+    return attribute(node.proto, name) or [0] * count
+
+
+class _WrittenLoop:
+    """A loop that is being written out."""
+
+    def __init__(
+        self, graph: Graph, node: Node, editor: GraphEditor, names: dict[str, str]
+    ) -> None:
+        self.graph, self.node, self.editor, self.names = graph, node, editor, names
+        self.body = graph.scopes[node.bodies[0][1]]
+        self.scanned = attribute(node.proto, "num_scan_inputs") or 0
+        self.given = [
+            graph.values[value].name
+            for value in (node.inputs if self.scanned else node.inputs[2:])
+        ]
+        self.states = len(self.given) - self.scanned
+
+    def all(self, turns: int) -> list[NodeProto]:
+        """The nodes that make what the loop makes."""
+        graph, node, body = self.graph, self.node, self.body
+        state, outputs = self.given[: self.states], self._outputs()
+        rows: list[list[str]] = [[] for _ in outputs[self.states :]]
+        found = list[NodeProto]()
+        for value in graph.constants.tensors:  # those of the body, for all turns
+            held = graph.values[value]
+            if held.scope == body.index and held.producer == ABSENT:
+                tensor = copied(self.editor.weight(value))
+                self.editor.drop_weight(value)
+                self.editor.add_weight(0, tensor)
+        for turn in range(turns):
+            made = self._turn(
+                turn, [*state, *self._elements(turn, turns, found)], found
+            )
+            state = made[: self.states]
+            for row, name in zip(rows, made[self.states :], strict=True):
+                row.append(name)
+        for name, target in zip(state, node.proto.output[: self.states], strict=False):
+            if target:
+                found.append(self.editor.make("Identity", [name], [target]))
+        axes = _numbers(node, "scan_output_axes", len(rows))
+        backwards = _numbers(node, "scan_output_directions", len(rows))
+        for place, (row, target) in enumerate(
+            zip(rows, node.proto.output[self.states :], strict=False)
+        ):
+            if target:
+                axis = self.editor.ints([axes[place]], "axis")
+                lifted = [self.editor.names.fresh(f"{name}/row") for name in row]
+                found += [
+                    self.editor.make("Unsqueeze", [name, axis], [one])
+                    for name, one in zip(row, lifted, strict=True)
+                ]
+                parts = lifted[::-1] if backwards[place] else lifted
+                found.append(
+                    self.editor.make("Concat", parts, [target], axis=axes[place])
+                )
+        return found
+
+    def _outputs(self) -> list[str]:
+        """Return the names of what a turn makes, without its condition."""
+        outputs = self.body.outputs if self.scanned else self.body.outputs[1:]
+        return [self.graph.values[value].name for value in outputs]
+
+    def _elements(self, turn: int, turns: int, found: list[NodeProto]) -> list[str]:
+        """Write what a turn of a Scan reads of its sequences; returns the names."""
+        names = list[str]()
+        axes = _numbers(self.node, "scan_input_axes", self.scanned)
+        backwards = _numbers(self.node, "scan_input_directions", self.scanned)
+        for place, name in enumerate(self.given[self.states :]):
+            index = turns - 1 - turn if backwards[place] else turn
+            names.append(self.editor.names.fresh(f"{name}/element"))
+            inputs = [name, self.editor.ints(index, "element")]
+            found.append(
+                self.editor.make("Gather", inputs, [names[-1]], axis=axes[place])
+            )
+        return names
+
+    def _turn(self, turn: int, given: list[str], found: list[NodeProto]) -> list[str]:
+        """Write one turn; returns the names of what it makes, without its condition."""
+        graph, body, editor = self.graph, self.body, self.editor
+        renamed = dict[str, str]()
+
+        def named(name: str) -> str:
+            renamed[name] = editor.names.fresh(f"{name}/turn{turn}")
+            self.names[renamed[name]] = name
+            return renamed[name]
+
+        entries = [graph.values[value].name for value in body.inputs]
+        if not self.scanned:
+            counter, going, *entries = entries
+            renamed[counter] = editor.ints(turn, "turn")
+            renamed[going] = editor.constant(np.array(1, bool), "going")
+        for entry, name in zip(entries, given, strict=True):
+            found.append(editor.make("Identity", [name], [named(entry)]))
+        for index in body.nodes:
+            copy = copied(graph.nodes[index].proto)
+            copy.input[:] = [renamed.get(name, name) for name in copy.input]
+            copy.output[:] = [named(name) if name else "" for name in copy.output]
+            copy.name = editor.names.fresh(f"{copy.name}/turn{turn}")
+            found.append(copy)
+        return [renamed.get(name, name) for name in self._outputs()]

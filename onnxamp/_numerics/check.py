@@ -1,39 +1,33 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import FirstBad, RunCheck, ValueCheck
 from onnxamp._numerics.watch import (
     CheckedSample,
     CheckProbe,
     EngineProbe,
     ValueMeasurements,
-    classify,
-    join,
-    keep_float32,
-    watched_values,
 )
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime import BUDGET
-from onnxamp._runtime.engines import Progress, choose_engine
+from onnxamp._runtime.engines import Engine, Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
-from onnxamp._runtime.loop import Found, KeptSamples, input_failure, observe
+from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import StateLike, opened
-from onnxamp._workers.executor import Crash, Memory
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Place
 
 
 class OpFilter(NamedTuple):
@@ -161,116 +155,74 @@ class Check:
 
     def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:
         """Return what :func:`check_run` does."""
-        engine, samples = self.run.engine, self.run.samples
+        run, engine, samples = self.run, self.run.engine, self.run.samples
+        if self.stop:  # one sample after the other
+            run = replace(run, workers=None)
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
-        report = (
-            self._emulated(report, kept)
-            if engine.is_reference
-            else self._on_engine(report, kept)
-        )
-        return replace(report, inputs=samples.summary, samples=samples.taken)
+        groups, memory, is_over = list[ValueMeasurements](), dict[str, Any](), False
 
-    def _emulated(
-        self, report: RunCheck, kept: KeptSamples[CheckedSample] | None
-    ) -> RunCheck:
-        run, memory = self.run, dict[str, Any]()
-        engine = replace(run.engine, emulates=True)
-        probe = CheckProbe(
+        def add(number: int, checked: CheckedSample) -> bool:
+            """Add measurements to those with the same branches; return whether they end the check."""
+            nonlocal is_over
+            if not groups or groups[-1].flow.choices != checked.choices:
+                feeds = check_inputs(self.model.proto, samples[number])
+                watched = probe.watched(memory, feeds, checked)
+                groups.append(ValueMeasurements(*watched))
+            groups[-1].add(checked)
+            rows = groups[-1].checks() if self.stop else ()
+            is_over = any(row.fault for row in self._taken(rows))
+            return is_over
+
+        kind = CheckProbe if engine.is_reference else EngineProbe
+        probe = kind(
             model=SentModel.of(self.model),
-            engine=engine,
+            engine=replace(engine, emulates=engine.is_reference),
             budget=run.budget,
             keep=self.keep,
-            in_parts=self.stop,
+            ends=add if self.stop else None,
         )
-        parts: list[ValueMeasurements] = []
-        with closing(self._found(probe, kept, memory)) as results:
+        with closing(
+            observe(run, probe, "running", kept=kept, memory=memory, once=True)
+        ) as results:
             for number, checked, trouble in results:
                 if checked is None:
-                    return replace(report, skipped=self._in_vain(trouble, number))
-                if (
-                    not parts or parts[-1].flow.choices != checked.choices
-                ):  # other branches are apart
-                    feeds = check_inputs(self.model.proto, run.samples[number])
-                    flow = probe.session(memory).prepare(feeds).flow
-                    parts.append(ValueMeasurements(*keep_float32(flow, self.keep)))
-                parts[-1].add(checked)
-                if self.stop and any(
-                    row.fault for row in self._taken(parts[-1].checks())
-                ):
+                    text = f"The model does not run (sample {number + 1}): {trouble}"
+                    if isinstance(trouble, RuntimeFailure):
+                        what = "The model does not run"
+                        text = input_failure(what, trouble, samples, number, self.model)
+                    report = replace(report, skipped=text)
                     break
-        self.ops.check({op_key(node) for part in parts for node in part.flow.nodes})
-        checks = [(self._taken(part.checks()), part.flow.lowest) for part in parts]
+                if not self.stop:
+                    add(number, checked)
+                if is_over:
+                    break
+        if report.skipped is None:
+            report = self._measured(report, groups, probe.engine)
+        return replace(report, inputs=samples.summary, samples=samples.taken)
+
+    def _measured(
+        self, report: RunCheck, groups: Iterable[ValueMeasurements], engine: Engine
+    ) -> RunCheck:
+        """Return the report with all measurements, and the first fault in words."""
+        self.ops.check({op_key(node) for group in groups for node in group.flow.nodes})
+        checks = [(self._taken(group.checks()), group.flow.lowest) for group in groups]
         # those with a fault first; the sort is stable
         checks.sort(key=lambda pair: not any(row.fault for row in pair[0]))
         values: dict[str, ValueCheck] = {}
         for rows, _ in checks:
             for row in rows:
                 values.setdefault(row.value, row)
-        report = replace(report, ran_on=engine.name(checks[0][1]))
-        return _reported(report, values.values())
+        first = next((_in_words(row) for row in values.values() if row.fault), None)
+        return replace(
+            report,
+            ran_on=engine.name(checks[0][1]),
+            values=tuple(values.values()),
+            first_bad=first,
+        )
 
     def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
         """Return the values of the op types that are looked at."""
         return [row for row in rows if self.ops.takes(row.op)]
-
-    def _found(
-        self, probe: CheckProbe, kept: KeptSamples[CheckedSample] | None, memory: Memory
-    ) -> Generator[Found[CheckedSample]]:
-        """Yield the measurements of each sample: all at once, or part by part if the first fault ends the check."""
-        with closing(
-            observe(self.run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
-        ) as results:
-            for number, result, trouble in results:
-                if result is None or isinstance(result, CheckedSample):
-                    yield Found(number, result, trouble)
-                    continue
-                for part in result:
-                    if isinstance(part, RuntimeFailure):
-                        yield Found(number, None, part)
-                    else:
-                        yield Found(number, part, None)
-
-    def _on_engine(
-        self, report: RunCheck, kept: KeptSamples[CheckedSample] | None
-    ) -> RunCheck:
-        """Check on an engine that computes low precision itself."""
-        run, memory = self.run, dict[str, Any]()
-        probe = EngineProbe(
-            model=SentModel.of(self.model), engine=run.engine, budget=run.budget
-        )
-        values, inputs = dict[str, Measurement](), dict[str, Measurement]()
-        last = 0
-        with closing(
-            observe(run, probe, _ACTIVITY, kept=kept, memory=memory, once=True)
-        ) as results:
-            for last, checked, trouble in results:
-                if checked is None:
-                    return replace(report, skipped=self._in_vain(trouble, last))
-                join(values, checked.values)
-                join(inputs, checked.inputs)
-        feeds = check_inputs(self.model.proto, run.samples[last])
-        flow = probe.side_by_side(memory).result.prepare(feeds).flow
-        watched = [row for row in watched_values(flow) if row.value in values]
-        rows = classify(flow, watched, values, inputs)
-        self.ops.check({row.op for row in rows})
-        return _reported(report, self._taken(rows))
-
-    def _in_vain(self, trouble: RuntimeFailure | Crash | None, number: int) -> str:
-        """Return a sentence about a sample on which the model does not run."""
-        if isinstance(trouble, RuntimeFailure):
-            return input_failure(
-                "The model does not run", trouble, self.run.samples, number, self.model
-            )
-        return f"The model does not run (sample {number + 1}): {trouble}"
-
-
-_ACTIVITY: Final = "running"
-
-
-def _reported(report: RunCheck, rows: Iterable[ValueCheck]) -> RunCheck:
-    """Return the report with all measurements, and the first fault in words."""
-    first = next((_in_words(row) for row in rows if row.fault), None)
-    return replace(report, values=tuple(rows), first_bad=first)
 
 
 def _in_words(row: ValueCheck) -> FirstBad:

@@ -4,7 +4,7 @@ Outputs are compared by :func:`compare`, in full; all other values by :func:`mea
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -99,11 +99,9 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "differing": 0.0,
     }
     if reference.shape != result.shape:
-        facts |= _counts(
-            "reference", np.zeros(reference.size) if is_text else reference
-        )
-        facts |= _counts("result", np.ones(result.size) if is_text else result)
         facts |= {
+            **_counts("reference", np.zeros(reference.size) if is_text else reference),
+            **_counts("result", np.ones(result.size) if is_text else result),
             **dict.fromkeys(_ERRORS, np.inf),
             "snr_db": -np.inf,
             "cosine": np.nan,
@@ -119,13 +117,11 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     if result.size == 0:
         facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
         return TensorDiff(**facts)
-    seen = _Extremes.of(a, b)
+    seen = _Extremes(a, b)
     worst = np.unravel_index(seen.worst, reference.shape)
-    facts["worst_index"] = tuple(int(i) for i in worst)
-    facts["worst_reference"], facts["worst_result"] = (
-        _scalar(reference[worst]),
-        _scalar(result[worst]),
-    )
+    facts["worst_index"] = tuple(map(int, worst))
+    facts["worst_reference"] = _scalar(reference[worst])
+    facts["worst_result"] = _scalar(result[worst])
     if not _is_text(reference) and reference.ndim:
         width = reference.shape[-1]
         facts["argmax_agreement"] = _top_agreement(a, b, width, 1)
@@ -135,9 +131,7 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         facts["vanished"], facts["bad"] = _failures(a, b, seen, reference.shape)
         if "logits" in name.lower() and reference.ndim:
             facts["kl_divergence"] = _divergence(a, b, reference.shape[-1])
-    facts |= _measures(a, b, seen)
-    facts["differing"] = seen.differing / a.size
-    return TensorDiff(**facts)
+    return TensorDiff(**facts | _measures(a, b, seen))
 
 
 _ERRORS: Final = (
@@ -206,38 +200,26 @@ def _compared(a: Array, b: Array) -> Iterator[_Part]:
         )
 
 
-@dataclass(slots=True)
 class _Extremes:
-    """The largest numbers of two tensors, in units of which sums of squares do not overflow."""
+    """The largest numbers of two flat tensors, in units of which sums of squares do not overflow."""
 
-    error: float = -1.0
-    worst: int = 0
-    error_sum: float = 0.0
-    differing: int = 0
-    magnitude: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    required: float = 0.0
-    is_common: bool = False
-
-    @classmethod
-    def of(cls, a: Array, b: Array) -> "_Extremes":
-        """The sums of two flat tensors."""
-        seen, start = cls(), 0
+    def __init__(self, a: Array, b: Array) -> None:
+        self.error, self.worst, self.error_sum, self.differing = -1.0, 0, 0.0, 0
+        self.magnitude = self.x = self.y = self.required = 0.0
+        self.is_common, start = False, 0
         for part in _compared(a, b):
             at = int(np.argmax(part.errors))
-            if part.errors[at] > seen.error:
-                seen.error, seen.worst = float(part.errors[at]), start + at
-            seen.error_sum += float(part.errors.sum())
-            seen.differing += int(np.count_nonzero(part.errors))
-            seen.magnitude = max(seen.magnitude, float(part.magnitude.max()))
-            seen.x = max(seen.x, float(np.abs(part.x).max()))
-            seen.y = max(seen.y, float(np.abs(part.y).max()))
+            if part.errors[at] > self.error:
+                self.error, self.worst = float(part.errors[at]), start + at
+            self.error_sum += float(part.errors.sum())
+            self.differing += int(np.count_nonzero(part.errors))
+            self.magnitude = max(self.magnitude, float(part.magnitude.max()))
+            self.x = max(self.x, float(np.abs(part.x).max()))
+            self.y = max(self.y, float(np.abs(part.y).max()))
             required = float((part.errors / (1 + part.magnitude)).max())
-            seen.required = max(seen.required, required)
-            seen.is_common = seen.is_common or bool(part.both.any())
+            self.required = max(self.required, required)
+            self.is_common |= bool(part.both.any())
             start += part.errors.size
-        return seen
 
 
 def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
@@ -261,15 +243,14 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
         dot_energies=(xx, yy),
         is_comparable=seen.is_common or not error_norm,
     )
+    names = ("mean_abs", "rel_l2", "rmse", "cosine")
     return {
-        "mean_abs": sums.mean_abs,
+        **{name: getattr(sums, name) for name in names},
         "max_abs": seen.error,
         "max_rel": max_rel,
         "required_tolerance": seen.required,
-        "rel_l2": sums.rel_l2,
-        "rmse": sums.rmse,
         "snr_db": decibels(sums.rel_l2),
-        "cosine": sums.cosine,
+        "differing": seen.differing / a.size,
     }
 
 
@@ -335,10 +316,8 @@ def _divergence(a: Array, b: Array, width: int) -> float:
             0.0  # the limit, also of logits that are -inf on both sides
         )
         found.append(terms.sum(axis=-1))
-    rows = np.maximum(
-        np.concatenate(found), 0.0
-    )  # rounding may leave less than nothing
-    return float(rows.mean())
+    # Rounding may leave less than nothing.
+    return float(np.maximum(np.concatenate(found), 0.0).mean())
 
 
 def log_softmax(logits: Array) -> Array:
@@ -392,78 +371,52 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     """One output over several samples, in their order; see :class:`TensorDiff`. Its name and types are the first's."""
     first, sizes = diffs[0], [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
-    bad = next(
-        (
-            replace(diff.bad, sample=i)
-            for i, diff in enumerate(diffs)
-            if diff.bad is not None
-        ),
-        None,
-    )
-    odd = next(
-        (diff for diff in diffs if diff.reference_shape != diff.result_shape), first
-    )
+    bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
+    odd = [diff for diff in diffs if diff.reference_shape != diff.result_shape] or diffs
+    detections = [diff.detections for diff in diffs if diff.detections is not None]
     rows = [
         diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0
         for diff in diffs
     ]
-    facts: dict[str, Any] = {
-        name: max(getattr(diff, name) for diff in diffs) for name in _WORST
-    }
-    facts |= {name: sum(getattr(diff, name) for diff in diffs) for name in _COUNTS}
-    facts |= {
-        name: _mean([getattr(diff, name) for diff in diffs], rows) for name in _SHARES
-    }
+
+    def of(name: str) -> list[Any]:
+        return [getattr(diff, name) for diff in diffs]
+
+    facts: dict[str, Any] = {name: max(of(name)) for name in _WORST}
+    facts |= {name: sum(of(name)) for name in _COUNTS}
+    facts |= {name: _mean(of(name), rows) for name in _SHARES}
     return replace(
         first,
         **facts,
-        reference_shape=odd.reference_shape,
-        result_shape=odd.result_shape,
-        mean_abs=_mean([diff.mean_abs for diff in diffs], sizes) or 0.0,
-        differing=_mean([diff.differing for diff in diffs], sizes) or 0.0,
+        reference_shape=odd[0].reference_shape,
+        result_shape=odd[0].result_shape,
+        mean_abs=_mean(of("mean_abs"), sizes) or 0.0,
+        differing=_mean(of("differing"), sizes) or 0.0,
         rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
-        snr_db=min(diff.snr_db for diff in diffs),
-        cosine=min(
-            (diff.cosine for diff in diffs),
-            key=lambda cosine: (not np.isnan(cosine), cosine),
-        ),
+        snr_db=min(of("snr_db")),
+        cosine=min(of("cosine"), key=lambda cosine: (not np.isnan(cosine), cosine)),
         worst_index=diffs[worst].worst_index,
         worst_reference=diffs[worst].worst_reference,
         worst_result=diffs[worst].worst_result,
         worst_sample=worst,
-        bad=bad,
-        detections=max(
-            (diff.detections for diff in diffs if diff.detections is not None),
-            default=None,
-        ),
+        bad=next(iter(bads), None),
+        detections=max(detections, default=None),
     )
 
 
 def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
     """Return the weighted mean of the numbers that are not None."""
-    known = [
-        (number, weight)
-        for number, weight in zip(numbers, weights, strict=True)
-        if number is not None
-    ]
-    total = sum(weight for _, weight in known)
-    return sum(number * weight for number, weight in known) / total if total else None
+    total, found = 0, 0.0
+    for number, weight in zip(numbers, weights, strict=True):
+        if number is not None:
+            total += weight
+            found += number * weight
+    return found / total if total else None
 
 
 MEASURABLE: Final = FLOAT_TENSORS | {
-    f"tensor({name})"
-    for name in [
-        "double",
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-    ]
+    *("tensor(double)", "tensor(bool)"),
+    *(f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }
 """Types of values that can be measured."""
 

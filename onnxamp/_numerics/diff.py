@@ -28,10 +28,11 @@ from onnxamp._numerics.sample_diff import (
     RESULT,
     DiffProbe,
     SampleDiff,
+    Tally,
+    finished,
     reference_on,
     result_on,
 )
-from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.providers import emulated_arithmetic, sums_low
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
@@ -51,8 +52,7 @@ from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
-from onnxamp._workers.executor import Memory
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Memory, Place
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -213,10 +213,8 @@ class Comparison:
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
         """
-        engine, limits = (
-            choose_engine(run.provider, whole=whole is not False),
-            limits or Limits(),
-        )
+        engine = choose_engine(run.provider, whole=whole is not False)
+        limits = limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         if engine.emulates:
             engine = replace(
@@ -280,14 +278,13 @@ class Comparison:
             choose_provider(self.engine.provider)  # one that runs pieces
         other = result_on(self.engine, result, self.reference, whole=self.whole)
         state = self.run.state
-        part = (
-            None if state is None else state.part("comparison", self._depends_on(other))
-        )
+        part = None
+        if state is not None:
+            part = state.part("comparison", self._depends_on(other))
         probe = DiffProbe(
             key=self._key,
             reference=SentModel.of(self.reference.model),
             result=SentModel.of(result),
-            is_converted=other.origin is not None,
             engine=self.engine,
             whole=self.whole,
             budget=self.reference.budget,
@@ -384,7 +381,6 @@ class Comparison:
             self.whole,
             one.budget,
             sorted(self.selected),
-            other.origin is None,
             "" if arithmetic is None else arithmetic.name,
             active_libraries(),
             self.run.samples.generates,
@@ -406,14 +402,10 @@ class Comparison:
         Returns:
             Return the report, not yet judged, and the measurements of the samples; None where that is nothing.
         """
-        model, result, samples = (
-            self.reference.model,
-            probe.result.opened(),
-            self.run.samples,
-        )
+        model, samples = self.reference.model, self.run.samples
         report = DiffReport(
             reference=model.label,
-            result=result.label,
+            result=probe.result.opened().label,
             ran_on=self.engine.name(),
             inputs=samples.description,
             samples=samples.taken,
@@ -423,13 +415,11 @@ class Comparison:
         )
         tally = Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"
-        kept = (
-            None
-            if part is None
-            else KeptSamples(
+        kept = None
+        if part is not None:
+            kept = KeptSamples(
                 part, samples, SampleDiff, what, lambda diff: diff.was_compared
             )
-        )
         with closing(
             observe(self.run, probe, activity, kept=kept, memory=memory)
         ) as results:
@@ -500,9 +490,7 @@ class UpgradeProof:
             frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
         )
         if changed not in self._verdicts:
-            upgraded = Model(
-                graph.model, graph.folder, origin=self.comparison.reference.model
-            )
+            upgraded = Model(graph.model, graph.folder)
             exact = replace(self.comparison, limits=_SAME)
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"

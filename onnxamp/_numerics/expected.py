@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,21 @@ import numpy.typing as npt
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
-from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._errors import OnnxAmpError, RuntimeFailure
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node, body_sources
+from onnxamp._graph.view import ABSENT, body_sources
 from onnxamp._model.model import Model
-from onnxamp._numerics.low_nodes import LowNode, computes, low_node
 from onnxamp._numerics.passes import Sensitivities
-from onnxamp._numerics.quantizers import rounded_ports, rounds_to_integers
+from onnxamp._numerics.quantizers import (
+    LowNode,
+    Settled,
+    computes,
+    low_node,
+    rounded_ports,
+    rounds_to_integers,
+)
 from onnxamp._numerics.sensitivity import SensitivityProbe
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import emulated_arithmetic
@@ -68,32 +73,6 @@ squares of several has a longer tail (G. J. Székely, N. K. Bakirov: Extremal pr
 
 _SHOWN: Final = 10
 """Number of nodes whose contribution is reported."""
-
-
-class Settled(NamedTuple):
-    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
-
-    Attributes:
-        stored: weights and inputs that the model holds in low precision.
-        returned: values that it returns in low precision.
-    """
-
-    stored: frozenset[int] = frozenset()
-    returned: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, analysis: Analysis) -> "Settled":
-        """Those of an analysis."""
-        graph, ports, is_low = analysis.graph, analysis.ports, analysis.decision.is_low
-        own = {*graph.constants.tensors, *graph.scopes[0].inputs}
-        return cls(
-            frozenset(filter(ports.enters_low, own)),
-            frozenset(
-                value
-                for position, value in enumerate(graph.scopes[0].outputs)
-                if is_low(ports.returned.get((0, position), NONE))
-            ),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +193,7 @@ class ExpectedErrors:
 
         Nodes in a loop round the results of the loop.
         """
-        return {
-            unit.key: self._rows_of(self.graph.nodes[unit.node], unit)
-            for unit in self.computing
-        }
+        return {unit.key: self._rows_of(unit) for unit in self.computing}
 
     @cached_property
     def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
@@ -317,7 +293,10 @@ class ExpectedErrors:
     def prices(self) -> list[float]:
         """The squared error that each node causes that computes, with the weights and inputs that it reads."""
         rows = (
-            [*(self.made[unit.key] or self._cast(unit)), *self._sources(unit)]
+            [
+                *(self.made[unit.key] or (row for _, row in self.read[unit.key])),
+                *self._sources(unit),
+            ]
             for unit in self.computing
         )
         return [
@@ -379,14 +358,9 @@ class ExpectedErrors:
         return {name: row for row, name in enumerate(names)}
 
     @cached_property
-    def _keys(self) -> Mapping[int, str]:
-        """By index: the keys of the nodes that can be in low precision."""
-        return {unit.node: unit.key for unit in (*self.computing, *self.exact)}
-
-    @cached_property
-    def _followers(self) -> Mapping[int, LowNode]:
-        """By index: the nodes that only move numbers."""
-        return {unit.node: unit for unit in self.exact}
+    def _units(self) -> Mapping[int, LowNode]:
+        """By index: the nodes that can be in low precision."""
+        return {unit.node: unit for unit in (*self.computing, *self.exact)}
 
     def _at(self, value: int, what: str = "") -> tuple[int, ...]:
         """Return the row of a value; none if no sample measures it."""
@@ -400,7 +374,8 @@ class ExpectedErrors:
         """Return the key of the node that computes a value, before its loops; "" if it is always float32."""
         while (outer := self._before.get(value, ABSENT)) != ABSENT:
             value = outer
-        return self._keys.get(self.graph.values[value].producer, "")
+        unit = self._units.get(self.graph.values[value].producer)
+        return unit.key if unit is not None else ""
 
     @cached_property
     def _before(self) -> Mapping[int, int]:
@@ -417,7 +392,8 @@ class ExpectedErrors:
                 }
         return found
 
-    def _rows_of(self, node: Node, unit: LowNode) -> tuple[int, ...]:
+    def _rows_of(self, unit: LowNode) -> tuple[int, ...]:
+        node = self.graph.nodes[unit.node]
         rows = [
             row
             for port in unit.ports.outputs
@@ -432,10 +408,6 @@ class ExpectedErrors:
             scope = owner.scope
         return tuple(dict.fromkeys(rows))
 
-    def _cast(self, unit: LowNode) -> list[int]:
-        """Return the rows of the inputs of a node without float outputs."""
-        return [row for _, row in self.read[unit.key]]
-
     def _sources(self, unit: LowNode) -> list[int]:
         """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
         found, waiting = list[int](), [unit]
@@ -447,11 +419,11 @@ class ExpectedErrors:
                 if value in seen:
                     continue
                 seen.add(value)
-                producer = self.graph.values[value].producer
-                if producer in self._followers:
-                    waiting.append(self._followers[producer])
-                elif producer not in self._keys:
+                producer = self._units.get(self.graph.values[value].producer)
+                if producer is None:
                     found += self._at(value, one.key)
+                elif not computes(self.graph.nodes[producer.node]):
+                    waiting.append(producer)
         return found
 
 
@@ -494,7 +466,7 @@ def measured_sensitivities(
         low=analysis.options.low,
         budget=run.budget,
         arithmetic=engine.arithmetic,
-        lowered=rounded_ports(analysis, *Settled.of(analysis)),
+        lowered=rounded_ports(analysis, Settled.of(analysis)),
     )
     samples = observe_all(
         run,

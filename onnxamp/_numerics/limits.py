@@ -23,9 +23,9 @@ from onnxamp._numerics.metrics import (
 )
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
 from onnxamp._paths import reason_of
-from onnxamp._runtime.draws import NUMBERS
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
+from onnxamp._runtime.samples import NUMBERS
 from onnxamp._state import fingerprint
 
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]

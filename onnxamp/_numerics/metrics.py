@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from math import exp, inf, isfinite, log, log10, nan, sqrt
 from operator import add, attrgetter
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from onnxamp._dtypes import FORMATS, LOWEST_FIRST
 
@@ -391,3 +391,17 @@ _JOINS: Final[tuple[Callable[..., Any], ...]] = tuple(
     _JOIN.get(name, add) for name in _NAMES
 )
 _numbers: Final[Callable[[Measurement], tuple[Any, ...]]] = attrgetter(*_NAMES)
+
+
+class _Sum(Protocol):
+    def __add__(self, other: Self, /) -> Self: ...
+
+
+K = TypeVar("K")
+S = TypeVar("S", bound=_Sum)
+
+
+def join(total: dict[K, S], more: Mapping[K, S]) -> None:
+    """Add measurements of another sample to those so far, each to that of the same key."""
+    for key, one in more.items():
+        total[key] = total[key] + one if key in total else one

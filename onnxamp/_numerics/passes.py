@@ -1,23 +1,29 @@
-"""The passes of one sample: values of the forward pass, vectors of signs over its outputs, and what they cost."""
+"""The passes of one sample: values of the forward pass, vectors of signs over its outputs, and what they cost.
+
+A product with a large matrix goes back for all samples and vectors of signs at once. The gradient of the matrix is as
+large as the matrix, and is never formed. What a product makes of the matrix's rounding errors is the error of its
+result: column by column, its scalar product with the result's gradient is what the errors of one column of the matrix
+do. The many columns are independent of each other.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from math import inf, isnan
 from typing import Final, NamedTuple
 
 import numpy as np
+from onnx import parser
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._dtypes import FLOAT, Format
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.backward import SUMMED
-from onnxamp._numerics.matrices import Floats
-from onnxamp._numerics.quantizers import LowPass, shown_errors
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._numerics.quantizers import Floats, LowPass, shown_errors
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start
+from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import Feeds
 
 _GROUPS: Final = 8
@@ -36,6 +42,19 @@ orthogonal, so that four vectors are exact for four elements."""
 
 _MANY: Final = 256
 """Elements from which on one vector is enough."""
+
+
+_COLUMNS: Final = 256
+"""Columns from which on the sum over them hardly depends on the signs."""
+
+_BLOCK: Final = 1 << 24
+"""Elements of a matrix that are rounded at a time."""
+
+_PRODUCT: Final = """<ir_version: 8, opset_import: ["": 18]>
+product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[r,k] dx) {{
+    low = Cast <to = {elem}> (w) high = Cast <to = 1> (low) error = Sub (high, w)
+    moved = MatMul (x, error) dx = Gemm <transB = 1> (dy, w)
+}}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,46 +100,8 @@ class Seed(NamedTuple):
     gradients: dict[str, Floats]
 
 
-@dataclass(slots=True)
-class Found:
-    """The measurements of a sample's passes so far."""
-
-    groups: int
-    largest: Mapping[str, float]
-    costs: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    spread: dict[str, None] = field(default_factory=dict)
-    shown: tuple[float, ...] = ()
-
-    def add(self, key: tuple[str, str], group: int, cost: float) -> None:
-        """Add to a cost of a value."""
-        name, what = key
-        none = [0.0] * self.groups
-        self.costs.setdefault(name, {}).setdefault(what, none)[group] += cost
-
-    def sensitivities(self) -> Sensitivities:
-        """Return all of it."""
-        names = dict.fromkeys((*self.largest, *self.costs))
-        return Sensitivities(
-            {name: self._of(name) for name in names}, tuple(self.spread), self.shown
-        )
-
-    def _of(self, name: str) -> Rounded:
-        largest = self.largest.get(name, 0.0)
-        costs = {
-            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
-            for what, row in self.costs.get(name, {}).items()
-        }
-        return Rounded(
-            largest=abs(largest),
-            costs=costs.pop("", (0.0,) * self.groups),
-            summed=costs.pop(SUMMED, ()),
-            read=costs,
-        )
-
-
-@dataclass
 class Passes:
-    """The passes of one sample.
+    """The passes of one sample; ``again`` counts what the backward pass reads.
 
     Attributes:
         side: the forward pass, and the values that the backward pass needs.
@@ -133,37 +114,29 @@ class Passes:
         seeds: the vectors of signs.
         waiting: by vector of signs: the gradients of values so far.
         gains: by result of a quantizer: the error that leaves it over that which reaches it.
+        costs: by value, and what of it: the costs by group so far.
+        spread: labels of nodes without a gradient rule so far.
+        shown: as in the result.
     """
 
-    side: Execution
-    lowering: LowPass
-    beside: Execution | None
-    groups: list[list[str]]
-    largest: dict[str, float] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    seeds: list[Seed] = field(default_factory=list)
-    waiting: list[dict[str, Floats]] = field(default_factory=list)
-    gains: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def begin(
-        cls,
-        runner: Executor,
-        feeds: Feeds,
-        again: Counter[str],
-        lowering: LowPass,
-    ) -> "Passes":
-        """A sample before the first node; ``again`` counts what the backward pass reads."""
+    def __init__(
+        self, runner: Executor, feeds: Feeds, again: Counter[str], lowering: LowPass
+    ) -> None:
         flow = runner.flow
         ends, decisive = _ends(flow), _decisive(flow)
         names = (*flow.inputs, *flow.maker)
         seen = [name for name in names if flow.types.get(name) == FLOAT]
-        side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
-        groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
-        beside = lowering.begin(feeds, (*ends, *decisive))
-        passes = cls(side, lowering, beside, [*groups, decisive])
-        passes._see(seen)
-        return passes
+        self.side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
+        self.lowering = lowering
+        self.beside = lowering.begin(feeds, (*ends, *decisive))
+        self.groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        self.groups.append(decisive)
+        self.largest, self.gains = dict[str, float](), dict[str, float]()
+        self.shapes = dict[str, tuple[int, ...]]()
+        self.seeds, self.waiting = list[Seed](), list[dict[str, Floats]]()
+        self.costs = dict[str, dict[str, list[float]]]()
+        self.spread, self.shown = dict[str, None](), tuple[float, ...]()
+        self._see(seen)
 
     def forward(self, part: Sequence[int]) -> None:
         """Run a piece."""
@@ -194,13 +167,35 @@ class Passes:
         self.seeds = list(_seeds(self.side, self.groups, random))
         self.waiting = [dict(seed.gradients) for seed in self.seeds]
         if self.beside is not None:
-            self.found.shown = shown_errors(self.groups, self.side, self.beside)
+            self.shown = shown_errors(self.groups, self.side, self.beside)
             self.beside = None
 
-    @cached_property
-    def found(self) -> "Found":
-        """What the passes show."""
-        return Found(len(self.groups), self.largest)
+    def add(self, key: tuple[str, str], seed: Seed, cost: float) -> None:
+        """Add to a cost of a value what a vector of signs shows."""
+        name, what = key
+        none = [0.0] * len(self.groups)
+        row = self.costs.setdefault(name, {}).setdefault(what, none)
+        row[seed.group] += cost / seed.probes
+
+    def sensitivities(self) -> Sensitivities:
+        """Return what the passes show."""
+        names = dict.fromkeys((*self.largest, *self.costs))
+        return Sensitivities(
+            {name: self._of(name) for name in names}, tuple(self.spread), self.shown
+        )
+
+    def _of(self, name: str) -> Rounded:
+        largest = self.largest.get(name, 0.0)
+        costs = {
+            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
+            for what, row in self.costs.get(name, {}).items()
+        }
+        return Rounded(
+            largest=abs(largest),
+            costs=costs.pop("", (0.0,) * len(self.groups)),
+            summed=costs.pop(SUMMED, ()),
+            read=costs,
+        )
 
 
 def _seeds(
@@ -290,3 +285,61 @@ def _known(cost: float, *, is_plain: bool) -> float:
     if isnan(cost):
         return inf if is_plain else 0.0
     return cost
+
+
+def matrix_readers(flow: DataflowGraph) -> set[int]:
+    """Return the nodes that multiply by a large matrix of many columns, or gather its rows."""
+    matrices = {
+        name
+        for name, tensor in flow.shell.weights.items()
+        if len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
+    } - flow.defaults
+    found = set[int]()
+    for number, node in enumerate(flow.nodes):
+        is_product = op_key(node) == "MatMul"
+        if not is_product and (op_key(node) != "Gather" or attribute(node, "axis")):
+            continue
+        x, matrix = node.input if is_product else node.input[::-1]
+        is_fed = x in flow.maker or (not is_product and x in flow.inputs)
+        if matrix in matrices and is_fed and flow.types.get(node.output[0]) == FLOAT:
+            found.add(number)
+    return found
+
+
+def stepped_back(
+    matrix: Floats,
+    xs: Sequence[Floats],
+    dys: Sequence[Floats],
+    low: Format,
+    provider: Provider,
+) -> tuple[list[Floats], list[Floats]]:
+    """Go back through products with a matrix.
+
+    Args:
+        matrix: the matrix.
+        xs: what it is multiplied by.
+        dys: gradients of results.
+
+    Returns:
+        By how much rounding the matrix moves each result, and the gradients of what is multiplied, all as rows.
+    """
+    model = parser.parse_model(_PRODUCT.format(elem=low.elem))
+    session = make_session(model, provider, optimize=False, lean=True)
+    x, dy = (
+        [array.reshape(-1, width) for array in arrays]
+        for arrays, width in zip((xs, dys), matrix.shape, strict=True)
+    )
+    rows = {"x": np.concatenate(x), "dy": np.concatenate(dy)}
+    moved, dx = np.zeros((len(rows["x"]), matrix.shape[1]), np.float32), list[Floats]()
+    height = max(1, _BLOCK // matrix.shape[1])
+    for first in range(0, len(matrix), height):
+        block = slice(first, first + height)
+        made = run(session, rows | {"x": rows["x"][:, block], "w": matrix[block]})
+        moved += made["moved"]
+        dx.append(made["dx"])
+    return _parted(moved, x), _parted(np.hstack(dx), dy)
+
+
+def _parted(rows: Floats, like: Sequence[Floats]) -> list[Floats]:
+    """Rows of several arrays, apart."""
+    return np.split(rows, np.cumsum([*map(len, like)])[:-1])

@@ -1,4 +1,4 @@
-"""What quantizers make of the errors that reach them, from a forward pass in which all that a plan lowers is rounded.
+"""What a plan rounds, and what quantizers make of the errors that reach them, from a forward pass in low precision.
 
 A quantizer passes an error d that is small beside its step s on as 0 or, with the probability d / s, as s: its squared
 error is s d on average, not d^2. An error of several steps passes as it is, but for the rounding. So what a quantizer
@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,23 @@ from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._decide.hazards.scales import grids
+from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.quantized import OPERATORS
-from onnxamp._graph.view import Ports
+from onnxamp._graph.view import ABSENT, Node, Ports, View
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.weights import SENTINEL, rounded
-from onnxamp._numerics.matrices import Floats
 from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
 from onnxamp._runtime.emulate import rounding
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feeds
+
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NEAR: Final = 1e-3
 """How far from the grid, or from halfway between two steps, numbers may lie to stay there or to move at any error."""
@@ -44,6 +46,84 @@ _QUANTIZERS: Final = QUANTIZE | ROUNDS
 """Ops that round numbers to integers."""
 
 
+@dataclass(frozen=True, slots=True)
+class LowNode:
+    """A node that is in low precision, or can be.
+
+    Attributes:
+        key: its first output.
+        names: those of its first output, also as the result of an If.
+        node: its index.
+        ports: those that are in low precision.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    node: int
+    ports: Ports
+
+
+def computes(node: Node) -> bool:
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
+    moves = is_exact(node.proto) or node.key in op_facts().following
+    return not moves and node.signature is not None
+
+
+def low_node(analysis: Analysis, node: Node) -> LowNode | None:
+    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
+    ports = low_ports(analysis, node)
+    if not (ports.inputs or ports.outputs):
+        return None
+    if not (computes(node) or is_exact(node.proto)):
+        return None
+    key = node.first_output
+    return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
+
+
+def _results(view: View, node: Node) -> list[str]:
+    """Return names of Ifs' outputs that the node's first output becomes."""
+    names: list[str] = []
+    value = next(iter(node.writes), ABSENT)
+    while value != ABSENT:
+        owners = (
+            (view.nodes[view.scopes[scope].owner], port)
+            for scope, port in view.results[value]
+            if scope
+        )
+        value = next(
+            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
+        )
+        if value != ABSENT:
+            names.append(view.values[value].name)
+    return names
+
+
+class Settled(NamedTuple):
+    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
+
+    Attributes:
+        stored: weights and inputs that the model holds in low precision.
+        returned: values that it returns in low precision.
+    """
+
+    stored: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> "Settled":
+        """Those of an analysis."""
+        graph, ports, is_low = analysis.graph, analysis.ports, analysis.decision.is_low
+        own = {*graph.constants.tensors, *graph.scopes[0].inputs}
+        return cls(
+            frozenset(filter(ports.enters_low, own)),
+            frozenset(
+                value
+                for position, value in enumerate(graph.scopes[0].outputs)
+                if is_low(ports.returned.get((0, position), NONE))
+            ),
+        )
+
+
 def rounds_to_integers(model: ModelProto) -> bool:
     """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
     nodes = [*model.graph.node, *(node for one in model.functions for node in one.node)]
@@ -51,16 +131,8 @@ def rounds_to_integers(model: ModelProto) -> bool:
     return any(op_key(node) in keys for node in all_nodes(nodes))
 
 
-def rounded_ports(
-    analysis: Analysis, stored: AbstractSet[int], returned: AbstractSet[int]
-) -> Mapping[str, Ports]:
-    """Return the ports whose values an analysis rounds, by first output of their node.
-
-    Args:
-        analysis: what is lowered.
-        stored: weights and inputs that the model holds in low precision, whoever reads them.
-        returned: values that it returns in low precision.
-    """
+def rounded_ports(analysis: Analysis, settled: Settled) -> Mapping[str, Ports]:
+    """Return the ports whose values an analysis rounds, by first output of their node."""
 
     def among(values: Sequence[int], others: AbstractSet[int]) -> Iterator[int]:
         return (place for place, value in enumerate(values) if value in others)
@@ -69,8 +141,8 @@ def rounded_ports(
     for node in analysis.graph.order:
         inputs, outputs = low_ports(analysis, node)
         found[node.first_output] = Ports(
-            inputs=tuple({*inputs, *among(node.inputs, stored)}),
-            outputs=tuple({*outputs, *among(node.outputs, returned)}),
+            inputs=tuple({*inputs, *among(node.inputs, settled.stored)}),
+            outputs=tuple({*outputs, *among(node.outputs, settled.returned)}),
         )
     return found
 

@@ -20,7 +20,7 @@ from onnxamp._graph.view import Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.compare import measure
+from onnxamp._numerics.compare import measure as measured
 from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.providers import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
@@ -35,9 +35,9 @@ from onnxamp._runtime.loop import (
     observe_all,
     one_by_one,
 )
-from onnxamp._runtime.pieces import Executor, observed_values
+from onnxamp._runtime.pieces import observed_values
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.values import Feed, check_inputs, shapes_of
+from onnxamp._runtime.values import check_inputs, shapes_of
 from onnxamp._state import fingerprint
 from onnxamp._workers.executor import Memory
 
@@ -154,13 +154,11 @@ def centered_norms(
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Yield nodes whose sums are float16, and do not follow from their results."""
-    products = {
-        op for op, fact in profile.products.items() if fact.accumulator == "float16"
-    }
-    sums = {
-        op for op, fact in profile.sums.items() if fact.accumulator == "float16"
-    } - _ROOTS
-    for node in graph.nodes_of(frozenset(products | sums)):
+    products, sums = (
+        {op for op, fact in facts.items() if fact.accumulator == "float16"}
+        for facts in (profile.products, profile.sums)
+    )
+    for node in graph.nodes_of(products | (sums - _ROOTS)):
         value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
         if is_open and graph.types[value] == FLOAT:
             yield node
@@ -187,19 +185,13 @@ def partial_sums(
         node = graph.nodes[item.node]
         if node.key in profile.cancelling:
             continue
-        terms = (
-            terms_of(node, shapes)
-            if node.key in profile.products
-            else summed_terms(node, shapes)
-        )
-        reach = largest.get(item.name, 0.0)
+        counted = terms_of if node.key in profile.products else summed_terms
+        terms, reach = counted(node, shapes), largest.get(item.name, 0.0)
         if terms and reach:
-            found[item.value] = Partial(
-                reach * (terms if node.key in op_facts().means else 1), terms
-            )
-    for node in graph.nodes_of(
-        _ROOTS & {op for op, fact in profile.sums.items() if fact.overflows}
-    ):
+            times = terms if node.key in op_facts().means else 1
+            found[item.value] = Partial(reach * times, terms)
+    overflowing = {op for op, fact in profile.sums.items() if fact.overflows}
+    for node in graph.nodes_of(_ROOTS & overflowing):
         name = names[node.outputs[0]]
         if node.key == "ReduceL2" and largest.get(name):
             found[name] = Partial(
@@ -227,34 +219,22 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
         return graph.model, {}
     writer = _Writer(graph, GraphEditor(graph))
     vectors: dict[int, tuple[str, list[int]]] = {}
-    for scope in range(
-        len(graph.scopes) - 1, -1, -1
-    ):  # a scope comes after the one around it
-        for node in graph.at(graph.scopes[scope].nodes):
-            found = writer.pass_out(node) if _is_open(graph, node) else None
+    for scope in reversed(graph.scopes):  # a scope comes after the one around it
+        for node in graph.at(scope.nodes):
+            found = writer.pass_out(node)
             if found is not None:
                 vectors[node.index] = found
-        if scope:
-            inner = [
-                vectors[index]
-                for index in graph.scopes[scope].nodes
-                if index in vectors
-            ]
-            writer.measure(scope, inner)
+        if scope.index:
+            inner = [vectors[index] for index in scope.nodes if index in vectors]
+            writer.measure(scope.index, inner)
     watched: dict[str, int] = {}
     for index in graph.scopes[0].nodes:
         vector, values = vectors.get(index, ("", []))
         for place, value in enumerate(values):
-            name = f"{graph.values[value].name}_largest"
-            watched[
-                writer.op(0, "Gather", [vector, writer.integers([place])], name)
-            ] = value
+            base = f"{graph.values[value].name}_largest"
+            inputs = [vector, writer.integers([place])]
+            watched[writer.op(0, "Gather", inputs, base)] = value
     return writer.editor.finish(), watched
-
-
-def _is_open(graph: Graph, node: Node) -> bool:
-    known = node.key == "If" or node.key in ROUNDS
-    return known and not any(graph.scopes[body].opaque for _, body in node.bodies)
 
 
 @dataclass(slots=True)
@@ -292,11 +272,8 @@ class _Writer:
         """Compute the magnitudes of a body's floats, including those of the bodies in it."""
         graph, parts, values = self.graph, list[str](), list[int]()
         for value in graph.values:
-            if (
-                value.scope == scope
-                and value.origin is Origin.NODE
-                and graph.types[value.index] == FLOAT
-            ):
+            is_made = value.scope == scope and value.origin is Origin.NODE
+            if is_made and graph.types[value.index] == FLOAT:
                 parts.append(self.largest(scope, value.name))
                 values.append(value.index)
         parts += [vector for vector, _ in inner]
@@ -316,35 +293,34 @@ class _Writer:
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
         """Let a node also return the magnitudes of its bodies; returns the vector of these, and its values."""
+        known = node.key == "If" or node.key in ROUNDS
+        is_opaque = any(self.graph.scopes[body].opaque for _, body in node.bodies)
         bodies = [
             (body, *self.made[body]) for _, body in node.bodies if body in self.made
         ]
-        if not bodies:
+        if not known or is_opaque or not bodies:
             return None
         proto = self.editor.node(node.index)
         values = [value for _, _, listed in bodies for value in listed]
         output = self.editor.names.fresh("range_output")
         if node.key == "If":
-            self.branches(node, values)
-        else:
-            ((body, vector, _),) = bodies
-            self.editor.graphs[body].output.append(_vector(vector, len(values)))
-            self.fill(
-                proto, len(self.editor.graphs[body].output) - (node.key == "Loop") - 1
-            )
-        proto.output.append(output)
-        if node.key == "If":
+            self.branches(node, len(values))
+            proto.output.append(output)
             return output, values
+        ((body, vector, _),) = bodies
+        results = self.editor.graphs[body].output
+        results.append(_vector(vector, len(values)))
+        _fill(proto, len(results) - (node.key == "Loop") - 1)
+        proto.output.append(output)
         none = self.floats(*[0.0] * len(values))
         row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
         rows = self.op(node.scope, "Concat", [row, output], axis=0)
+        inputs, axes = [rows], dict[str, Any](axes=[0])
         if self.graph.book.opsets[""] >= _AXES_INPUT:
-            return self.op(
-                node.scope, "ReduceMax", [rows, self.integers([0])], keepdims=0
-            ), values
-        return self.op(node.scope, "ReduceMax", [rows], axes=[0], keepdims=0), values
+            inputs, axes = [rows, self.integers([0])], {}
+        return self.op(node.scope, "ReduceMax", inputs, keepdims=0, **axes), values
 
-    def branches(self, node: Node, values: Sequence[int]) -> None:
+    def branches(self, node: Node, count: int) -> None:
         """Let both branches return all magnitudes: those of the other one are 0."""
         for _, body in node.bodies:
             parts = [
@@ -354,35 +330,21 @@ class _Writer:
                 for _, other in node.bodies
                 if other in self.made
             ]
-            self.editor.graphs[body].output.append(
-                _vector(self.op(body, "Concat", parts, axis=0), len(values))
-            )
-        proto = self.editor.node(node.index)
-        self.fill(proto, len(self.editor.graphs[node.bodies[0][1]].output) - 1)
+            results = self.editor.graphs[body].output
+            results.append(_vector(self.op(body, "Concat", parts, axis=0), count))
+        _fill(self.editor.node(node.index), len(results) - 1)
 
-    def fill(self, proto: NodeProto, count: int) -> None:
-        """Name as many outputs as the body had, and extend attributes that have an entry for each."""
-        proto.output.extend([""] * (count - len(proto.output)))
-        for item in proto.attribute:
-            if item.name in ("scan_output_axes", "scan_output_directions"):
-                item.ints.append(0)
+
+def _fill(proto: NodeProto, count: int) -> None:
+    """Name as many outputs as the body had, and extend attributes that have an entry for each."""
+    proto.output.extend([""] * (count - len(proto.output)))
+    for item in proto.attribute:
+        if item.name in ("scan_output_axes", "scan_output_directions"):
+            item.ints.append(0)
 
 
 def _vector(name: str, size: int) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
-
-
-def of_bodies(
-    largest: Mapping[str, float], watched: Mapping[str, int], names: Mapping[int, str]
-) -> dict[str, float]:
-    """Return ranges by full name, including those that :func:`with_body_ranges` watched."""
-    own = set(names.values())
-    found = {name: reach for name, reach in largest.items() if name in own}
-    return found | {
-        names[value]: largest[name]
-        for name, value in watched.items()
-        if name in largest
-    }
 
 
 def with_ranges(model: Model, options: Options, run: Run) -> Options:
@@ -404,13 +366,8 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
     options, limit = replace(options, data_max=None), options.data_max
     graph, ranges = measured_ranges(model, options, run)
     if limit is not None:
-        options = replace(
-            options,
-            keep_nodes=(
-                *options.keep_nodes,
-                *_beyond(graph, options, ranges.largest, limit),
-            ),
-        )
+        beyond = _beyond(graph, options, ranges.largest, limit)
+        options = replace(options, keep_nodes=(*options.keep_nodes, *beyond))
     if not options.lacks_ranges:
         return options
     found = find_rescaling(graph, options, ranges)
@@ -425,18 +382,19 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     Arguments and errors as :func:`with_ranges`.
     """
     graph = with_casts(raised(model, options), replace(options, split_k=False)).graph
-    profile = (
-        emulated_arithmetic(options.target)
-        if options.rescale and options.low is FLOAT16
-        else None
-    )
+    profile = None
+    if options.rescale and options.low is FLOAT16:
+        profile = emulated_arithmetic(options.target)
     wide, watched = graph, list[Watch]()
     if profile is not None and run.samples.has(0):
         proto, watched = with_magnitudes(graph, profile)
         wide = Graph.of(proto, graph.folder) if watched else graph
     proto, inner = with_body_ranges(wide)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest = of_bodies(largest_magnitudes(written, run), inner, value_names(wide))
+    largest, names = largest_magnitudes(written, run), value_names(wide)
+    largest |= {
+        names[value]: largest[name] for name, value in inner.items() if name in largest
+    }
     own = set(value_names(graph).values())
     found = {name: reach for name, reach in largest.items() if name in own}
     if profile is None or not watched:
@@ -472,18 +430,10 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
     kept = None
     if run.state is not None:
         # Several models of a job have their ranges in one part of its state.
-        prints = (
-            model_print(model),
-            sample_print(run.samples, 0),
-            engine.name(),
-            versions(),
-        )
-        kept = KeptSamples(
-            run.state.part("ranges", {}),
-            run.samples,
-            Magnitudes,
-            f"ranges {fingerprint(*prints)}",
-        )
+        first = sample_print(run.samples, 0)
+        prints = fingerprint(model_print(model), first, engine.name(), versions())
+        part = run.state.part("ranges", {})
+        kept = KeptSamples(part, run.samples, Magnitudes, f"ranges {prints}")
     magnitudes = observe_all(
         run,
         RangeProbe(SentModel.of(model), engine),
@@ -522,22 +472,16 @@ class RangeProbe(Probe[Magnitudes]):
 
         def measure(item: Item) -> Magnitudes:
             feeds = check_inputs(session.model.proto, item.sample)
-            return Magnitudes(_magnitudes(session.prepare(feeds), feeds))
+            executor = session.prepare(feeds)
+            flow, floats = executor.flow, (FLOAT, None)
+            made = [name for name in flow.maker if flow.types.get(name) in floats]
+            values = observed_values(executor, feeds, [*flow.inputs, *made])
+            return Magnitudes(
+                {
+                    name: measured(value, value).reference_max
+                    for name, value in values
+                    if value.is_tensor() and value.data_type() == FLOAT
+                }
+            )
 
         return Opened(session.prepare_sample, one_by_one(measure))
-
-
-def _magnitudes(executor: Executor, feeds: dict[str, Feed]) -> dict[str, float]:
-    """Return the largest magnitude of each float32 tensor below that of sentinels."""
-    flow = executor.flow
-    names = [
-        name
-        for node in flow.nodes
-        for name in node.output
-        if flow.types.get(name) in (FLOAT, None) and name
-    ]
-    return {
-        name: measure(value, value).reference_max
-        for name, value in observed_values(executor, feeds, [*flow.inputs, *names])
-        if value.is_tensor() and value.data_type() == FLOAT
-    }

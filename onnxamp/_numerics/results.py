@@ -30,6 +30,19 @@ class LayerDiff:
     exponent: int = 0
     """e, if the result stores the value times 2^-e; errors are in the units of the reference."""
 
+    def __add__(self, other: "LayerDiff") -> "LayerDiff":
+        """With that of another sample."""
+        return replace(
+            self,
+            local=_sum(self.local, other.local),
+            accumulated=_sum(self.accumulated, other.accumulated),
+            note=self.note or other.note,
+        )
+
+
+def _sum(one: Measurement | None, other: Measurement | None) -> Measurement | None:
+    return one + other if one is not None and other is not None else one or other
+
 
 @dataclass(frozen=True, slots=True)
 class Parting:
@@ -57,13 +70,12 @@ class Parting:
     gap: float | None = None
     same: int = 0
 
-    def and_then(self, later: "Parting") -> "Parting":
+    def __add__(self, later: "Parting") -> "Parting":
         """With those of a later sample, or of one in which nothing parts."""
-        sequences, parted = self.sequences + later.sequences, self.parted + later.parted
         return replace(
             self if self.parted else later,
-            sequences=sequences,
-            parted=parted,
+            sequences=self.sequences + later.sequences,
+            parted=self.parted + later.parted,
             same=self.same + later.same,
         )
 

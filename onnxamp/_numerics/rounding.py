@@ -110,22 +110,13 @@ class WeightRounder:
         """
         low, graph = analysis.options.low, analysis.graph
         weights, others = product_weights(analysis)
-        wide = [weight for weight in weights if weight.arrangement.depth > _WIDEST]
-        keys = {
-            weight.value: _key(weight, graph, low)
-            for weight in weights
-            if weight not in wide
-        }
-        missing = [
-            weight
-            for weight in weights
-            if weight.value in keys and keys[weight.value] not in self._found
-        ]
-        total, told = len(missing), self.run.progress("rounding weights")
-        for weight, rows in self._collected(graph, missing):
+        narrow = [weight for weight in weights if weight.arrangement.depth <= _WIDEST]
+        keys = {weight.value: _key(weight, graph, low) for weight in narrow}
+        missing = [one for one in narrow if keys[one.value] not in self._found]
+        told = self.run.progress("rounding weights")
+        for done, (weight, rows) in enumerate(self._collected(graph, missing), 1):
             self._found[keys[weight.value]] = _round_weight(weight, graph, rows, low)
-            total -= 1
-            told(len(missing) - total, len(missing))
+            told(done, len(missing))
         for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
         found = {value: self._found[key] for value, key in keys.items()}
@@ -134,15 +125,13 @@ class WeightRounder:
         before, after = (
             _mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1)
         )
-        _LOG.info(
-            "%d of %d weights are rounded with compensation",
-            len(chosen),
-            len(weights) + len(others),
-        )
+        count = len(weights) + len(others)
+        text = "%d of %d weights are rounded with compensation"
+        _LOG.info(text, len(chosen), count)
         return RoundedWeights(
             chosen=chosen,
-            weights=len(weights) + len(others),
-            wide=len(wide),
+            weights=count,
+            wide=len(weights) - len(narrow),
             before=before,
             after=after,
             samples=self.run.samples.description,
@@ -153,11 +142,8 @@ class WeightRounder:
         self, graph: Graph, weights: Sequence[ProductWeight]
     ) -> Iterator[tuple[ProductWeight, Floats]]:
         """Yield each weight that samples reach with the rows that it is multiplied by."""
-        model, waiting, memory = (
-            Model(graph.model, graph.folder),
-            list(weights),
-            dict[str, Any](),
-        )
+        model, waiting = Model(graph.model, graph.folder), list(weights)
+        memory = dict[str, Any]()
         run = replace(self.run, workers=None)  # the rows would have to travel
         while waiting:
             count = len(run.samples)
@@ -238,9 +224,8 @@ class _RowsProbe(Probe[_SampleRows]):
                         parts.setdefault(weight.value, []).append(rows)
                         size += rows.nbytes
         if taken is None:
-            taken = (
-                begun if size > self.room else {weight.value for weight in self.waiting}
-            )
+            everything = {weight.value for weight in self.waiting}
+            taken = begun if size > self.room else everything
         return _SampleRows(parts, taken)
 
     def _rows(
@@ -249,9 +234,8 @@ class _RowsProbe(Probe[_SampleRows]):
         """Return rows that a reader multiplies a weight by; None if they are of no use."""
         reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
-        most = -(
-            -max(_LEAST_ROWS, _ROWS * depth) // (self.samples * len(weight.readers))
-        )
+        shares = self.samples * len(weight.readers)
+        most = -(-max(_LEAST_ROWS, _ROWS * depth) // shares)
         rows = rows_of(
             node=reader.node.proto,
             product=reader.product,
@@ -283,9 +267,8 @@ def _kept(bits: Bits) -> Bits:
     if bits.nbytes < _IN_MEMORY:
         return bits
     with TemporaryFile(prefix="onnxamp-") as file:
-        mapped = np.memmap(
-            file, bits.dtype, "w+", shape=bits.shape
-        )  # which keeps the file open
+        # The map keeps the file open.
+        mapped = np.memmap(file, bits.dtype, "w+", shape=bits.shape)
         mapped[:] = bits
     return mapped
 
@@ -345,25 +328,19 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
     Complexity: G (K^3 + K^2 (rows + N)) for each multiple of :data:`DAMPING`.
     """
     nearest = rounded(weight, low, low.max_finite)
-    if (
-        not np.isfinite(weight).all()
-        or np.abs(nearest).max(initial=0.0) >= low.max_finite
-        or not rows.any()
-    ):
+    is_within = np.abs(nearest).max(initial=0.0) < low.max_finite
+    if not is_within or not np.isfinite(weight).all() or not rows.any():
         return None
     count = rows.shape[1]
-    judges = count // _HELD_OUT if count >= _FEWEST else 0
-    result = _best(
-        weight, nearest, rows[:, : count - judges], rows[:, count - judges :], low
-    )
+    first = count - (count // _HELD_OUT if count >= _FEWEST else 0)
+    result = _best(weight, nearest, rows[:, :first], rows[:, first:], low)
     if result is None:
         return None
     before, after = (error_norm(rows, weight, other) for other in (nearest, result))
     if after >= before:  # with few rows, only those held out may gain
         return None
-    return Compensation(
-        result, before, after, error_norm(rows, weight, np.zeros_like(weight))
-    )
+    signal = error_norm(rows, weight, np.zeros_like(weight))
+    return Compensation(result, before, after, signal)
 
 
 def _best(
@@ -390,13 +367,10 @@ def _best(
 
 def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
     """Return the norm of the difference of two products."""
-    columns = (
-        slice(first, first + _WIDTH) for first in range(0, weight.shape[2], _WIDTH)
-    )
+    starts = range(0, weight.shape[2], _WIDTH)
+    columns = [slice(first, first + _WIDTH) for first in starts]
     parts = (rows @ (weight[:, :, part] - other[:, :, part]) for part in columns)
-    return float(
-        np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts))
-    )
+    return sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts))
 
 
 def _gram(rows: Floats) -> Floats:
@@ -430,9 +404,8 @@ def _factor(gram: Floats, damping: float) -> Floats:
     require("scipy", "Compensated rounding needs scipy", "measure")
     from scipy.linalg import lapack  # noqa: PLC0415 - importing it costs memory, and most conversions need it not
 
-    backwards = np.asfortranarray(
-        gram[::-1, ::-1]
-    )  # of which the Cholesky factor is that of an upper R: gram = R R^T
+    # Its Cholesky factor is that of an upper R: gram = R R^T.
+    backwards = np.asfortranarray(gram[::-1, ::-1])
     backwards[np.diag_indices(len(gram))] += damping
     lower, _ = lapack.spotrf(backwards, lower=1, overwrite_a=1)
     inverse, _ = lapack.strtri(lower, lower=1, overwrite_c=1)

@@ -1,29 +1,33 @@
-"""Compare two models on one sample."""
+"""Comparing two models on samples, and the report that follows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.compare import compare_outputs, merge
 from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.limits import Accept
-from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
+from onnxamp._numerics.limits import COARSE, Accept, Limits, apply_limits, size_only
+from onnxamp._numerics.metrics import (
+    LOWNESS,
+    TOLERANCES,
+    Perplexity,
+    TensorDiff,
+    join,
+)
 from onnxamp._numerics.paired import (
     Compared,
     PairedOutputs,
     PairedSessions,
     exponents_between,
 )
-from onnxamp._numerics.results import LayerDiff, Parting
-from onnxamp._numerics.texts import defined, generated, perplexity
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
+from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
+from onnxamp._ops.facts import op_key
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
@@ -36,7 +40,6 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
-from onnxamp._runtime.pieces import run_alone
 from onnxamp._runtime.values import Feeds, check_inputs
 from onnxamp._workers.executor import Memory
 
@@ -82,23 +85,17 @@ class SampleDiff:
         return self.error is None and self.failure is None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TwoModels(PairedSessions):
     """Two models that are compared on samples.
 
     Attributes:
-        selected: outputs that may list detections.
-        accept: the function of the user that judges outputs.
-        layers: compare intermediate values as well.
+        probe: what is compared.
         decoder: the roles of the inputs of both, if they are decoders that read given texts.
-        generates: tokens that both generate after a prompt.
     """
 
-    selected: frozenset[str] = frozenset()
-    accept: Accept | None = None
-    layers: bool = False
-    decoder: Decoder | None = None
-    generates: int = 0
+    probe: "DiffProbe"
+    decoder: Decoder | None
     _elsewhere: Session | None = None
     """The reference that did not run."""
 
@@ -116,83 +113,53 @@ class TwoModels(PairedSessions):
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
             found = SampleDiff(facts)
-            paired = self._run(number, feeds, progress)
+            reference, result, compared, failure = self._run(number, feeds, progress)
         except RuntimeFailure as error:
             return replace(found, error=error)
-        if paired.failure is not None:
-            return replace(found, failure=paired.failure)
-        missing = next(
-            (name for name in paired.reference if name not in paired.result), None
-        )
-        if missing is not None:
-            raise ArgumentError(
-                f"The models have different outputs: only the reference has {missing!r}."
+        if failure is not None:
+            return replace(found, failure=failure)
+        for name in reference:
+            if name not in result:
+                raise ArgumentError(
+                    f"The models have different outputs: only the reference has {name!r}."
+                )
+        decoder, accept = self.decoder, self.probe.accept
+        if decoder is not None and self.result.runs_whole(feeds):
+            reference, result = (
+                defined(decoder, feeds, outputs) for outputs in (reference, result)
             )
-        if self.decoder is not None and self.result.runs_whole(feeds):
-            one, other = (
-                defined(self.decoder, feeds, outputs)
-                for outputs in (paired.reference, paired.result)
-            )
-            paired = paired._replace(reference=one, result=other)
-        detections, diffs = compare_matched(
-            paired.reference, paired.result, self.selected
-        )
-        rejected = None
-        if self.accept is not None and not self.accept.takes(
-            paired.reference, paired.result
-        ):
-            rejected = self.accept.name
-        tokens = [*self._tokens(number, feeds, flows[0], paired)]
-        if self.decoder is not None and self.decoder.is_prompt(feeds):
+        detections, diffs = compare_matched(reference, result, self.probe.selected)
+        is_accepted = accept is None or accept.takes(reference, result)
+        tokens = list(chosen_tokens(self.reference, feeds, reference, result, number))
+        if decoder is not None and decoder.is_prompt(feeds):
             try:
                 tokens += generated(
-                    self.decoder,
+                    decoder,
                     (self.reference, self.result),
                     feeds,
-                    (paired.reference, paired.result),
-                    most=self.generates,
+                    (reference, result),
+                    most=self.probe.generates,
                     sample=number,
                 )
             except RuntimeFailure as error:
                 return replace(found, failure=str(error))
         return replace(
             found,
-            noise=self._noise(feeds, paired.reference)
-            if self._needs_noise(number, facts, diffs)
-            else None,
+            noise=self._noise(number, feeds, reference, diffs, facts),
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
-            layers=tuple(_layers(*flows, paired.compared)),
+            layers=tuple(_layers(*flows, compared)),
             tokens=tuple(tokens),
             perplexity=None
-            if self.decoder is None
-            else perplexity(self.decoder, feeds, paired.reference, paired.result),
+            if decoder is None
+            else perplexity(decoder, feeds, reference, result),
             mismatches=tuple(
                 f"Output {name!r}: {text}"
-                for name, value in paired.reference.items()
-                for text in _differences(value, paired.result[name])
+                for name, value in reference.items()
+                for text in _differences(value, result[name])
             ),
-            rejected=rejected,
+            rejected=None if accept is None or is_accepted else accept.name,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
-        )
-
-    def _needs_noise(
-        self, number: int, facts: RunFacts, diffs: Sequence[TensorDiff]
-    ) -> bool:
-        """Return whether the noise of the device matters, because float32 is judged by it or because it may explain a
-        large error.
-        """
-        if (
-            not self.result.whole
-            or self.result.engine.emulates
-            or facts.reference_lowest != "float32"
-        ):
-            return False
-        worst = max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
-        return (
-            number == 0
-            or facts.lowest == "float32"
-            or not worst <= TOLERANCES[facts.lowest]
         )
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
@@ -211,44 +178,40 @@ class TwoModels(PairedSessions):
         Raises:
             RuntimeFailure: the reference does not run.
         """
-        paired = self.run(feeds, progress) if self.layers else PairedOutputs({}, {}, {})
-        if self.layers and not self.result.runs_whole(feeds):
+        layers = self.probe.layers
+        paired = self.run(feeds, progress) if layers else PairedOutputs({}, {}, {})
+        if layers and not self.result.runs_whole(feeds):
             self.reference.outputs.keep(number, paired.reference)
             return paired
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
         try:
-            return PairedOutputs(
-                reference,
-                self.result.run(feeds, part_of(progress, 1, 2)),
-                paired.compared,
-            )
+            result = self.result.run(feeds, part_of(progress, 1, 2))
         except RuntimeFailure as error:
-            return PairedOutputs({}, {}, paired.compared, str(error))
+            return paired._replace(failure=str(error))
+        return PairedOutputs(reference, result, paired.compared)
 
-    def _noise(self, feeds: Feeds, outputs: Outputs) -> float | None:
-        """:func:`noise_floor` of the reference, whose outputs are known from the device or from the CPU."""
-        one, on_device = self.reference, self.result.engine.is_reference
+    def _noise(
+        self,
+        number: int,
+        feeds: Feeds,
+        outputs: Outputs,
+        diffs: Sequence[TensorDiff],
+        facts: RunFacts,
+    ) -> float | None:
+        """:func:`noise_floor` of the reference, if float32 is judged by it or it may explain a large error."""
+        one, engine = self.reference, self.result.engine
+        is_exact = not self.result.whole or engine.emulates
+        if is_exact or facts.reference_lowest != "float32":
+            return None
+        worst = max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+        is_judged = number == 0 or facts.lowest == "float32"
+        if not is_judged and worst <= TOLERANCES[facts.lowest]:
+            return None
+        on_device = engine.is_reference
         if self._elsewhere is None:
-            elsewhere = engine_on("cpu") if on_device else self.result.engine
+            elsewhere = engine_on("cpu") if on_device else engine
             self._elsewhere = elsewhere.open(one.model, whole=True)
         return noise_floor(self._elsewhere, feeds, outputs, on_device=on_device)
-
-    def _tokens(
-        self, number: int, feeds: Feeds, flow: DataflowGraph, paired: PairedOutputs
-    ) -> Iterator[Parting]:
-        for name, logits in _token_outputs(flow):
-            found = partial(self._value, feeds, logits)
-            parting = _find_parting(
-                name, number, paired.reference[name], paired.result[name], found
-            )
-            if parting is not None:
-                yield parting
-
-    def _value(self, feeds: Feeds, name: str) -> Any:
-        """Return a value of the reference."""
-        return run_alone(
-            self.reference.prepare(feeds), feeds, [name], self.reference.budget
-        ).output(name)
 
 
 REFERENCE: Final = "diff reference"
@@ -264,19 +227,19 @@ class DiffProbe(Probe[SampleDiff]):
     Attributes:
         key: identifies the reference and how it runs.
         result_key: identifies the result.
-        is_converted: whether the result was converted from the reference.
         engine: where the result runs.
         whole: whether it runs in one session.
+        selected: outputs that may list detections.
+        accept: the function of the user that judges outputs.
         layers: compare intermediate values as well.
         is_text: whether the samples are given, so that a decoder reads texts.
-        Others as for :class:`TwoModels`.
+        generates: tokens that both generate after a prompt.
     """
 
     key: str
     result_key: str = field(default_factory=token_hex)
     reference: SentModel
     result: SentModel
-    is_converted: bool
     engine: Engine
     whole: bool
     budget: int
@@ -295,8 +258,7 @@ class DiffProbe(Probe[SampleDiff]):
             )
 
         def result() -> Session:
-            model = self.result.opened(one.model if self.is_converted else None)
-            return result_on(self.engine, model, one, whole=self.whole)
+            return result_on(self.engine, self.result.opened(), one, whole=self.whole)
 
         one = remembered(memory, REFERENCE, self.key, reference)
         reads = self.is_text and tokens_input(one.model.proto) is not None
@@ -304,13 +266,10 @@ class DiffProbe(Probe[SampleDiff]):
         if decoder is not None and not (decoder.caches or self.generates):
             decoder = None  # a network that fills gaps in texts has inputs and outputs of the same length
         models = TwoModels(
+            probe=self,
             decoder=decoder,
-            generates=self.generates,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
-            selected=self.selected,
-            accept=self.accept,
-            layers=self.layers,
         )
         return Opened(models.prepare, one_by_one(models.compare))
 
@@ -328,8 +287,7 @@ def result_on(
     engine: Engine, model: Model, reference: Session, *, whole: bool
 ) -> Session:
     """Return the result, as it is compared with a reference."""
-    origin = reference if model.origin is reference.model else None
-    return engine.open(model, whole=whole, budget=reference.budget, origin=origin)
+    return engine.open(model, whole=whole, budget=reference.budget)
 
 
 def noise_floor(
@@ -361,29 +319,24 @@ def noise_floor(
 def _unmatched(reference: DataflowGraph, result: DataflowGraph) -> tuple[str, ...]:
     """Inputs and outputs that only one of the models has, and that are not compared."""
     inputs = [
-        name
+        f"Only the reference takes the input {name!r}."
         for name in reference.inputs
         if name not in result.inputs and name not in result.defaults
     ]
-    outputs = [name for name in result.outputs if name not in reference.outputs]
-    notes = [f"Only the reference takes the input {name!r}." for name in inputs]
-    return (
-        *notes,
-        *(
-            f"Only the result has the output {name!r}; it is not compared."
-            for name in outputs
-        ),
-    )
+    outputs = [
+        f"Only the result has the output {name!r}; it is not compared."
+        for name in result.outputs
+        if name not in reference.outputs
+    ]
+    return (*inputs, *outputs)
 
 
 def nan_inputs(feeds: Feeds) -> Iterator[str]:
     """Yield sentences about inputs with NaN, which spreads through the model."""
     for name, feed in feeds.items():
-        if (
-            isinstance(feed, np.ndarray)
-            and feed.dtype.kind == "f"
-            and (count := int(np.isnan(feed).sum()))
-        ):
+        if not isinstance(feed, np.ndarray) or feed.dtype.kind != "f":
+            continue
+        if count := int(np.isnan(feed).sum()):
             yield f"Input {name!r} holds NaN in {count:,} of {feed.size:,} elements."
 
 
@@ -439,8 +392,8 @@ def _differences(reference: Any, result: Any) -> list[str]:
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         lost = [key for key in reference if key not in result]
         new = [key for key in result if key not in reference]
-        texts = [f"The map lacks the {_keys(lost)}."] if lost else []
-        return texts + ([f"Only the result's map has the {_keys(new)}."] if new else [])
+        texts = {"The map lacks": lost, "Only the result's map has": new}
+        return [f"{text} the {_keys(keys)}." for text, keys in texts.items() if keys]
     if isinstance(reference, list) and isinstance(result, list):
         if len(reference) != len(result):
             return [
@@ -462,75 +415,86 @@ _MOST_KEYS: Final = 5
 
 def _keys(keys: Sequence[Any]) -> str:
     named = ", ".join(map(repr, keys[:_MOST_KEYS]))
-    return (
-        f"key {named}"
-        if len(keys) == 1
-        else f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
+    if len(keys) == 1:
+        return f"key {named}"
+    return f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
+
+
+_HOPELESS: Final = 1e-2
+"""Noise floor above which errors mean nothing for low precision."""
+
+
+class Tally:
+    """The measurements so far."""
+
+    def __init__(self, accept: Accept | None) -> None:
+        self.accept = accept
+        self.outputs = dict[str, list[TensorDiff]]()
+        self.alarms, self.notes = list[str](), dict[str, None]()
+        self.layers = dict[str, LayerDiff]()
+        self.detections = dict[tuple[str, ...], Detections]()
+        self.tokens = dict[str, Parting]()
+        self.perplexity: Perplexity | None = None
+
+    def add(self, number: int, sample: SampleDiff) -> None:
+        """Add a sample."""
+        self.alarms += sample.mismatches
+        for diff in sample.outputs:
+            self.outputs.setdefault(diff.name, []).append(diff)
+        join(self.detections, {found.outputs: found for found in sample.detections})
+        join(self.layers, {row.value: row for row in sample.layers})
+        join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})
+        if self.accept is not None:
+            self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
+        if sample.rejected is not None:
+            text = f"{sample.rejected!r} rejects the outputs of sample {number}."
+            self.alarms.append(text)
+        if self.perplexity is None or sample.perplexity is None:
+            self.perplexity = self.perplexity or sample.perplexity
+        else:
+            self.perplexity += sample.perplexity
+        self.notes |= dict.fromkeys(sample.notes)
+
+
+def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
+    """Return the report with the measurements of all samples, judged by the limits."""
+    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
+    alarms = [
+        *tally.alarms,
+        *(
+            f"Output {d.name!r}: {d.alarm}"
+            for d in outputs
+            if d.alarm and not size_only(d)
+        ),
+    ]
+    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
+    floats = [diff for diff in outputs if diff.is_float and diff.size]
+    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
+    notes = [
+        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
+        for diff, count in spoiled
+        if count
+    ]
+    report = replace(
+        report,
+        outputs=outputs,
+        layers=rows,
+        failure=alarms[0] if alarms else None,
+        detections=tuple(tally.detections.values()),
+        tokens=tuple(tally.tokens.values()),
+        perplexity=tally.perplexity,
     )
-
-
-def _token_outputs(flow: DataflowGraph) -> Iterator[tuple[str, str]]:
-    """Outputs of a model that ArgMax gives, with the value whose rows it searches."""
-    carriers = op_facts().carriers
-    for output in flow.outputs:
-        name = output
-        while name in flow.maker:
-            node = flow.nodes[flow.maker[name]]
-            if op_key(node) == "ArgMax":
-                yield output, node.input[0]
-            if op_key(node) not in carriers:
-                break
-            name = node.input[0]
-
-
-def _find_parting(
-    output: str,
-    sample: int,
-    reference: Any,
-    result: Any,
-    logits: Callable[[], npt.NDArray[Any]],
-) -> Parting | None:
-    """Compare the tokens of one sample; None if they are no arrays [sequences, positions] of one shape.
-
-    Args:
-        logits: computes the logits of the reference; called only if tokens differ.
-    """
-    if not (isinstance(reference, np.ndarray) and isinstance(result, np.ndarray)):
-        return None
-    if reference.ndim != 2 or reference.shape != result.shape:
-        return None
-    differs = reference != result
-    parted = np.flatnonzero(differs.any(-1))
-    if not len(parted):
-        return Parting(output, len(reference), sample=sample)
-    row = int(parted[0])
-    position = int(differs[row].argmax())
-    token, other = int(reference[row, position]), int(result[row, position])
-    gap = _gap(logits(), reference, row * reference.shape[1] + position, token, other)
-    return Parting(
-        output=output,
-        sequences=len(reference),
-        parted=len(parted),
-        sample=sample,
-        sequence=row,
-        position=position,
-        reference=token,
-        result=other,
-        gap=gap,
+    if limits.coarse and report.lowest != "float32":
+        notes.append(COARSE.format(limits.coarse))
+    report = apply_limits(
+        replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
     )
-
-
-def _gap(
-    logits: npt.NDArray[Any],
-    tokens: npt.NDArray[Any],
-    place: int,
-    token: int,
-    other: int,
-) -> float | None:
-    """Return the gap at a place; None if the logits are in another order than the tokens."""
-    table = np.asarray(logits, np.float64).reshape(-1, logits.shape[-1])
-    if len(table) != tokens.size or not np.array_equal(
-        table.argmax(-1), tokens.ravel()
-    ):
-        return None
-    return float(table[place, token] - table[place, other])
+    if floats and all(count == diff.size for diff, count in spoiled):
+        text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
+        return replace(report, skipped=" ".join([text, *tally.notes]))
+    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
+        text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
+        return replace(
+            report, skipped=f"{text}: its outputs say nothing about low precision."
+        )
+    return report

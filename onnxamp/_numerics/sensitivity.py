@@ -12,10 +12,11 @@ its outputs becomes a gradient of the same energy, spread over the input.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
@@ -26,20 +27,26 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import as_floats
 from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
+from onnxamp._model.weights import rounded
 from onnxamp._numerics.backward import (
+    Backward,
     WrittenPiece,
+    counting,
     expanded,
     moved_integers,
+    without_loops,
 )
-from onnxamp._numerics.matrices import Floats, Moved, matrix_readers, stepped_back
-from onnxamp._numerics.passes import Passes, Sensitivities
+from onnxamp._numerics.passes import (
+    Passes,
+    Sensitivities,
+    matrix_readers,
+    stepped_back,
+)
 from onnxamp._numerics.quantizers import LowPass
-from onnxamp._numerics.turns import TurnCounter, without_loops
 from onnxamp._ops.providers import Profile
 from onnxamp._public import no_collections
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
-from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.loop import Opened, Probe, in_groups
 from onnxamp._runtime.pieces import (
     Executor,
@@ -91,32 +98,9 @@ class SensitivityProbe(Probe[Sensitivities]):
         return Opened(model.prepare_sample, measure)
 
 
-class _Backward(NamedTuple):
-    """The backward pass of a piece.
-
-    Attributes:
-        session: computes it.
-        reads: inputs of the piece.
-        seeds: value -> the input that takes its gradient from later pieces.
-        gradients: value of an earlier piece -> the output that holds its gradient.
-        costs: value, and what of it -> the output that holds the cost: "" for that of rounding it, and else
-            :data:`SUMMED`, or the first output of a node that reads it.
-        spread: labels of nodes without a rule.
-        gains: the result of a quantizer -> the input that takes its gain.
-    """
-
-    session: "ort.InferenceSession"
-    reads: tuple[str, ...]
-    seeds: Mapping[str, str]
-    gradients: Mapping[str, str]
-    costs: Mapping[tuple[str, str], str]
-    spread: tuple[str, ...]
-    gains: Mapping[str, str]
-
-
 @dataclass(slots=True)
 class GradientWalk:
-    """The passes through one model. Sessions of its pieces serve all samples of the same shapes.
+    """The passes through one model.
 
     Attributes:
         model: the model.
@@ -130,18 +114,8 @@ class GradientWalk:
     low: Format
     arithmetic: Profile | None = None
     lowered: Mapping[str, Ports] = field(default_factory=dict)
-    _sessions: dict[tuple[Any, ...], _Backward] = field(default_factory=dict)
-    _counters: dict[tuple[Any, ...], TurnCounter] = field(default_factory=dict)
-    _flow: DataflowGraph | None = None
-    """The model that the sessions belong to, with the branches that it takes."""
-    _integers: Container[str] = ()
-    """Values that have gradients although they are not float32."""
-    _lowering: LowPass | None = None
-    """The forward pass of that model in low precision."""
-    _shared: Container[str] = ()
-    """Values that several nodes read."""
-    _gathers: Container[int] = ()
-    """Nodes that gather rows of a large matrix."""
+    _branches: "_Branches | None" = None
+    """Those that the last sample took."""
 
     def run_together(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure numbered samples; those that take the same branches share sessions. Numbers seed the signs.
@@ -152,236 +126,253 @@ class GradientWalk:
         for runner, group in groupby(
             samples.items(), lambda item: self.model.prepare(item[1])
         ):
-            yield from self._together(runner, dict(group))
+            if self._branches is None or self._branches.runner is not runner:
+                self._branches = _Branches(self, runner)
+            yield from self._branches.measured(dict(group))
 
-    def _together(
-        self, runner: Executor, samples: Mapping[int, Feeds]
-    ) -> Iterator[Sensitivities]:
-        """Measure samples that take the same branches."""
-        flow = runner.flow
-        if flow is not self._flow:  # in other branches, other nodes have these numbers
-            self._flow = flow
-            self._sessions.clear()
-            self._counters.clear()
-            self._integers = moved_integers(flow.nodes, flow.types)
-            self._lowering = LowPass(flow, runner.provider, self.low, self.lowered)
+
+_Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class _PieceFacts(NamedTuple):
+    """What the backward pass of a piece depends on.
+
+    Attributes:
+        part: the nodes of the piece.
+        inputs: the shapes of its inputs.
+        seeded: the shapes of values with gradients from later pieces.
+        seen: the shapes of floats that its nodes make.
+        turns: how often each of its Loops turns, by its first output.
+        partial: values that hold sentinels, or what is no number.
+        quantizers: their results, of those whose gains are known.
+    """
+
+    part: tuple[int, ...]
+    inputs: _Sizes
+    seeded: _Sizes
+    seen: _Sizes
+    turns: tuple[tuple[str, int], ...]
+    partial: frozenset[str]
+    quantizers: tuple[str, ...]
+
+
+class _Branches:
+    """The passes through a model with certain branches. Sessions of its pieces serve all samples of the same shapes."""
+
+    def __init__(self, walk: GradientWalk, runner: Executor) -> None:
+        self.walk, self.runner, flow = walk, runner, runner.flow
+        self.flow = flow
+        self.integers = moved_integers(flow.nodes, flow.types)
+        """Values that have gradients although they are not float32."""
+        self.lowering = LowPass(flow, runner.provider, walk.low, walk.lowered)
+        """The forward pass in low precision."""
         reads = Counter(
             name for names in (*flow.reads, flow.outputs) for name in set(names)
         )
-        self._shared = {name for name, count in reads.items() if count > 1}
-        readers = set() if self.arithmetic is not None else matrix_readers(flow)
-        whole = list(parts_of(flow, range(len(flow.nodes)), self.model.budget // 4))
-        parts = [
+        self.shared = {name for name, count in reads.items() if count > 1}
+        """Values that several nodes read."""
+        readers = set() if walk.arithmetic is not None else matrix_readers(flow)
+        self.products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
+        """Nodes that multiply by a large matrix, each a piece."""
+        self.gathers = readers - self.products
+        """Nodes that gather rows of a large matrix."""
+        nodes = range(len(flow.nodes))
+        self.whole = list(parts_of(flow, nodes, walk.model.budget // 4))
+        self.parts = [
             tuple(nodes)
-            for part in whole
+            for part in self.whole
             for _, alike in groupby(part, lambda node: node if node in readers else -1)
             for nodes in batched(tuple(alike), _NODES)
         ]
-        again = Counter(
-            name for part in parts for name in piece_inputs(flow, Piece(part, ()))
+        self.again = Counter(
+            name for part in self.parts for name in piece_inputs(flow, Piece(part, ()))
         )
-        products = {one for one in readers if flow.nodes[one].op_type == "MatMul"}
-        again.update(flow.nodes[one].output[0] for one in products)
-        self._gathers = readers - products
-        lowering = self._lowering
-        assert lowering is not None
-        again.update(lowering.compared)
+        """How often the backward pass reads values."""
+        self.again.update(flow.nodes[one].output[0] for one in self.products)
+        self.again.update(self.lowering.compared)
+        self.sessions: dict[_PieceFacts, tuple[ort.InferenceSession, Backward]] = {}
+        self.counters: dict[
+            tuple[object, ...], tuple[ort.InferenceSession, Mapping[str, str]]
+        ] = {}
+
+    def measured(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
+        """Measure samples that take these branches."""
+        runner, lowering = self.runner, self.lowering
         passes = [
-            Passes.begin(runner, feeds, again, lowering) for feeds in samples.values()
+            Passes(runner, feeds, self.again, lowering) for feeds in samples.values()
         ]
-        for part in whole:
+        for part in self.whole:
             for one in passes:
                 one.forward(part)
             runner.forget()
             lowering.executor.forget()
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
-        for part in reversed(parts):
-            if part[0] in products:
+        for part in reversed(self.parts):
+            if part[0] in self.products:
                 self._step_together(passes, part[0])
                 continue
             for one in passes:
                 self._step(one, part)
             runner.forget()
-            if flow.large:  # otherwise, sessions would hold memory for each piece
-                self._sessions.clear()
-                self._counters.clear()
+            if self.flow.large:  # otherwise, sessions would hold memory for each piece
+                self.sessions.clear()
+                self.counters.clear()
         for one in passes:
-            yield one.found.sensitivities()
+            yield one.sensitivities()
 
-    def _step(self, one: Passes, part: Sequence[int]) -> None:
+    def _step(self, one: Passes, part: tuple[int, ...]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
-        side, waiting, found = one.side, one.waiting, one.found
-        runner, flow = side.executor, side.flow
-        reads = piece_inputs(flow, Piece(tuple(part), ()))
+        side, flow = one.side, self.flow
+        reads = piece_inputs(flow, Piece(part, ()))
         values = {
-            name: side.values[name] if name in side.values else runner.weight(name)
+            name: side.values[name] if name in side.values else self.runner.weight(name)
             for name in reads
         }
-        if part[0] in self._gathers:  # only the rows that are gathered cost anything
+        if part[0] in self.gathers:  # only the rows that are gathered cost anything
             table, places = flow.nodes[part[0]].input
             used, new = np.unique(side.output(places), return_inverse=True)
             values[table] = to_value(values[table].numpy()[used])
             values[places] = to_value(new.reshape(values[places].shape()))
         made = [name for node in part for name in flow.nodes[node].output if name]
-        seeded = tuple(name for name in made if any(name in rest for rest in waiting))
-        shapes = {name: _shape(value) for name, value in values.items()}
-        dims = {name: _first(waiting, name).shape for name in seeded}
-        turns = self._turns(runner, Piece(tuple(part), ()), values)
-        partial = frozenset(
-            name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
+        seeded = {
+            name: rest[name].shape
+            for name in made
+            for rest in one.waiting
+            if name in rest
+        }
+        facts = _PieceFacts(
+            part=part,
+            inputs=tuple((name, _shape(value)) for name, value in values.items()),
+            seeded=tuple(seeded.items()),
+            seen=tuple((name, one.shapes[name]) for name in made if name in one.shapes),
+            turns=self._turns(part, values),
+            partial=frozenset(
+                name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
+            ),
+            quantizers=tuple(name for name in made if name in one.gains),
         )
-        seen = {name: one.shapes[name] for name in made if name in one.shapes}
-        key = (
-            *part,
-            *map(tuple, (shapes.items(), dims.items(), seen.items(), turns.items())),
-            partial,
-            frozenset(name for name in made if name in one.gains),
-        )
-        if key not in self._sessions:
-            self._sessions[key] = self._load(
-                flow, part, values, dims, runner, partial, seen, turns, one.gains.keys()
-            )
-        backward = self._sessions[key]
-        zeros = {name: np.zeros(dims[name], np.float32) for name in seeded}
-        for seed, rest in zip(one.seeds, waiting, strict=True):
-            if not any(name in rest for name in seeded):
+        if facts not in self.sessions:
+            self.sessions[facts] = self._load(facts, values)
+        session, backward = self.sessions[facts]
+        wanted = [*backward.gradients.values(), *backward.costs.values()]
+        zeros = {name: np.zeros(dims, np.float32) for name, dims in seeded.items()}
+        for seed, rest in zip(one.seeds, one.waiting, strict=True):
+            if seeded.keys().isdisjoint(rest):
                 continue
             arrays = {  # whose memory the feeds share
                 entry: rest.pop(name, zeros[name])
                 for name, entry in backward.seeds.items()
             }
-            given = {entry: to_value(array) for entry, array in arrays.items()}
-            given |= {
-                entry: to_value(np.asarray(one.gains[name], np.float32))
+            arrays |= {
+                entry: np.asarray(one.gains[name], np.float32)
                 for name, entry in backward.gains.items()
             }
-            read = {name: values[name] for name in backward.reads}
-            wanted = [*backward.gradients.values(), *backward.costs.values()]
-            results = run_values(backward.session, {**read, **given}, wanted)
+            given = {entry: to_value(array) for entry, array in arrays.items()}
+            results = run_values(session, {**values, **given}, wanted)
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy().copy()
                 rest[name] = (
                     np.asarray(rest[name] + gradient) if name in rest else gradient
                 )
             for what, output in backward.costs.items():
-                cost = float(results[output].numpy())
-                found.add(what, seed.group, cost / seed.probes)
-        found.spread.update(dict.fromkeys(backward.spread))
+                one.add(what, seed, float(results[output].numpy()))
+        one.spread |= backward.spread
         side.used(reads)
 
     @np.errstate(over="ignore", invalid="ignore")
     def _step_together(self, passes: Sequence[Passes], number: int) -> None:
         """Run the backward pass of a product with a large matrix."""
-        runner = passes[0].side.executor
-        flow, low = runner.flow, self.low
+        flow, low = self.flow, self.walk.low
         (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
-        starts = [
-            (one, seed, rest, rest.pop(y))
-            for one in passes
-            for seed, rest in zip(one.seeds, one.waiting, strict=True)
-            if y in rest
-        ]
         xs, ys = (
             [np.asarray(one.side.output(value)) for one in passes] for value in (x, y)
         )
         for one in passes:
             one.side.used([x, y])
-        if not starts:
+        dys = [rest[y] for one in passes for rest in one.waiting if y in rest]
+        if not dys:
             return
         matrix = flow.shell.array(name, raised=flow.emulated)
-        dys = [dy for *_, dy in starts]
-        moved, dxs = stepped_back(matrix, xs, dys, low, runner.provider)
-        rounding = {
-            id(one): Moved.of(own, made, rows, low)
-            for one, own, made, rows in zip(passes, xs, ys, moved, strict=True)
-        }
-        for (one, seed, rest, dy), rows in zip(starts, dxs, strict=True):
-            dx = rows.reshape(rounding[id(one)].x.shape)
-            of_x, of_y, columns = rounding[id(one)].along(dx, dy)
-            costs = {(y, ""): of_y, (name, ""): columns}
-            if name in self._shared:
-                costs[name, y] = columns
-            if x in self._shared:
-                costs[x, y] = of_x
-            for what, effect in costs.items():
-                # As in a piece, some elements of a partial value are undefined.
-                counts = one.largest.get(what[0], 1.0) > 0 or np.isfinite(effect)
-                cost = float(np.sum(np.square(effect), dtype=np.float64, where=counts))
-                one.found.add(what, seed.group, cost / seed.probes)
-            rest[x] = rest[x] + dx if x in rest else dx
+        moved, dxs = stepped_back(matrix, xs, dys, low, self.runner.provider)
+        steps = iter(dxs)
+        for one, own, made, rows in zip(passes, xs, ys, moved, strict=True):
+            x_error, y_error = (
+                rounded(array, low, inf) - array for array in (own, made)
+            )
+            are_numbers = np.isfinite(made).reshape(rows.shape)
+            for seed, rest in zip(one.seeds, one.waiting, strict=True):
+                if y not in rest:
+                    continue
+                dy, dx = rest.pop(y), next(steps).reshape(own.shape)
+                effects = dy.reshape(rows.shape) * rows
+                columns = np.sum(effects, axis=0, where=are_numbers)
+                costs = {(y, ""): dy * y_error, (name, ""): columns}
+                if name in self.shared:
+                    costs[name, y] = columns
+                if x in self.shared:
+                    costs[x, y] = dx * x_error
+                for what, effect in costs.items():
+                    # As in a piece, some elements of a partial value are undefined.
+                    counts = one.largest.get(what[0], 1.0) > 0 or np.isfinite(effect)
+                    squares = np.square(effect)
+                    cost = np.sum(squares, dtype=np.float64, where=counts)
+                    one.add(what, seed, float(cost))
+                rest[x] = rest[x] + dx if x in rest else dx
 
     def _turns(
-        self, runner: Executor, part: Piece, values: "Mapping[str, ort.OrtValue]"
-    ) -> Mapping[str, int]:
+        self, part: tuple[int, ...], values: "Mapping[str, ort.OrtValue]"
+    ) -> tuple[tuple[str, int], ...]:
         """Return how often each Loop of a piece turns, by its first output."""
-        if not any(runner.flow.nodes[node].op_type == "Loop" for node in part.nodes):
-            return {}
+        if not any(self.flow.nodes[node].op_type == "Loop" for node in part):
+            return ()
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        key = (*part.nodes, *kinds.items())
-        if key not in self._counters:
-            model = piece_model(runner.flow, part, kinds)
-            self._counters[key] = TurnCounter.of(model, runner.provider)
-        return self._counters[key].turns(values)
+        key = (*part, *kinds.items())
+        if key not in self.counters:
+            model, rows = counting(piece_model(self.flow, Piece(part, ()), kinds))
+            provider = self.runner.provider
+            session = make_session(model, provider, optimize=False, lean=True)
+            self.counters[key] = session, rows
+        session, rows = self.counters[key]
+        found = run_values(session, dict(values), list(rows.values()))
+        return tuple((name, found[row].shape()[0]) for name, row in rows.items())
 
     @no_collections()
     def _load(
-        self,
-        flow: DataflowGraph,
-        part: Sequence[int],
-        values: "Mapping[str, ort.OrtValue]",
-        seeded: Mapping[str, Sequence[int]],
-        runner: Executor,
-        partial: Container[str],
-        seen: Mapping[str, Sequence[int]],
-        counts: Mapping[str, int],
-        quantizers: Container[str],
-    ) -> _Backward:
-        """Write the backward pass of a piece whose inputs have these shapes, and load it."""
+        self, facts: _PieceFacts, values: "Mapping[str, ort.OrtValue]"
+    ) -> "tuple[ort.InferenceSession, Backward]":
+        """Write the backward pass of a piece, and load it."""
         kinds = {name: str(value.data_type()) for name, value in values.items()}
-        model = piece_model(flow, Piece(tuple(part), ()), kinds)
+        model = piece_model(self.flow, Piece(facts.part, ()), kinds)
         for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, values[entry.name].shape())
         model.graph.value_info.extend(
             make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in seen.items()
+            for name, shape in facts.seen
         )
-        model, turns = without_loops(model, counts)
-        graph = Graph.of(expanded(model))
+        model, turns = without_loops(model, dict(facts.turns))
         written = WrittenPiece(
-            graph=graph,
-            low=self.low,
-            flow=flow,
-            arithmetic=self.arithmetic,
+            graph=Graph.of(expanded(model)),
+            low=self.walk.low,
+            flow=self.flow,
+            arithmetic=self.walk.arithmetic,
             turns=turns,
-            integers=self._integers,
-            quantizers=quantizers,
-            shared=self._shared,
-            partial=partial,
+            integers=self.integers,
+            quantizers=facts.quantizers,
+            shared=self.shared,
+            partial=facts.partial,
         )
-        fed = written.finish(seeded)
+        model = written.finish(dict(facts.seeded))
         # From sizes, ONNX Runtime infers shapes and numbers of attention ops that their kernels do not keep to.
-        for entry in written.model.graph.input:
+        for entry in model.graph.input:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
-        del written.model.graph.value_info[:]
-        return _Backward(
-            session=make_session(
-                written.model, runner.provider, optimize=False, lean=flow.large
-            ),
-            reads=tuple(values),
-            seeds=fed,
-            gradients=written.gradients,
-            costs=written.costs,
-            spread=tuple(written.spread),
-            gains=written.gains,
-        )
+        del model.graph.value_info[:]
+        provider, is_large = self.runner.provider, self.flow.large
+        session = make_session(model, provider, optimize=False, lean=is_large)
+        return session, written.ports
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:
     return tuple(value.shape()) if value.is_tensor() else ()
-
-
-def _first(waiting: Sequence[Mapping[str, Floats]], name: str) -> Floats:
-    return next(one[name] for one in waiting if name in one)

@@ -19,14 +19,14 @@ saturated         elements at the largest finite number of the type although no 
 Infinities among a node's inputs (masks) excuse infinities in its outputs.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._dtypes import (
@@ -38,7 +38,7 @@ from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.compare import measure
-from onnxamp._numerics.metrics import Measurement
+from onnxamp._numerics.metrics import Measurement, join
 from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck
 from onnxamp._ops.facts import op_facts, op_key
@@ -99,28 +99,24 @@ def classify(
     ends = [measured[name] for name in flow.outputs if name in measured]
     # NaN and infinities that ops compute from finite numbers are faults where they reach outputs
     born = any(m.found_nan or m.found_inf for m in ends)
-    by_node: dict[int, list[WatchedValue]] = {}
-    readers = _readers(flow, rows)
+    by_node, readers = defaultdict[int, list[WatchedValue]](list), _readers(flow, rows)
     for row in rows:
         if row.value in measured:
-            by_node.setdefault(row.node, []).append(row)
+            by_node[row.node].append(row)
     seen = {**inputs, **measured}
     bad = {name for name, m in inputs.items() if m.found_nan}
     checks = []
     for index, node in enumerate(flow.nodes):
         reads = flow.reads[index]
         spoiled = any(name in bad for name in reads)
-        mine = by_node.get(index, ())
-        for row in mine:
+        for row in by_node[index]:
             checked = _checked(flow, row, seen, spoiled=spoiled, born=born)
-            checks.append(replace(checked, readers=readers.get(row.value, ())))
+            checks.append(replace(checked, readers=readers[row.value]))
             if checked.fault or checked.inherited:
                 bad |= {row.value, row.exact}
         if spoiled:
-            own = {name for row in mine for name in (row.value, row.exact)}
-            bad.update(
-                name for name in node.output if name not in own and name not in measured
-            )
+            own = {name for row in by_node[index] for name in (row.value, row.exact)}
+            bad.update(set(node.output) - own - measured.keys())
     return tuple(checks)
 
 
@@ -128,23 +124,18 @@ def _readers(
     flow: DataflowGraph, rows: Sequence[WatchedValue]
 ) -> dict[str, tuple[str, ...]]:
     """By value: the nodes that read it, directly or through Casts. Linear in reads if few Casts follow each other."""
-    direct: dict[str, list[WatchedValue]] = {}
+    direct = defaultdict[str, list[WatchedValue]](list)
     for row in rows:
         for name in flow.reads[row.node]:
-            direct.setdefault(name, []).append(row)
+            direct[name].append(row)
     readers: dict[str, tuple[str, ...]] = {}
     for row in reversed(rows):
         names: dict[str, None] = {}
-        for reader in direct.get(row.value, ()):
+        for reader in direct[row.value]:
             node = flow.nodes[reader.node]
             passes = op_key(node) in op_facts().relabels
-            names.update(
-                dict.fromkeys(
-                    readers.get(reader.value, ())
-                    if passes
-                    else (node.name or reader.value,)
-                )
-            )
+            through = readers.get(reader.value, ())
+            names |= dict.fromkeys(through if passes else [node.name or reader.value])
         readers[row.value] = tuple(names)
     return readers
 
@@ -166,12 +157,8 @@ def _checked(
         or m.found_inf > 0
         or (m.elements > 1 and m.found_zero == m.elements)
     )
-    kind = flow.low.get(row.value)
-    was_cast = (
-        node.op_type == "Identity"
-        and any(name in flow.low for name in node.input)
-        and kind is None
-    )
+    is_raised = row.value not in flow.low and any(n in flow.low for n in node.input)
+    was_cast = node.op_type == "Identity" and is_raised
     return ValueCheck(
         position=row.node,
         value=row.value,
@@ -216,11 +203,9 @@ def _fault(
         and not any(source.found_max >= top / 2 for source in sources),
     }
     fault = next((name for name, applies in faults.items() if applies), None)
-    return (
-        None
-        if fault == "saturated" and flow.ask(reads_constant, row.node, top / 2)
-        else fault
-    )
+    if fault == "saturated" and flow.ask(reads_constant, row.node, top / 2):
+        return None
+    return fault
 
 
 def mask_values(flow: DataflowGraph) -> frozenset[str]:
@@ -251,21 +236,18 @@ def mask_values(flow: DataflowGraph) -> frozenset[str]:
 
 def reads_constant(flow: DataflowGraph, node: int, limit: float) -> bool:
     """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
-    for name in flow.held[node]:
-        constant = flow.constants[name]
-        if (
-            not isinstance(constant, TensorProto)
-            or constant.data_type not in FLOAT_ELEMS
-        ):
-            continue
-        if _largest(numpy_helper.to_array(constant)) >= limit:
-            return True
+    held = (flow.constants[name] for name in flow.held[node])
     fed = (name for name in flow.reads[node] if name in flow.shell.weights)
-    return any(_largest(flow.shell.array(name, raised=True)) >= limit for name in fed)
-
-
-def _largest(array: "npt.NDArray[Any]") -> float:
-    return float(np.abs(array.astype(np.float32)).max(initial=0.0))
+    arrays = chain(
+        (
+            numpy_helper.to_array(constant)
+            for constant in held
+            if isinstance(constant, TensorProto) and constant.data_type in FLOAT_ELEMS
+        ),
+        (flow.shell.array(name, raised=True) for name in fed),
+    )
+    sizes = (np.abs(array.astype(np.float32)).max(initial=0.0) for array in arrays)
+    return any(size >= limit for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,26 +328,18 @@ def watched_parts(
         yield CheckedSample(flow.choices, values, inputs)
 
 
-def join(total: dict[str, Measurement], more: Mapping[str, Measurement]) -> None:
-    """Add measurements of another sample, by name."""
-    for name, measured in more.items():
-        total[name] = total[name] + measured if name in total else measured
-
-
-Parts: TypeAlias = Iterator[CheckedSample | RuntimeFailure]
-"""The measurements of each part of a model, as soon as it has run; an error of the model ends the sequence."""
-
 _CHECKED: Final = "checked model"
 """The key of the model in the memory of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckProbe(Probe[CheckedSample | Parts]):
+class CheckProbe(Probe[CheckedSample]):
     """Measuring the values of an emulated model.
 
     Attributes:
         keep: nodes to compute in float32.
-        in_parts: return what each part of the model shows, lazily.
+        ends: called with the number of a sample and what each part of the model shows, in this process; whether that
+            ends the check.
         key: stands for the model in the memory of a process.
     """
 
@@ -373,11 +347,17 @@ class CheckProbe(Probe[CheckedSample | Parts]):
     engine: Engine
     budget: int
     keep: frozenset[str]
-    in_parts: bool = False
+    ends: Callable[[int, CheckedSample], bool] | None = None
     key: str = field(default_factory=token_hex)
 
-    def session(self, memory: Memory) -> Session:
-        """Return the model as it is measured."""
+    def watched(
+        self, memory: Memory, feeds: Feeds, checked: CheckedSample
+    ) -> tuple[DataflowGraph, list[WatchedValue]]:
+        """Return the model as it runs on a sample, and the values that are measured."""
+        del checked
+        return keep_float32(self._session(memory).prepare(feeds).flow, self.keep)
+
+    def _session(self, memory: Memory) -> Session:
         return remembered(
             memory,
             _CHECKED,
@@ -385,55 +365,47 @@ class CheckProbe(Probe[CheckedSample | Parts]):
             lambda: self.engine.open(self.model.opened(), budget=self.budget),
         )
 
-    def open(self, memory: Memory) -> Opened[CheckedSample | Parts]:
+    def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
-        session = self.session(memory)
+        session = self._session(memory)
         last: tuple[Executor, Executor, Sequence[WatchedValue]] | None = None
 
-        def parts(item: Item) -> Iterator[CheckedSample]:
+        def measure(item: Item) -> CheckedSample:
             nonlocal last
             feeds = check_inputs(session.model.proto, item.sample)
             executor = session.prepare(feeds)
-            if (
-                last is None or last[0] is not executor
-            ):  # the next sample with the same branches uses it
+            # The next sample with the same branches uses the same executors.
+            if last is None or last[0] is not executor:
                 flow, rows = keep_float32(executor.flow, self.keep)
                 last = executor, Executor(flow, executor.provider), rows
-            return watched_parts(*last[1:], feeds, self.budget, progress=item.progress)
-
-        def lazily(item: Item) -> Parts:
-            try:
-                yield from parts(item)
-            except RuntimeFailure as failure:
-                yield failure
-
-        def measure(item: Item) -> CheckedSample | Parts:
-            return lazily(item) if self.in_parts else _together(list(parts(item)))
+            values, inputs = dict[str, Measurement](), dict[str, Measurement]()
+            for part in watched_parts(
+                *last[1:], feeds, self.budget, progress=item.progress
+            ):
+                values |= part.values
+                inputs |= part.inputs
+                if self.ends is not None and self.ends(item.number, part):
+                    break
+            return CheckedSample(executor.flow.choices, values, inputs)
 
         return Opened(session.prepare_sample, one_by_one(measure))
 
 
-def _together(parts: Sequence[CheckedSample]) -> CheckedSample:
-    """Return what all parts of a model show."""
-    values = {
-        name: measured for part in parts for name, measured in part.values.items()
-    }
-    inputs = {
-        name: measured for part in parts for name, measured in part.inputs.items()
-    }
-    return CheckedSample(parts[-1].choices, values, inputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProbe(Probe[CheckedSample]):
+class EngineProbe(CheckProbe):
     """Measuring what the ops of a model make of exact values on an engine that computes low precision itself."""
 
-    model: SentModel
-    engine: Engine
-    budget: int
-    key: str = field(default_factory=token_hex)
+    __slots__ = ()
 
-    def side_by_side(self, memory: Memory) -> PairedSessions:
+    def watched(
+        self, memory: Memory, feeds: Feeds, checked: CheckedSample
+    ) -> tuple[DataflowGraph, list[WatchedValue]]:
+        """As :meth:`CheckProbe.watched`."""
+        flow = self._side_by_side(memory).result.prepare(feeds).flow
+        return flow, [
+            row for row in watched_values(flow) if row.value in checked.values
+        ]
+
+    def _side_by_side(self, memory: Memory) -> PairedSessions:
         """Return the float32 model behind the model, and the model as it runs on the engine.
 
         Raises:
@@ -454,10 +426,15 @@ class EngineProbe(Probe[CheckedSample]):
 
     def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
-        sessions = self.side_by_side(memory)
-        return Opened(
-            sessions.prepare, one_by_one(lambda item: _on_engine(sessions, item))
-        )
+        sessions = self._side_by_side(memory)
+
+        def measure(item: Item) -> CheckedSample:
+            checked = _on_engine(sessions, item)
+            if self.ends is not None:
+                self.ends(item.number, checked)
+            return checked
+
+        return Opened(sessions.prepare, one_by_one(measure))
 
 
 def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
@@ -480,15 +457,15 @@ def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
     note = next(filter(None, notes), None)
     if not values and note is not None:
         raise RuntimeFailure(f"None of its ops runs on its own. {note}")
-    inputs = {name: to_value(feeds[name], flow.types.get(name)) for name in flow.inputs}
-    floats = {
-        name: value
-        for name, value in inputs.items()
+    given = (
+        (name, to_value(feeds[name], flow.types.get(name))) for name in flow.inputs
+    )
+    inputs = {
+        name: measure(value, value)
+        for name, value in given
         if value.is_tensor() and "float" in value.data_type()
     }
-    return CheckedSample(
-        (), values, {name: measure(value, value) for name, value in floats.items()}
-    )
+    return CheckedSample(flow.choices, values, inputs)
 
 
 def keep_float32(
@@ -523,12 +500,9 @@ def keep_float32(
             chosen.add(row.node)
             wanted.update(flow.reads[row.node])
     for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
-        if row.value not in flow.low and row.node in casts:
-            chosen |= (
-                {row.node}
-                if any(name in exact for name in flow.reads[row.node])
-                else set()
-            )
+        is_raised = row.value not in flow.low and row.node in casts
+        if is_raised and not exact.keys().isdisjoint(flow.reads[row.node]):
+            chosen.add(row.node)
     exact |= {
         row.value: row.exact
         for row in rows
@@ -543,16 +517,15 @@ def keep_float32(
         reads[index] = tuple(
             dict.fromkeys(exact.get(name, name) for name in reads[index])
         )
-    for row in (
-        rows
-    ):  # integers are cast to float32 then, unless somebody else reads them rounded
+    # Integers are cast to float32 then, unless somebody else reads them rounded.
+    for row in rows:
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
         if {index for index, names in enumerate(reads) if row.value in names} <= chosen:
             nodes[row.node] = copied(flow.nodes[row.node])
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i
-    read = {name for names in reads for name in names} | set(flow.outputs)
+    read = {*flow.outputs, *chain.from_iterable(reads)}
     kept = [
         row
         for row in rows

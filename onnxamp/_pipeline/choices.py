@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,9 +13,8 @@ from onnxamp._convert.analysis import Analysis, Estimate, low_nodes, shapes_at, 
 from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.upgrades import Proof
-from onnxamp._dtypes import Format, low_type
+from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError
-from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._numerics.ranges import with_ranges
@@ -29,7 +27,7 @@ from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import Feed, check_inputs, shapes_of
 from onnxamp._target import Device
-from onnxamp._tuning.arguments import is_slower
+from onnxamp._tuning.results import is_slower
 
 SAMPLES: Final = 4
 """The minimum number of calls to keep of each model, if there are that many; at most twice as many are kept."""
@@ -213,8 +211,10 @@ class Clock(NamedTuple):
         plan: Plan | None = None,
     ) -> Choice:
         """Return an analyzed conversion, with its plan and its cost."""
-        times, weights = 0.0, 0
-        for estimate, count in self._estimates(analysis.graph, analysis.options.low):
+        times, weights, graph = 0.0, 0, analysis.graph
+        for sizes, count in self.calls.kinds():
+            shapes = shapes_at(graph, dict(sizes))
+            estimate = Estimate(graph, self.device, shapes, analysis.options.low)
             times += count * time_of(analysis, estimate)
             weights = estimate.weight_bytes(analysis.ports, analysis.decision)
         return Choice(
@@ -225,23 +225,6 @@ class Clock(NamedTuple):
             tolerance=tolerance,
             own_error=error,
         )
-
-    def _estimates(self, graph: Graph, low: Format) -> Iterator[tuple[Estimate, float]]:
-        for shapes, count in self.calls.kinds():
-            yield (
-                Estimate(graph, self.device, shapes_at(graph, dict(shapes)), low),
-                count,
-            )
-
-
-def recorded(calls: Calls, name: str) -> Samples:
-    """Return the inputs that a pipeline feeds to a model, as samples."""
-    readers: list[Callable[[], Sample]] = [
-        partial(dict, sample) for sample in calls.samples
-    ]
-    return Samples(
-        f"{len(readers)} of {calls.count} calls of {name} in the pipeline", readers
-    )
 
 
 def choices_of(

@@ -202,11 +202,10 @@ def _function(
             f"The function {given!r} is not of the form 'package:function' or 'file.py:function'."
         )
     file, _, name = given.rpartition(":")
-    is_beside = manifest is not None and file.endswith(".py")
-    return imported(
-        "function",
-        f"{manifest.parent / file}:{name}" if is_beside and manifest else given,
-    ), given
+    place = given
+    if manifest is not None and file.endswith(".py"):
+        place = f"{manifest.parent / file}:{name}"
+    return imported("function", place), given
 
 
 def _member(
@@ -215,7 +214,9 @@ def _member(
     where = f"Model {name!r} of the pipeline"
     own = entry if folder is not None and isinstance(entry, dict) else {"path": entry}
     _check_keys(where, own, ("path", "dtypes", "levels", "options"))
-    options = {**settings.get("options", {}), **_table(where, own.get("options", {}))}
+    if not isinstance(more := own.get("options", {}), Mapping):
+        raise ArgumentError(f"{where}: options must be a table, not {more!r}.")
+    options = {**settings.get("options", {}), **more}
     if decided := sorted(_DECIDED & options.keys()):
         raise ArgumentError(
             f"{where}: the search decides {', '.join(decided)}; dtypes and levels say what it tries."
@@ -237,12 +238,6 @@ def _member(
         levels=tuple(map(check_level, _list(where, "levels", tried["levels"]))),
         options=options,
     )
-
-
-def _table(where: str, options: Any) -> Mapping[str, Any]:
-    if not isinstance(options, Mapping):
-        raise ArgumentError(f"{where}: options must be a table, not {options!r}.")
-    return options
 
 
 def _list(where: str, what: str, found: Any) -> Iterable[str]:

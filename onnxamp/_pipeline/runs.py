@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -14,19 +14,19 @@ from onnxamp._convert.plan import Plan, plan_json, plan_of
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._options.values import Level
-from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, recorded, written
+from onnxamp._pipeline.choices import Calls, Choice, PipelineModel, written
 from onnxamp._pipeline.manifest import Pipeline
 from onnxamp._public import Shown
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, Outputs
 from onnxamp._runtime.fingerprints import model_print, source_print, versions
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.values import Feed
-from onnxamp._state import Facts, Part, as_data, fingerprint, from_data
+from onnxamp._state import Facts, Part, fingerprint, from_data
 from onnxamp._tuning.job import converted_model
 from onnxamp._tuning.metric import Metric, make_metric
-from onnxamp._tuning.runs import converted_error, session_on
+from onnxamp._tuning.runs import Measurements, converted_error, session_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,61 +172,43 @@ class Measured:
     failure: str = ""
 
 
-@dataclass(slots=True)
-class PipelineState:
-    """The measurements of one tuning. ``part`` is the part of a state that stores them; None if there is no state."""
+class PipelineState(Measurements):
+    """Measurements of one tuning of a pipeline.
 
-    part: Part | None = None
-    runs: dict[str, Measured] = field(default_factory=dict)
-    tuned: dict[str, tuple[Plan, float]] = field(default_factory=dict)
-    """The choices of level "auto": the plan, and the error of the model's own outputs."""
-    known: frozenset[str] = frozenset()
-    """Keys of the runs that were loaded."""
-    recalled: set[str] = field(default_factory=set)
-    """The keys of loaded runs that were needed again."""
-    made: int = 0
-    """The number of new runs."""
+    Attributes:
+        recalled: keys of stored runs that were needed again.
+        made: the number of new runs.
+    """
 
-    @classmethod
-    def of(cls, part: Part | None) -> "PipelineState":
-        """Return the measurements in a part."""
-        runs, tuned = dict[str, Measured](), dict[str, tuple[Plan, float]]()
-        for key in part or ():
-            assert part is not None
-            kind, _, name = key.partition(" ")
-            if kind == "run":
-                runs[name] = from_data(Measured, part[key])
-            else:
-                plan, error = part[key]
-                tuned[name] = plan_of(plan), float(error)
-        return cls(part, runs, tuned, frozenset(runs))
+    def __init__(self, part: Part | None = None) -> None:
+        super().__init__(part)
+        self._before = frozenset(part or ())
+        self.recalled, self.made = set[str](), 0
 
     def run(
         self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]
     ) -> Measured:
         """Return the stored measurement of the pipeline with these choices, or a new one."""
-        key = key_of(chosen)
-        if key not in self.runs:
-            self.runs[key], self.made = measure(), self.made + 1
-            self._keep(f"run {key}", as_data(self.runs[key], named=False))
-        if key in self.known:
+        key = f"run {key_of(chosen)}"
+        if key in self._before:
             self.recalled.add(key)
-        return self.runs[key]
+        self.made += key not in self._known
+        measured: Measured = from_data(Measured, self.known(key, measure))
+        return measured
 
     def plan(
         self, words: str, find: Callable[[], tuple[Plan, float]]
     ) -> tuple[Plan, float]:
-        """Return the stored choice of level "auto" of a model at some tolerance, or a new one."""
-        key = fingerprint(words)
-        if key not in self.tuned:
-            self.tuned[key] = find()
-            plan, error = self.tuned[key]
-            self._keep(f"plan {key}", [plan_json(plan), as_data(float(error))])
-        return self.tuned[key]
+        """Return the stored choice of level "auto" of a model at some tolerance, or a new one: the plan, and the error
+        of the model's own outputs.
+        """
 
-    def _keep(self, key: str, value: object) -> None:
-        if self.part is not None:
-            self.part[key] = value
+        def found() -> tuple[Any, float]:
+            plan, error = find()
+            return plan_json(plan), float(error)
+
+        plan, error = self.known(f"plan {fingerprint(words)}", found)
+        return plan_of(plan), float(error)
 
 
 def key_of(chosen: Mapping[str, Choice]) -> str:
@@ -253,10 +235,6 @@ def facts_of(pipeline: Pipeline, metric: str, backend: str) -> Facts:
         ),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
-
-
-BROKEN: Final = Measured(None, inf)
-"""The measurement of a run without a result."""
 
 
 Runs = Callable[[Mapping[str, Feed]], Outputs]
@@ -324,7 +302,12 @@ class PipelineRuns:
 
     def samples(self, name: str) -> Samples:
         """Return the recorded feeds of a model."""
-        return recorded(self.calls[name], name)
+        calls = self.calls[name]
+        readers: list[Callable[[], Sample]] = [
+            partial(dict, sample) for sample in calls.samples
+        ]
+        title = f"{len(readers)} of {calls.count} calls of {name} in the pipeline"
+        return Samples(title, readers)
 
     def measure(self, chosen: Mapping[str, Choice]) -> Measured:
         """Return the measurement of the pipeline with these models converted, and the others in float32: the stored
@@ -350,19 +333,15 @@ class PipelineRuns:
             )
         if isinstance(result, Mapping):
             if result.keys() != self.reference.keys():
-                return Measured(
-                    None,
-                    inf,
-                    "The function did not return the same outputs as in float32.",
-                )
+                text = "The function did not return the same outputs as in float32."
+                return Measured(None, inf, text)
             return Measured(None, self.metric.error(self.reference, result))
         value = float(result)
         if not isfinite(value):
-            return BROKEN
+            return Measured(None, inf)
         worse = value - float(self.reference)
-        return Measured(
-            value, max(worse if self.pipeline.better == "lower" else -worse, 0.0)
-        )
+        loss = worse if self.pipeline.better == "lower" else -worse
+        return Measured(value, max(loss, 0.0))
 
     def own_error(self, name: str, choice: Choice) -> float:
         """Return the error of a converted model's own outputs on its recorded inputs."""
@@ -377,12 +356,11 @@ class PipelineRuns:
         """Run the pipeline on files, each in an ONNX Runtime session, as it will run later."""
         load = cache(self.engine.load)  # by name: the files are about to be renamed
 
-        def run_of(path: Path) -> Runs:
-            return lambda feeds: self.engine.run(load(path), feeds)
+        def run(path: Path, feeds: Mapping[str, Feed]) -> Outputs:
+            return self.engine.run(load(path), feeds)
 
-        return self.judged(
-            self._models({name: run_of(path) for name, path in paths.items()})
-        )
+        runs = {name: partial(run, path) for name, path in paths.items()}
+        return self.judged(self._models(runs))
 
     def _models(
         self, runs: Mapping[str, Runs], calls: Mapping[str, Calls] | None = None
@@ -413,11 +391,8 @@ class PipelineRuns:
                 None,
                 lambda _, found: converted_model(found, size, path / "converted.onnx"),
             )
-            self._converted[name] = (
-                choice.key,
-                made,
-                session_on(self.engines[name], made, self.budget).run,
-            )
+            session = session_on(self.engines[name], made, self.budget)
+            self._converted[name] = choice.key, made, session.run
         return self._converted[name][2]
 
     def _called(self, models: Mapping[str, PipelineModel], where: str) -> Any:
@@ -431,7 +406,7 @@ class PipelineRuns:
             result = self.pipeline.run(models)
         except (
             Exception
-        ) as error:  # it is the user's, and low precision may make it raise anything
+        ) as error:  # low precision may make a user's function raise anything
             text = f"{type(error).__name__}: {error}".rstrip(".")
             raise RuntimeFailure(
                 f"The function {name!r} failed {where}: {text}."

@@ -23,7 +23,7 @@ from onnxamp._options.values import Level
 from onnxamp._pipeline.choices import Choice, Clock, rank, written
 from onnxamp._pipeline.runs import PipelineRuns, Trial
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._tuning.arguments import Search, is_slower
+from onnxamp._tuning.results import Search, is_slower
 from onnxamp._tuning.tune import tune
 
 PIPELINE_SECONDS: Final = 600.0
@@ -165,22 +165,20 @@ class PipelineSearch:
     ) -> tuple[Choice, float] | None:
         """Return the better of the choice that passed and one of level auto between it and the one that missed."""
         nearest, error = min(missed, key=lambda pair: pair[1])
-        own, last = (
-            (self.runs.own_error(name, nearest) if isfinite(error) else None),
-            inf,
-        )
+        own: float | None = inf
+        last = inf
+        if isfinite(error):
+            own = self.runs.own_error(name, nearest)
         for _ in range(_REFINEMENTS):
-            is_known = own is not None and isfinite(own) and isfinite(error)
-            scaled = (
-                own * _AIM * self.asked.tolerance / error
-                if own is not None and is_known
-                else _FIRST
-            )
+            scaled = _FIRST
+            if own is not None and isfinite(own) and isfinite(error):
+                scaled = own * _AIM * self.asked.tolerance / error
             last = min(scaled, _STEP * last)
             choice = self.refine(name, nearest, last) if last > 0 else None
-            if choice is None or not (
-                self.asked.allow_slower or not is_slower(choice, self.float32[name])
-            ):
+            if choice is None:
+                return held
+            is_refused = is_slower(choice, self.float32[name])
+            if is_refused and not self.asked.allow_slower:
                 return held
             if held is not None and rank(choice) >= rank(held[0]):
                 return held
@@ -198,18 +196,12 @@ class PipelineSearch:
         own outputs, stored or new; None if it lowers nothing.
         """
         member, options = self.runs.pipeline[name], like.plan.options
-        asked = member.asked(
-            Level.AUTO,
-            options.dtype,
-            **(
-                {"rescale": True, "rescaling": options.rescaling}
-                if options.rescale
-                else {}
-            ),
-        )
+        exponents = {"rescale": True, "rescaling": options.rescaling}
+        more = exponents if options.rescale else {}
+        asked = member.asked(Level.AUTO, options.dtype, **more)
         self.options.report(
             f"tuning {name} at {tolerance:.2g}",
-            len(self.runs.state.runs),
+            len(self.trials),
             self.asked.runs,
         )
 
@@ -237,9 +229,5 @@ class PipelineSearch:
 
     def _spent(self) -> float:
         """Return the share of time or runs that is used up."""
-        time = (
-            (monotonic() - self.started) / self.asked.seconds
-            if self.asked.seconds
-            else inf
-        )
-        return max(time, len(self.trials) / self.asked.runs)
+        limit, runs = self.asked.seconds, len(self.trials) / self.asked.runs
+        return max((monotonic() - self.started) / limit if limit else inf, runs)

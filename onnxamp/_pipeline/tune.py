@@ -48,8 +48,8 @@ from onnxamp._runtime.run import Report, Run, RunOptions, silent
 from onnxamp._runtime.session import Provider
 from onnxamp._state import State, StateLike, opened
 from onnxamp._target import AUTO, device_called
-from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.metric import MetricLike, make_metric
+from onnxamp._tuning.results import Search, meant_device
 from onnxamp._workers.executor import temporary_folder
 
 
@@ -138,7 +138,7 @@ def _check_loads(
         provider == device_of(options.target) and engine_on(provider).is_reference
     )
     place = provider if is_meant else None
-    loaded = load_result(Model.read(path, member.model), member.model, place)
+    loaded = load_result(Model.read(path), member.model, place)
     if loaded.fault:
         raise RuntimeFailure(
             f"{loaded.by} does not load the model {member.name!r} at {choice.label}: {loaded.fault}. Nothing was"
@@ -355,18 +355,16 @@ class _Job:
         }
         common = set(targets.values())
         low = _names(engines, "float16")
-        part = (
-            None
-            if kept is None
-            else kept.part(PART, facts_of(pipeline, metric.name, low))
-        )
+        part = None
+        if kept is not None:
+            part = kept.part(PART, facts_of(pipeline, metric.name, low))
         runs = PipelineRuns(
             pipeline=pipeline,
             engines=engines,
             metric=metric,
             folder=folder,
             budget=options.budget,
-            state=PipelineState.of(part),
+            state=PipelineState(part),
         )
         device = meant_device(asked.device, common.pop() if len(common) == 1 else "")
         asked = replace(asked, tolerance=metric.tolerance, device=device)
@@ -452,16 +450,8 @@ class _Job:
         runs, chosen = self.runs, search.decided
         pipeline, state, last = runs.pipeline, runs.state, runs.measure(chosen)
         members = tuple(
-            _member(
-                search=search,
-                name=name,
-                choice=choice,
-                calls=runs.calls[name].count,
-                made=made.get(name),
-                source=member.model.label,
-            )
+            self._tuned(search, member, made.get(member.name))
             for member in pipeline.members
-            for name, choice in [(member.name, chosen[member.name])]
         )
         lowest = next(
             (one.plan.dtype for one in chosen.values() if not one.is_float32), "float32"
@@ -501,36 +491,31 @@ class _Job:
             warnings=tuple(dict.fromkeys(said)),
         )
 
+    def _tuned(
+        self, search: PipelineSearch, member: Member, made: Conversion | None
+    ) -> TunedMember:
+        """Return a model with its decision."""
+        name = member.name
+        choice, before = search.decided[name], search.float32[name]
+        alone = search.alone.get(name)
+        return TunedMember(
+            name=name,
+            source=member.model.label,
+            target=None if made is None else made.target,
+            plan=choice.plan,
+            choice=choice.label,
+            exponents=choice.exponents,
+            calls=self.runs.calls[name].count,
+            alone=alone[1] if alone is not None and alone[0] is choice else None,
+            error=search.errors[name],
+            time_before=before.time,
+            time=choice.time,
+            weights_before=before.weights if made is None else made.bytes_before,
+            weights=choice.weights if made is None else made.bytes_after,
+            nodes=0 if choice.is_float32 else choice.nodes,
+        )
+
 
 def _names(engines: Mapping[str, Engine], low: str) -> str:
     """Return the name of the engine of the models in reports."""
     return " and ".join(dict.fromkeys(engine.name(low) for engine in engines.values()))
-
-
-def _member(
-    search: PipelineSearch,
-    name: str,
-    choice: Choice,
-    calls: int,
-    made: Conversion | None,
-    source: str,
-) -> TunedMember:
-    """Return a model with its decision."""
-    before = search.float32[name]
-    alone = search.alone.get(name)
-    return TunedMember(
-        name=name,
-        source=source,
-        target=None if made is None else made.target,
-        plan=choice.plan,
-        choice=choice.label,
-        exponents=choice.exponents,
-        calls=calls,
-        alone=alone[1] if alone is not None and alone[0] is choice else None,
-        error=search.errors[name],
-        time_before=before.time,
-        time=choice.time,
-        weights_before=before.weights if made is None else made.bytes_before,
-        weights=choice.weights if made is None else made.bytes_after,
-        nodes=0 if choice.is_float32 else choice.nodes,
-    )

@@ -8,7 +8,8 @@ from typing import Final
 BUDGET: Final = 128 << 20
 """Bytes of values and weights that a run holds at a time."""
 
-LEAST, MOST = 4, 16
+LEAST = 4
+MOST = 16
 """Fewest and most random samples if float16 is accumulated in float16: the error on a single one is random."""
 
 CURE_SECONDS: Final = 60.0

@@ -103,7 +103,8 @@ class Accumulator(NamedTuple):
         if self.editor.view.book.opsets.get("", 1) < _WHERE:
             return made.nodes
         key = op_key(written)
-        product, total = self.profile.products.get(key), self.profile.sums.get(key)
+        product = self.profile.products.get(key)
+        total = self.profile.sums.get(key)
         if product is not None:
             if product.accumulator == "float16" and len(written.input) > 1:
                 self._product(made, node, written, raw)
@@ -142,9 +143,8 @@ class Accumulator(NamedTuple):
         alone = raw if bias is None else made("Sub", raw, bias)
         kept = alone
         if terms <= _SHORT:
-            before = (
-                0 if bias is None else 1
-            )  # the sum is rounded before the bias is added
+            # The sum is rounded before the bias is added.
+            before = 0 if bias is None else 1
             grown = made.number(sqrt(before + inside + (size / 2 if terms > 1 else 0)))
         else:
             ratio = made("Div", _of_squares(made, written), made.square(alone))
@@ -188,7 +188,8 @@ class Accumulator(NamedTuple):
         )
 
     def _sum(self, made: "_Writer", node: Node, written: NodeProto, raw: str) -> None:
-        fact, terms = self.profile.sums[node.key], summed_terms(node, self.shapes)
+        fact = self.profile.sums[node.key]
+        terms = summed_terms(node, self.shapes)
         kept = self._total(made, written, raw) if fact.overflows else raw
         if not terms or terms < 2:
             return

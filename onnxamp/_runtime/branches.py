@@ -16,21 +16,19 @@ declared type of a value        declared type, unless the main graph declares on
 Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from os import PathLike
 from typing import TypeAlias
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxamp._errors import ArgumentError, ModelError
-from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
-from onnxamp._model.protos import copied, copy_without, node_bodies
+from onnxamp._model.protos import copied, copy_without, drop_named, node_bodies
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime.flow import (
     WEIGHTS_IN_GRAPH,
@@ -69,13 +67,9 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         ]
         if not ifs:
             return result
-        known = _known_conditions(graph, ifs)
-        wanted = [
-            graph.values[node.input(0)].name
-            for node in ifs
-            if node.input(0) not in known
-        ]
-        wanted = list(dict.fromkeys(wanted))
+        read = dict.fromkeys(node.input(0) for node in ifs)
+        known = _known_conditions(graph, read)
+        wanted = [graph.values[value].name for value in read if value not in known]
         conditions = run(result, wanted) if wanted else {}
         missing = [name for name in wanted if name not in conditions]
         if missing:
@@ -87,24 +81,23 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         result = _Move(graph, branches, GraphEditor(graph, result)).result()
 
 
-def _known_conditions(graph: Graph, ifs: Sequence[Node]) -> dict[int, bool]:
-    """Conditions that are constants, with their values."""
-    tensors = graph.ask(constant_tensors)
+def _known_conditions(graph: Graph, values: Iterable[int]) -> dict[int, bool]:
+    """Return the conditions that are constants, but for those in files."""
+    tensors = graph.constants.tensors
     known = {}
-    for value in {node.input(0) for node in ifs}:
+    for value in values:
         tensor = tensors.get(value)
-        if (
-            tensor is not None
-            and tensor.data_location != TensorProto.EXTERNAL
-            and prod(tensor.dims) == 1
-        ):
-            known[value] = bool(numpy_helper.to_array(tensor).reshape(-1)[0])
+        if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
+            number = graph.constants.scalar(value)
+            if number is not None:
+                known[value] = bool(number)
     return known
 
 
 def _branch(node: Node, condition: bool) -> int:
     """Return the scope of the branch that an If takes."""
-    name, scopes = "then_branch" if condition else "else_branch", dict(node.bodies)
+    name = "then_branch" if condition else "else_branch"
+    scopes = dict(node.bodies)
     if name not in scopes:
         raise ModelError(f"The If {node.label!r} has no {name}.")
     return scopes[name]
@@ -180,7 +173,8 @@ class _Move:
         for output, result in zip(node.outputs, branch.outputs, strict=False):
             if output == ABSENT:
                 continue
-            name, inner = self.view.values[output].name, self.view.values[result]
+            name = self.view.values[output].name
+            inner = self.view.values[result]
             is_own = inner.scope == branch.index and inner.origin is Origin.NODE
             if is_own and result not in self.names and name not in hidden:
                 self.names[result] = name
@@ -255,7 +249,6 @@ def settled_flow(
     emulated: bool,
     provider: Provider = "cpu",
     before: DataflowGraph | None = None,
-    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
     """Prepare a model for a sample. A sample that meets other conditions, or leaves other inputs empty, needs another
@@ -268,7 +261,6 @@ def settled_flow(
         emulated: as for :func:`~onnxamp._runtime.flow.make_flow`.
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
-        like: the flow of what the model was converted from.
         arithmetic: as for :func:`~onnxamp._runtime.flow.flow_of`.
 
     Raises:
@@ -284,7 +276,6 @@ def settled_flow(
         shell,
         emulated=emulated,
         shapes=shapes_of(feeds),
-        like=like,
         arithmetic=arithmetic,
     )
     return replace(flow, choices=taken)
@@ -347,15 +338,14 @@ def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:
     if not empty:
         return model
     editor = GraphEditor(Graph.of(model))
-    graph, start = editor.graphs[0], editor.view.scopes[0].nodes.start
+    graph = editor.graphs[0]
+    start = editor.view.scopes[0].nodes.start
     for entry in empty:
         held = entry.type.optional_type.elem_type
         editor.insert(
             0, start, editor.make("Optional", [], [entry.name], "", type=held)
         )
-    for position in reversed(range(len(graph.input))):
-        if graph.input[position] in empty:
-            del graph.input[position]
+    drop_named(graph.input, {entry.name for entry in empty})
     return editor.finish()
 
 

@@ -25,7 +25,6 @@ from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
 from onnxamp._model.sources import external_tensor
 from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
-from onnxamp._runtime.servers import Forked, can_fork, fork, serve_loads
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.starting import reason, save_spilled
 from onnxamp._workers.executor import Once, ending, temporary_folder
@@ -47,7 +46,7 @@ class Child:
     module: str
     function: str = "serve"
     ended: str = ""
-    _process: "subprocess.Popen[str] | Forked | None" = None
+    _process: "subprocess.Popen[str] | None" = None
     _turn: RLock = field(default_factory=RLock)
 
     def start(self) -> None:
@@ -61,7 +60,7 @@ class Child:
                 self.end()
                 self._process = self._started()
 
-    def _started(self) -> "subprocess.Popen[str] | Forked":
+    def _started(self) -> "subprocess.Popen[str]":
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         code = f"from {self.module} import {self.function}; {self.function}()"
         return subprocess.Popen(
@@ -125,13 +124,14 @@ class Child:
 
     def end(self) -> None:
         """End the process, if there is one."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             _await(process)
 
 
-def _await(process: "subprocess.Popen[str] | Forked") -> None:
+def _await(process: "subprocess.Popen[str]") -> None:
     """Wait for the end of a process, and close its pipes, in which a question may be left."""
     with suppress(BrokenPipeError), process:
         pass
@@ -203,12 +203,13 @@ class EngineBuilder(Child):
                 raise RuntimeFailure(
                     f"No process can be started to build the engine: {error}."
                 ) from error
-        if answer is None:
-            return Built(
-                "TensorRT-RTX",
-                (Refusal("", f"the process that builds it {self.ended}"),),
-                0,
+        if answer is None or "fault" in answer:
+            why = (
+                answer["fault"]
+                if answer
+                else f"the process that builds it {self.ended}"
             )
+            return Built("TensorRT-RTX", (Refusal("", why),), 0)
         faults = tuple(Refusal(name, refusal(text)) for name, text in answer["faults"])
         return Built(answer["by"], faults, answer["bytes"])
 
@@ -306,9 +307,6 @@ class Loader(Child):
 
     def __init__(self) -> None:
         super().__init__("onnxamp._runtime.servers", "serve_loads")
-
-    def _started(self) -> "subprocess.Popen[str] | Forked":
-        return fork(serve_loads) if can_fork() else super()._started()
 
     def load(self, path: Path, provider: Provider | None) -> Loaded:
         """Load a file.

@@ -3,12 +3,12 @@
 Each text is a prompt, and a step with the token that the model gives after it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,11 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
 from onnxamp._optional import require
 from onnxamp._paths import as_path, cannot_read
-from onnxamp._runtime.draws import suited
 from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
 from onnxamp._runtime.inputs import Role, dim_name, is_open
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, quoted
-from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.samples import Samples, SampleSource, draw_of, suited
 from onnxamp._runtime.values import Feeds, check_inputs
 
 _TOKENS: Final = ("input_ids", "decoder_input_ids")
@@ -104,7 +103,8 @@ class Decoder(NamedTuple):
         Raises:
             ArgumentError: it takes no tokens, or gives no logits.
         """
-        tokens, graph = tokens_input(model.proto), model.proto.graph
+        tokens = tokens_input(model.proto)
+        graph = model.proto.graph
         outputs = {entry.name for entry in graph.output}
         if tokens is None:
             given = ", ".join(sorted(entry.name for entry in graph.input)[:5])
@@ -229,6 +229,9 @@ class Prompts(SampleSource):
     tokenizer: str | PathLike[str] | None = None
     generates: int = _GENERATED
 
+    _kind: ClassVar[str] = "prompt"
+    """The name of one in reports."""
+
     def lines(self) -> list[str]:
         """Return the texts.
 
@@ -265,9 +268,11 @@ class Prompts(SampleSource):
         """
         opened = Model.of(model)
         tokens = self.tokens_of(opened)
-        named = "1 prompt" if len(tokens) == 1 else f"{len(tokens)} prompts"
-        read = _Tokenized(named=named, tokens=tokens, generates=self.generates)
-        return read.samples_of(opened, seed, reference)
+        writer = PromptWriter(reference or on_cpu(opened), seed)
+        spool = Spool(writer.samples(tokens), "file of prompts", 2 * len(tokens))
+        named = f"{len(tokens)} {self._kind}{'' if len(tokens) == 1 else 's'}"
+        description = f"samples of {named} and the steps after"
+        return Samples(description, spool, generates=self.generates)
 
     def tokens_of(self, model: Model) -> list[list[int]]:
         """Return the tokens of each text; raises as :meth:`samples_of`."""
@@ -276,22 +281,16 @@ class Prompts(SampleSource):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokenized(SampleSource):
-    """The tokens of prompts, and the name of the prompts in reports."""
+class _BuiltIn(Prompts):
+    """Texts for decoders whose user names none, and their tokens."""
 
-    named: str
-    tokens: Sequence[Sequence[int]]
-    generates: int
+    tokens: list[list[int]]
+    _kind = "built-in prompt"
 
-    def samples_of(
-        self, model: ModelSource, seed: int = 0, reference: Session | None = None
-    ) -> Samples:
-        """As :meth:`Prompts.samples_of`."""
-        writer = PromptWriter(reference or on_cpu(Model.of(model)), seed)
-        size = 2 * len(self.tokens)
-        spool = Spool(writer.samples(self.tokens), "file of prompts", size)
-        description = f"samples of {self.named} and the steps after"
-        return Samples(description, spool, generates=self.generates)
+    def tokens_of(self, model: Model) -> list[list[int]]:
+        """Return the tokens of each text."""
+        del model
+        return self.tokens
 
 
 def built_in_prompts(model: Model) -> SampleSource | None:
@@ -306,8 +305,7 @@ def built_in_prompts(model: Model) -> SampleSource | None:
     dims = outputs[LOGITS].type.tensor_type.shape.dim
     words = (dims[-1].dim_value if dims else 0) or inf
     suits = all(len({*text}) >= _WORDS and max(text) < words for text in tokens)
-    named = f"{len(tokens)} built-in prompts"
-    return _Tokenized(named=named, tokens=tokens, generates=_FEW) if suits else None
+    return _BuiltIn(_BUILT_IN, generates=_FEW, tokens=tokens) if suits else None
 
 
 class PromptWriter:
@@ -316,7 +314,8 @@ class PromptWriter:
     def __init__(
         self, reference: Session, seed: int = 0, dims: Mapping[str, int] | None = None
     ) -> None:
-        self._reference, self._seed = reference, seed
+        self._reference = reference
+        self._seed = seed
         self.decoder = Decoder.of(reference.model)
         draw = draw_of(reference.model, seed, dims)
         maker = draw.determined().maker()
@@ -346,7 +345,8 @@ class PromptWriter:
 
     def made_up(self, length: int) -> dict[str, Any]:
         """Return the inputs for a prompt of random tokens, or of as many as ``dims`` says."""
-        named, dims = self._maker.named, self._maker.dims
+        named = self._maker.named
+        dims = self._maker.dims
         names = self.decoder.lengths & named.formulas.keys()
         length = next((dims[name] for name in sorted(names & dims.keys())), length)
         lengths = {**dict.fromkeys(named.pasts, 0), **dict.fromkeys(names, length)}

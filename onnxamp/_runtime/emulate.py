@@ -76,19 +76,11 @@ def upcast_type(proto: TypeProto) -> None:
     """Replace low element types by float32 inside a type, at any depth, in place."""
     kind = proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type", "map_type"):
-        if kind == "map_type":
-            proto = proto.map_type.value_type
-        else:
-            proto = (
-                proto.sequence_type.elem_type
-                if kind == "sequence_type"
-                else proto.optional_type.elem_type
-            )
+        held = getattr(proto, kind)
+        proto = held.value_type if kind == "map_type" else held.elem_type
         kind = proto.WhichOneof("value")
-    leaf = (
-        proto.sparse_tensor_type if kind == "sparse_tensor_type" else proto.tensor_type
-    )
-    if kind is not None and leaf.elem_type in LOW_ELEMS:
+    leaf = getattr(proto, kind or "tensor_type")
+    if leaf.elem_type in LOW_ELEMS:
         leaf.elem_type = TensorProto.FLOAT
 
 
@@ -225,10 +217,8 @@ def _signature(
         if view.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
     }
     for value in main.outputs:
-        node, is_weight = (
-            view.producer(value),
-            view.values[value].origin is Origin.INITIALIZER,
-        )
+        node = view.producer(value)
+        is_weight = view.values[value].origin is Origin.INITIALIZER
         if is_weight or (node is not None and node.key not in op_facts().reads_bits):
             able.add(value)
     return frozenset(
@@ -262,9 +252,6 @@ class _Emulation:
     renamed: dict[int, str] = field(default_factory=dict)
     """Value index of a low-precision model input -> name of its rounded version; of a kept value -> that in float32."""
 
-    def low(self, value: int) -> int | None:
-        return self.elems[value]
-
     def is_kept(self, scope: int, name: str) -> bool:
         """Return whether a value of a scope keeps its type."""
         return (
@@ -274,7 +261,8 @@ class _Emulation:
 
     def weights(self, hollow: Container[str]) -> None:
         """Add the initializers of the main graph, in float32 but for those that keep their types."""
-        view, target = self.editor.view, self.editor.graphs[0].initializer
+        view = self.editor.view
+        target = self.editor.graphs[0].initializer
         for tensor in view.model.graph.initializer:
             if tensor.name in hollow:
                 elem = (
@@ -291,7 +279,8 @@ class _Emulation:
 
     def scope(self, scope: Scope) -> None:
         """Emulate the nodes of a scope, and what is declared in it."""
-        graph, nodes = self.editor.graphs[scope.index], self.editor.view.nodes
+        graph = self.editor.graphs[scope.index]
+        nodes = self.editor.view.nodes
         for entry in (*graph.input, *graph.output, *graph.value_info):
             if not self.is_kept(scope.index, entry.name):
                 upcast_type(entry.type)
@@ -320,7 +309,8 @@ class _Emulation:
                 self.editor.names, source, self.raised_name(value), TensorProto.FLOAT
             )
         for value in dict.fromkeys(scope.inputs) if self.rounds else ():
-            fed, elem = view.values[value], self.low(value)
+            fed = view.values[value]
+            elem = self.elems[value]
             if elem is not None and fed.origin in (Origin.INPUT, Origin.DEFAULT):
                 self.renamed[value] = self.editor.names.fresh(f"{fed.name}/rounded")
                 yield from rounding(
@@ -334,14 +324,14 @@ class _Emulation:
 
     def node(self, node: Node) -> None:
         """Emulate a node."""
-        facts, names, proto = (
-            op_facts(),
-            self.editor.names,
-            self.editor.node(node.index),
-        )
-        casts, bits = node.key == "Cast" and self.rounds, node.key in facts.reads_bits
+        facts = op_facts()
+        names = self.editor.names
+        proto = self.editor.node(node.index)
+        casts = node.key == "Cast" and self.rounds
+        bits = node.key in facts.reads_bits
         for port, value in enumerate(node.inputs):
-            written, elem = proto.input[port], self.low(value)
+            written = proto.input[port]
+            elem = self.elems[value]
             proto.input[port] = self.renamed.get(value, written)
             if bits and elem is not None:  # it looks at the bits
                 low = names.fresh(f"{written}/low")
@@ -349,14 +339,15 @@ class _Emulation:
                     node.scope, node.index, cast(names, proto.input[port], low, elem)
                 )
                 proto.input[port] = low
-        raises = casts and self.low(node.inputs[0]) is not None
+        raises = casts and self.elems[node.inputs[0]] is not None
         if raises and attribute(node.proto, "to") == TensorProto.FLOAT:
             proto.op_type = "Identity"
             del proto.attribute[:]
         else:
             self.attributes(node, proto, keep_low=casts or bits)
         for port, value in enumerate(node.outputs):
-            name, elem = proto.output[port], self.low(value)
+            name = proto.output[port]
+            elem = self.elems[value]
             if elem is not None and value in self.kept:
                 proto.output[port] = self.raised_name(value)
                 self.editor.insert_after(

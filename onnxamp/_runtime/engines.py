@@ -110,10 +110,9 @@ class Engine(ABC):
         *,
         whole: bool = False,
         budget: int = BUDGET,
-        origin: "Session | None" = None,
     ) -> "Session":
         """Return a model on this engine; arguments as :class:`Session`."""
-        return Session(Model.of(model), self, whole=whole, budget=budget, origin=origin)
+        return Session(Model.of(model), self, whole=whole, budget=budget)
 
     def load(self, model: ModelFile) -> Any:
         """Load a model as a whole, with all fusions of ONNX Runtime.
@@ -265,11 +264,9 @@ def _bytes_of(output: Any) -> int:
     """Return the approximate memory of an output."""
     if isinstance(output, list):
         return sum(map(_bytes_of, output))
-    return (
-        _ENTRY * len(output)
-        if isinstance(output, Mapping)
-        else int(np.asarray(output).nbytes)
-    )
+    if isinstance(output, Mapping):
+        return _ENTRY * len(output)
+    return int(np.asarray(output).nbytes)
 
 
 @dataclass(slots=True)
@@ -280,7 +277,6 @@ class Session:
         whole: run it in one optimized session instead of pieces, except for samples with empty optionals, which
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
-        origin: the model that it was converted from, which gives the sizes of values that both have.
         outputs: its outputs for numbered samples, to compare others with.
     """
 
@@ -288,7 +284,6 @@ class Session:
     engine: Engine
     whole: bool
     budget: int
-    origin: "Session | None"
     outputs: OutputCache = field(default_factory=OutputCache)
     _executor: Executor | None = None
     _loaded: Any = None
@@ -314,7 +309,6 @@ class Session:
             emulated=self.engine.emulates,
             provider=self.engine.piece_provider,
             before=before,
-            like=self.origin.prepare(feeds).flow if self.origin else None,
             arithmetic=self.engine.arithmetic,
         )
         if self._executor is None or flow is not before:

@@ -29,7 +29,8 @@ def model_print(model: Model) -> str:
     proto = model.proto
     if not (is_large(proto) or has_external_data(proto)):
         return fingerprint(proto.SerializeToString(deterministic=True))
-    shell, weights = copy_without(proto, "initializer"), []
+    shell = copy_without(proto, "initializer")
+    weights = []
     for tensor in (*proto.graph.initializer, *tensors_of(shell)):
         if tensor.data_location != TensorProto.EXTERNAL:
             weights.append(fingerprint(tensor.SerializeToString(deterministic=True)))
@@ -167,11 +168,8 @@ class SentModel:
             data = self._model.proto.SerializeToString()
         return SentModel, (self.path, data, self.folder, self.inside, self.stamps)
 
-    def opened(self, origin: Model | None = None) -> Model:
+    def opened(self) -> Model:
         """Return the model, in whichever process.
-
-        Args:
-            origin: what it was converted from, in another process.
 
         Raises:
             SourceChangedError: its files are not those that were read where it comes from.
@@ -179,7 +177,7 @@ class SentModel:
         if self._model is not None:
             return self._model
         if self.path is not None:
-            model = Model.read(self.path, origin)
+            model = Model.read(self.path)
             check_same(self.stamps, model.stamps)
             return model
         proto = ModelProto.FromString(self.data)
@@ -187,4 +185,4 @@ class SentModel:
             for item in tensor.external_data:
                 if item.key == "location" and item.value.startswith(self.inside):
                     item.value = INSIDE + item.value.removeprefix(self.inside)
-        return Model(proto, self.folder, origin=origin)
+        return Model(proto, self.folder)

@@ -1,8 +1,11 @@
 """A model's main graph, ready to run a few nodes at a time (:mod:`onnxamp._runtime.pieces`), so that only values that
-are still needed stay in memory.
+are still needed stay in memory; and how much memory that takes, and how much there is.
 """
 
+import os
+import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._dtypes import (
     ELEM_NAMES,
@@ -26,13 +29,14 @@ from onnxamp._dtypes import (
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
 from onnxamp._model import weights
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
+    bytes_of,
     copied,
     copy_fields,
     copy_without,
@@ -80,19 +84,23 @@ def with_defined_windows(graph: Graph) -> Graph:
 
 def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProto]:
     """Return the node, and nodes that set the rows of its caches after the last token to zero."""
-    given, make, window = copied(node.proto), editor.make, op_facts().windows[node.key]
+    given = copied(node.proto)
+    make = editor.make
+    window = op_facts().windows[node.key]
     zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
 
     def fresh(part: str) -> str:
         return editor.names.fresh(f"{node.label}/{part}")
 
-    last, tokens = fresh("last"), fresh("tokens")
+    last = fresh("last")
+    tokens = fresh("tokens")
     after = [
         make("Cast", [given.input[window.seen]], [last], to=TensorProto.INT64),
         make("Reshape", [last, editor.ints([-1, 1, 1, 1], "window/all")], [tokens]),
     ]
     for at in window.caches:
-        name, value = given.output[at], node.outputs[at]
+        name = given.output[at]
+        value = node.outputs[at]
         if value == ABSENT:
             continue
         given.output[at] = held = fresh("held")
@@ -131,11 +139,9 @@ class Shell(NamedTuple):
         """
         tensor = self.weights[name]
         array = read_array(tensor, self.base_dir)
-        return (
-            weights.raised(array, tensor.data_type)
-            if raised and tensor.data_type in LOW_ELEMS
-            else array
-        )
+        if raised and tensor.data_type in LOW_ELEMS:
+            return weights.raised(array, tensor.data_type)
+        return array
 
 
 def take_weights(
@@ -182,15 +188,13 @@ def take_weights(
         if is_constant and node.output[0] in taken:
             graph.initializer.append(_hollow(node.output[0], constants[node.output[0]]))
         elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
-            graph.sparse_initializer.append(
-                sparse
-            )  # ONNX Runtime cannot return such a node's output
+            # ONNX Runtime cannot return such a node's output.
+            graph.sparse_initializer.append(sparse)
             graph.sparse_initializer[-1].values.name = node.output[0]
         else:
             graph.node.append(node)
-    for tensor in tensors_of(
-        result
-    ):  # also of nodes, bodies and functions: ONNX Runtime sees no path outside
+    # Also of nodes, bodies and functions: ONNX Runtime sees no path outside.
+    for tensor in tensors_of(result):
         embed(tensor, folder)
     return Shell(result, taken, folder)
 
@@ -285,19 +289,19 @@ def flow_of(
     *,
     emulated: bool,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    like: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
     """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
-        like: the flow of what the model was converted from, whose sizes and ranks serve instead of inference.
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
-    low, lowest = _low_values(graph), lowest_precision(graph.types)
-    own = frozenset(graph.scopes[0].names)
+    names = graph.scopes[0].names
+    lowest = lowest_precision(graph.types)
+    kinds = {name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()}
+    own = frozenset(names)
     graph = with_defined_windows(graph)
     written = graph.model
     if lowest != "float32" and emulated:
@@ -306,19 +310,11 @@ def flow_of(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
         graph = Graph.of(written)
-    types, main = graph.types, graph.scopes[0]
     defaults = {value.name for value in graph.overridable()}
     weights = {
         t.name: t for t in shell.model.graph.initializer if t.name in defaults
     } | dict(shell.weights)
-    constants: dict[str, TensorProto | SparseTensorProto] = {
-        **{
-            tensor.name: tensor
-            for tensor in written.graph.initializer
-            if tensor.name not in weights
-        },
-        **{sparse.values.name: sparse for sparse in written.graph.sparse_initializer},
-    }
+    constants = _constants(written.graph, weights)
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
     needs = {
@@ -326,7 +322,7 @@ def flow_of(
         for node, values in wire(graph).needs.items()
     }
     order = [node.index for node in main_nodes]
-    sizes_of, ranks_of = _extents(graph, order, shapes or {}, like)
+    inferred = graph.shapes_of(shapes or {})
     rest = ModelProto()
     copy_fields(written, rest, but={"graph"})
     rest.graph.name = written.graph.name
@@ -346,12 +342,12 @@ def flow_of(
             if name
         },
         constants=constants,
-        types={name: types[value] for name, value in main.names.items()},
-        low=low,
+        types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
+        low={name: kind.elem for name, kind in kinds.items() if kind is not None},
         own=own,
         lowest=lowest,
-        sizes=sizes_of,
-        ranks=ranks_of,
+        sizes=_sizes(graph, order, inferred),
+        ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
         inputs=tuple(
@@ -363,6 +359,14 @@ def flow_of(
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
     )
+
+
+def _constants(
+    graph: GraphProto, weights: Container[str]
+) -> dict[str, TensorProto | SparseTensorProto]:
+    """Return the initializers of a graph that are not fed as weights."""
+    dense = {one.name: one for one in graph.initializer if one.name not in weights}
+    return dense | {one.values.name: one for one in graph.sparse_initializer}
 
 
 def _without_shortcuts(model: ModelProto) -> ModelProto:
@@ -377,57 +381,6 @@ def _without_shortcuts(model: ModelProto) -> ModelProto:
         if shortcut in names:
             del node.attribute[names.index(shortcut)]
     return result
-
-
-def _extents(
-    graph: Graph,
-    order: Sequence[int],
-    shapes: Mapping[str, Sequence[int]],
-    like: DataflowGraph | None,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Sizes and ranks of values: as another flow has them, or inferred from the shapes of inputs."""
-    known = _like(graph, order, like) if like else None
-    if known is not None:
-        return known
-    inferred = graph.shapes_of(shapes)
-    return _sizes(graph, order, inferred), _ranks(graph, inferred) if shapes else {}
-
-
-def _like(
-    graph: Graph, order: Sequence[int], like: DataflowGraph
-) -> tuple[dict[str, int], dict[str, int]] | None:
-    """Return sizes and ranks from another flow, also through Casts; None if a node computes a value that is unknown
-    there.
-    """
-    sizes = {
-        name: like.sizes[name] for name in graph.scopes[0].names if name in like.sizes
-    }
-    ranks = {
-        name: like.ranks[name] for name in graph.scopes[0].names if name in like.ranks
-    }
-    for tensor in graph.model.graph.initializer:
-        sizes[tensor.name], ranks[tensor.name] = (
-            _WIDTH * prod(tensor.dims),
-            len(tensor.dims),
-        )
-    nodes = [graph.nodes[index].proto for index in order]
-    same = [
-        (node.input[0], node.output[0])
-        for node in nodes
-        if op_key(node) in op_facts().passes_on and node.input
-    ]
-    for source, target in (*((y, x) for x, y in reversed(same)), *same):
-        for known in (sizes, ranks):
-            if source in known:
-                known.setdefault(target, known[source])
-    made = (
-        name
-        for node in nodes
-        if node.op_type != "Constant"
-        for name in node.output
-        if name
-    )
-    return (sizes, ranks) if all(name in sizes for name in made) else None
 
 
 def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
@@ -466,14 +419,6 @@ def _sizes(
     return sizes
 
 
-def _low_values(graph: Graph) -> dict[str, int]:
-    """Low-precision values of the main graph with their element types."""
-    named = (
-        (name, graph.types[value]) for name, value in graph.scopes[0].names.items()
-    )
-    return {name: LOW_TENSORS[kind].elem for name, kind in named if kind in LOW_TENSORS}
-
-
 def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
     """Return the float32 value that emulation rounds to a value (itself if it does not), and the model's node."""
     maker = flow.maker[name]
@@ -494,11 +439,9 @@ def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
 
 def dtype_of(flow: DataflowGraph, name: str) -> str:
     """Return a value's element type in the model as written: "float32", "float16", "int64", ..."""
-    return (
-        ELEM_NAMES[flow.low[name]]
-        if name in flow.low
-        else readable_types(flow.types.get(name))
-    )
+    if name in flow.low:
+        return ELEM_NAMES[flow.low[name]]
+    return readable_types(flow.types.get(name))
 
 
 def fitted(flow: DataflowGraph, feeds: Feeds) -> dict[str, Feed]:
@@ -551,3 +494,73 @@ def expose(
         onnx.helper.make_empty_tensor_value_info(name) for name in shown
     )
     return make_session(optimized, provider, optimize=False), tuple(shown)
+
+
+_UNKNOWN: Final = 4 << 30
+"""Bytes that are assumed to be free if the system does not say."""
+_GROUPS: Final = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+"""Files of Linux with the memory that the processes of a container may use together, and do use."""
+
+
+def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
+    """Return the peak bytes of the values of the main graph, each of which lives from its node to its last reader.
+
+    Args:
+        graph: the model.
+        shapes: by value; sizes that are unknown count as those of average ones.
+
+    Complexity: linear in nodes and values.
+    """
+    main = graph.scopes[0]
+    last = dict.fromkeys(main.outputs, len(graph.order))
+    for place, node in enumerate(graph.order):
+        last |= dict.fromkeys(node.reads, place)
+    ends: dict[int, list[int]] = {}
+    for value, place in last.items():
+        ends.setdefault(place, []).append(value)
+    alive = {value: _bytes(graph, shapes, value) for value in main.inputs}
+    taken = peak = sum(alive.values())
+    for place, node in enumerate(graph.order):
+        for value in node.writes:
+            if value not in alive:
+                alive[value] = _bytes(graph, shapes, value)
+                taken += alive[value]
+        peak = max(peak, taken)
+        taken -= sum(alive.pop(value, 0) for value in ends.get(place, ()))
+    return peak
+
+
+def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
+    elem = ELEM_NUMBERS.get((graph.types[value] or "")[len("tensor(") : -1])
+    shape = shapes[value]
+    count = elements(shape)
+    if shape is not None and None in shape:  # many unknown sizes are not all average
+        count = min(count, DEFAULT_ELEMENTS * prod(size for size in shape if size))
+    return 4 * count if elem is None else bytes_of(elem, (count,))
+
+
+def free_bytes() -> int:
+    """Return the bytes of memory that this process may still allocate, as far as the system says."""
+    found = [_available()]
+    for limited, used in _GROUPS:
+        with suppress(OSError, ValueError):
+            found.append(int(Path(limited).read_text()) - int(Path(used).read_text()))
+    return max(0, min(found))
+
+
+def _available() -> int:
+    """Return the bytes that no process uses, or that the system can reclaim."""
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError):
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+            return 1024 * int(line.split()[1])
+    with suppress(AttributeError, OSError, ValueError):  # half of what there is
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return _UNKNOWN

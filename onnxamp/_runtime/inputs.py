@@ -22,16 +22,17 @@ formulas is also a size: 1 if it names a batch, else 8.
 """
 
 import ast
+import operator
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from math import prod
 from typing import Final, NamedTuple
 
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, suggestion
-from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
@@ -53,7 +54,8 @@ _PAST: Final = "past_"
 GRID: Final = re.compile("grid_thw$")
 """Inputs that hold the numbers of frames, rows and columns of patches for each image."""
 
-_PATCHES, _FEATURES = 16, 4
+_PATCHES = 16
+_FEATURES = 4
 """Rows of a matrix made from images or sound: the patches before a tower, and the features after it."""
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -77,21 +79,17 @@ class Sizes(NamedTuple):
         """The sizes of the given inputs."""
         entries = list(entries)
         counted = _counted(entries)
-        leading, elsewhere, alone, unnamed = (
-            set[str](),
-            set[str](),
-            set[str](),
-            set[str](),
-        )
-        for owner, shape in (
-            (entry.name, shape) for entry in entries for shape in _shapes(entry.type)
-        ):
+        leading = set[str]()
+        elsewhere = set[str]()
+        alone = set[str]()
+        unnamed = set[str]()
+        shapes = ((entry, shape) for entry in entries for shape in _shapes(entry.type))
+        for entry, shape in shapes:
+            first = leading if len(shape.dim) > 1 else alone
             for axis, dim in enumerate(shape.dim):
                 if is_open(dim):
-                    name = dim_name(owner, axis, dim)
-                    (
-                        elsewhere if axis else leading if len(shape.dim) > 1 else alone
-                    ).add(name)
+                    name = dim_name(entry.name, axis, dim)
+                    (elsewhere if axis else first).add(name)
                     unnamed |= {name} - {dim.dim_param}
         formulas = {
             name: _formula(name) for name in sorted(leading | elsewhere | alone)
@@ -149,7 +147,8 @@ class Sizes(NamedTuple):
     @property
     def totals(self) -> dict[str, tuple[str, str | None]]:
         """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
-        known, found = set(self.plain), {}
+        known = set(self.plain)
+        found = {}
         for name in known:
             length = name.removeprefix("total_")
             if name != length and f"{_PAST}{length}" in known:
@@ -208,10 +207,13 @@ def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
         if shape.dim and is_open(shape.dim[0])
     }
     names = [entry.name for entry in entries]
-    has_grid, has_tokens = any(map(GRID.search, names)), "input_ids" in names
-    shared, found = Counter(leading.values()), {}
+    has_grid = any(map(GRID.search, names))
+    has_tokens = "input_ids" in names
+    shared = Counter(leading.values())
+    found = {}
     for entry in entries:
-        kind, size = entry.type.tensor_type, None
+        kind = entry.type.tensor_type
+        size = None
         if has_grid:
             size = _PATCHES
         elif has_tokens and "features" in entry.name:
@@ -234,17 +236,14 @@ def dim_name(entry: str, axis: int, dim: TensorShapeProto.Dimension) -> str:
 
 
 def listed(sizes: Mapping[str, int]) -> str:
-    """Parse sizes written as text."""
+    """Return sizes as text."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
     """Yield the shape of a tensor, or of the innermost elements of optionals and sequences."""
-    while kind.WhichOneof("value") in ("optional_type", "sequence_type"):
-        optional = kind.HasField("optional_type")
-        kind = (
-            kind.optional_type.elem_type if optional else kind.sequence_type.elem_type
-        )
+    while (held := kind.WhichOneof("value")) in ("optional_type", "sequence_type"):
+        kind = getattr(kind, held).elem_type
     if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
         yield kind.tensor_type.shape
 
@@ -269,17 +268,20 @@ def _formula(name: str) -> _Formula | None:
 def _is_known(part: ast.AST) -> bool:
     if isinstance(part, ast.Constant):
         return type(part.value) is int
-    return isinstance(
-        part,
-        ast.BinOp
-        | ast.Name
-        | ast.Load
-        | ast.Add
-        | ast.Sub
-        | ast.Mult
-        | ast.FloorDiv
-        | ast.Div,
-    )
+    return isinstance(part, (ast.BinOp, ast.Name, ast.Load, *_OPERATORS))
+
+
+def _quotient(left: int, right: int) -> int:
+    return left // right if right else 0
+
+
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: _quotient,
+    ast.Div: _quotient,
+}
 
 
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
@@ -293,16 +295,8 @@ def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
         elif isinstance(part, ast.Constant):
             values[part] = int(str(part.value))
         elif isinstance(part, ast.BinOp):
-            left, right = values[part.left], values[part.right]
-            match part.op:
-                case ast.Add():
-                    values[part] = left + right
-                case ast.Sub():
-                    values[part] = left - right
-                case ast.Mult():
-                    values[part] = left * right
-                case _:
-                    values[part] = left // right if right else 0
+            compute = _OPERATORS[type(part.op)]
+            values[part] = compute(values[part.left], values[part.right])
     return values[formula]
 
 
@@ -356,9 +350,6 @@ _NAMES: Final = (
 )
 """Roles by part of an input's name and kind of its type."""
 
-_NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
-"""Attributes of Constant that hold numbers instead of a tensor."""
-
 
 def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """Return the use of a model input, followed through data movement, Casts and bodies.
@@ -375,20 +366,15 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """
     by_name = _named(view, value, shapes[value])
     bounds: list[int | None] = []
-    roles, markers = set[Role](), list[int]()
+    roles = set[Role]()
+    markers = list[int]()
     facts = op_facts()
     for node, port in _readers(view, value):
-        lookup = next(
-            (
-                lookup
-                for lookup in facts.lookups.get(node.key, ())
-                if lookup.indices == port
-            ),
-            None,
-        )
+        tables = facts.lookups.get(node.key, ())
+        lookups = [lookup for lookup in tables if lookup.indices == port]
         markers += _markers(view, node, port)
-        if lookup is not None:
-            bounds.append(_rows(node, lookup, shapes))
+        if lookups:
+            bounds.append(_rows(node, lookups[0], shapes))
         elif port in facts.mask_inputs.get(node.key, ()) or _negates_mask(
             view, node, port
         ):
@@ -410,7 +396,8 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
     """Return the role that an input's name implies. A matrix has no lengths, since there is one per element
     of a batch.
     """
-    name, kind = graph.values[value].name.lower(), graph.types[value] or ""
+    name = graph.values[value].name.lower()
+    kind = graph.types[value] or ""
     roles = (
         role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
     )
@@ -423,7 +410,8 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
     """(node, input position) pairs that read the value, directly or through data movement."""
     facts = op_facts()
-    seen, stack = {value}, [value]
+    seen = {value}
+    stack = [value]
     while stack:
         value = stack.pop()
         reached: list[int] = []
@@ -458,11 +446,9 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
     if not shape or not -len(shape) <= axis < len(shape):
         return None
-    return (
-        min((dim for dim in shape[axis:] if dim is not None), default=None)
-        if node.key == "GatherND"
-        else shape[axis]
-    )
+    if node.key == "GatherND":
+        return min((dim for dim in shape[axis:] if dim is not None), default=None)
+    return shape[axis]
 
 
 def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:
@@ -484,16 +470,11 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
 def _is_one(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     cast = graph.producer(value, "Cast")
-    if cast is not None:
-        value = cast.input(0)
-    constant = graph.producer(value, "Constant")
-    tensor = graph.ask(constant_tensors).get(value)
-    if tensor is not None:
-        if tensor.data_location == TensorProto.EXTERNAL or any(
-            dim != 1 for dim in tensor.dims
-        ):
-            return False
-        array = numpy_helper.to_array(tensor)
-        return array.dtype.kind in "biufV" and bool(array.reshape(()) == 1)
-    numbers = [attribute(constant.proto, name) for name in _NUMBERS] if constant else []
-    return any(number in (1, [1]) for number in numbers)
+    source = value if cast is None else cast.input(0)
+    constants = graph.constants
+    tensor = constants.tensors.get(source)
+    if tensor is None:
+        return constants.scalar(source) == 1 or constants.integers(source) == [1]
+    if tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) != 1:
+        return False
+    return bool(numpy_helper.to_array(tensor).item() == 1)

@@ -75,21 +75,20 @@ def piece_model(
     model.graph.name = flow.shell.model.graph.name or "piece"
     renamed = dict(piece.renamed)
     names = NewNames({*flow.names, *renamed.values()})
-    ranks = (
-        {} if renamed else flow.ranks
-    )  # under other names nodes may be fed with another model's values
+    # Under other names nodes may be fed with another model's values.
+    ranks = {} if renamed else flow.ranks
     for name in piece_inputs(flow, piece):
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
             declare_dims(entry, flow.shell.weights[name].dims)
         elif name in ranks and entry.type.HasField("tensor_type"):
-            declare_dims(
-                entry, [None] * ranks[name]
-            )  # some kernels crash the process on other ranks
+            # Some kernels crash the process on other ranks.
+            declare_dims(entry, [None] * ranks[name])
         if name in piece.rounded:
             entry.name = names.fresh(f"{name}/given")
-            source, elem = entry.name, flow.low[name]
+            source = entry.name
+            elem = flow.low[name]
             model.graph.node.extend(
                 rounding(names, source, name, elem)
                 if flow.emulated
@@ -278,11 +277,9 @@ class Execution:
         if name in self.values:
             output = from_value(self.values[name])
             # An input shares the feed's memory, which need not live as long as the output.
-            return (
-                output.copy()
-                if isinstance(output, np.ndarray) and name not in self.flow.maker
-                else output
-            )
+            if isinstance(output, np.ndarray) and name not in self.flow.maker:
+                return output.copy()
+            return output
         if name in self.flow.shell.weights:
             return self.flow.shell.array(name, raised=self.flow.emulated)
         constant = self.flow.constants[name]
@@ -309,9 +306,11 @@ def start(
     Raises:
         ArgumentError: an input is not fed.
     """
-    flow, running = executor.flow, nodes
+    flow = executor.flow
+    running = nodes
     if running is None:
-        running, others = range(len(flow.nodes)), others + Counter(flow.outputs)
+        running = range(len(flow.nodes))
+        others = others + Counter(flow.outputs)
     uses = others + Counter(name for node in running for name in flow.reads[node])
     values = {
         name: to_value(feed, flow.types.get(name))
@@ -338,7 +337,8 @@ def observed_values(
     Raises:
         RuntimeFailure: ONNX Runtime cannot run a part. ArgumentError: an input is not fed.
     """
-    flow, wanted = executor.flow, frozenset(names)
+    flow = executor.flow
+    wanted = frozenset(names)
     execution = start(executor, feeds, Counter(names), nodes)
     known = [name for name in names if name not in flow.maker]
     running = range(len(flow.nodes)) if nodes is None else nodes
@@ -387,7 +387,9 @@ def parts_of(
         cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
         if len(part) == _NODES or (part and held + cost > budget):
             yield tuple(part)
-            part, weights, held = [], set(), 0
+            part = []
+            weights = set()
+            held = 0
         part.append(node)
         weights |= new
         held += cost
@@ -426,7 +428,8 @@ def run_together(
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
     executions = [start(executor, feeds, Counter(wanted), nodes) for feeds in samples]
-    total, done = len(nodes) * len(executions), 0
+    total = len(nodes) * len(executions)
+    done = 0
     for group in batched(executions, fitting(flow, parts, wanted, budget)):
         for part in parts:
             for execution in group:

@@ -44,40 +44,43 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
+def _device(ordinal: int = 0) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+    """Return the driver and its handle of a device; None if there is no such device. Touches no device."""
+    driver = _driver()
+    device = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), ordinal):
+        return None
+    return driver, device
+
+
 def device_present() -> bool:
     """Return whether the driver is installed and sees a device. Touches no device."""
-    driver, count = _driver(), ctypes.c_int(0)
-    return (
-        driver is not None
-        and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-        and count.value > 0
-    )
+    driver = _driver()
+    count = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return False
+    return count.value > 0
 
 
 def device_name() -> str:
     """Return the name of the first device ("NVIDIA H100 80GB HBM3"); "CUDA device" if the driver has none."""
-    driver, device, name = _driver(), ctypes.c_int(0), ctypes.create_string_buffer(256)
-    if (
-        driver is None
-        or driver.cuDeviceGet(ctypes.byref(device), 0)
-        or driver.cuDeviceGetName(name, 256, device)
-    ):
+    found = _device()
+    name = ctypes.create_string_buffer(256)
+    if found is None or found[0].cuDeviceGetName(name, 256, found[1]):
         return "CUDA device"
     return name.value.decode(errors="replace")
 
 
 def compute_capability(ordinal: int = 0) -> tuple[int, int]:
     """Compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
-    driver, device, version = (
-        _driver(),
-        ctypes.c_int(0),
-        (ctypes.c_int(0), ctypes.c_int(0)),
-    )
-    if driver is None or driver.cuDeviceGet(ctypes.byref(device), ordinal):
-        return 0, 0
-    for part, attribute in zip(version, _CAPABILITY, strict=True):
-        driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
-    return version[0].value, version[1].value
+    found = _device(ordinal)
+    major = ctypes.c_int(0)
+    minor = ctypes.c_int(0)
+    if found is not None:
+        driver, device = found
+        for part, attribute in zip((major, minor), _CAPABILITY, strict=True):
+            driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+    return major.value, minor.value
 
 
 _CAPABILITY: Final = (75, 76)
@@ -89,13 +92,14 @@ def device_memory_used() -> int | None:
 
     Creates the device's primary context, which ONNX Runtime uses as well, and keeps it.
     """
-    driver, context = _driver(), _primary_context()
-    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
-        return None
-    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
-    failed = driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-    return None if failed else total.value - free.value
+    free = ctypes.c_size_t(0)
+    total = ctypes.c_size_t(0)
+    with _in_context() as driver:
+        if driver is None or driver.cuMemGetInfo_v2(
+            ctypes.byref(free), ctypes.byref(total)
+        ):
+            return None
+    return total.value - free.value
 
 
 def bytes_on_device(pointer: int, size: int) -> bytes:
@@ -104,21 +108,14 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
     Raises:
         RuntimeFailure: the driver refuses.
     """
-    driver, context, buffer = (
-        _driver(),
-        _primary_context(),
-        ctypes.create_string_buffer(size),
-    )
-    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context) != 0:
-        raise RuntimeFailure(
-            "The CUDA driver does not give access to the device's memory."
-        )
-    failed = (
-        driver.cuMemcpyDtoH_v2(buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size))
-        if size
-        else 0
-    )
-    driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    buffer = ctypes.create_string_buffer(size)
+    source = ctypes.c_uint64(pointer)
+    with _in_context() as driver:
+        if driver is None:
+            raise RuntimeFailure(
+                "The CUDA driver does not give access to the device's memory."
+            )
+        failed = size and driver.cuMemcpyDtoH_v2(buffer, source, ctypes.c_size_t(size))
     if failed:
         raise RuntimeFailure(
             f"The CUDA driver could not copy {size} bytes from the device (error {failed})."
@@ -126,17 +123,30 @@ def bytes_on_device(pointer: int, size: int) -> bytes:
     return buffer.raw
 
 
+@contextmanager
+def _in_context() -> Iterator[ctypes.CDLL | None]:
+    """Yield the driver in the first device's primary context; None where there is none."""
+    driver = _driver()
+    context = _primary_context()
+    if driver is None or context is None or driver.cuCtxPushCurrent_v2(context):
+        yield None
+        return
+    try:
+        yield driver
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
 @cache
 def _primary_context() -> Any:
     """Return a handle of the first device's primary context, retained once; None where there is no device."""
-    driver, device, context = _driver(), ctypes.c_int(0), ctypes.c_void_p()
-    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+    found = _device()
+    context = ctypes.c_void_p()
+    if found is None or found[0].cuDevicePrimaryCtxRetain(
+        ctypes.byref(context), found[1]
+    ):
         return None
-    return (
-        None
-        if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        else context
-    )
+    return context
 
 
 _CPU: Final = 4
@@ -189,7 +199,9 @@ def _vulkan_devices() -> Iterator[_Properties]:
         vulkan = ctypes.CDLL("libvulkan.so.1")
     except OSError:
         return
-    instance, info, count = ctypes.c_void_p(), _InstanceInfo(type=1), ctypes.c_uint32(0)
+    instance = ctypes.c_void_p()
+    info = _InstanceInfo(type=1)
+    count = ctypes.c_uint32(0)
     if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)) != 0:
         return
     try:
@@ -270,16 +282,11 @@ def plugins() -> Mapping[str, Plugin]:
 
 def plugin_called(name: str) -> Plugin | None:
     """Return the plugin of a short name, or of the name of a package, without a hint; None if it can be neither."""
-    if name in plugins():
-        return plugins()[name]
-    known = next(
-        (plugin for plugin in plugins().values() if plugin.package == name), None
-    )
-    return known or (
-        Plugin(name, install=f"pip install {name}")
-        if _PACKAGE.fullmatch(name)
-        else None
-    )
+    packages = {plugin.package: plugin for plugin in plugins().values()}
+    known = plugins().get(name) or packages.get(name)
+    if known is None and _PACKAGE.fullmatch(name):
+        return Plugin(name, install=f"pip install {name}")
+    return known
 
 
 def split_hint(name: str) -> tuple[str, str]:
@@ -386,7 +393,8 @@ def _devices(
 
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
-    options, first = session_options(), devices[0]
+    options = session_options()
+    first = devices[0]
     options.add_provider_for_devices(
         [first], _filled(plugin.options, plugin.hints[0] if plugin.hints else "", 0)
     )
@@ -423,11 +431,9 @@ def _device_name(device: Any, plugin: Plugin) -> str:
         return f"{name}, software"
     able = str(told.get("OPTIMIZATION_CAPABILITIES", "")).split()
     kernels = [dtype for word, dtype in plugin.kernels.items() if word in able]
-    return (
-        f"{name}, {' and '.join(kernels)} kernels"
-        if 0 < len(kernels) < len(plugin.kernels)
-        else str(name)
-    )
+    if 0 < len(kernels) < len(plugin.kernels):
+        return f"{name}, {' and '.join(kernels)} kernels"
+    return str(name)
 
 
 def _trouble(plugin: Plugin, error: str, printed: str) -> str:

@@ -16,11 +16,10 @@ Such times are not reported.
 import json
 import os
 import pickle
-import subprocess
-import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -30,14 +29,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._runtime.building import Child
 from onnxamp._runtime.plugins import device_memory_used
+from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
-from onnxamp._runtime.starting import active_libraries, custom_ops
+from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Feed, Feeds
 from onnxamp._workers.executor import temporary_folder
-
-_PACKAGES: Final = Path(__file__).parents[2]
 
 
 class ProfiledRun(NamedTuple):
@@ -70,41 +69,23 @@ def profiled_run(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    with temporary_folder() as folder:
-        spec, result = Path(folder, "task.pickle"), Path(folder, "result.json")
+    arrays = {name: _array(name, feed) for name, feed in feeds.items()}
+    child = Child(__name__)
+    with temporary_folder() as folder, ExitStack() as stack:
         how = {
             "threads": threads,
             "optimize": optimize,
             "cuda_options": dict(cuda_options or {}),
             "profile_to": str(Path(folder, "profile")),
         }
-        arrays = {name: _array(name, feed) for name, feed in feeds.items()}
-        task = (
-            str(Path(path).absolute()),
-            arrays,
-            provider,
-            runs,
-            active_libraries(),
-            how,
-        )
+        model = str(Path(path).absolute())
+        task = model, arrays, provider, runs, Surroundings.here(), how
+        spec = Path(folder, "task.pickle")
         spec.write_bytes(pickle.dumps(task))
-        paths = os.pathsep.join(
-            filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH")))
-        )
-        child = subprocess.run(
-            [sys.executable, "-m", __name__, str(spec), str(result)],
-            env=os.environ | {_BLOCKING: "1", "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if child.returncode or not result.exists():
-            last = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise RuntimeFailure(
-                f"Profiling {path} failed (exit code {child.returncode}): {last}"
-            )
-        facts = json.loads(result.read_text(encoding="utf-8"))
+        stack.callback(child.end)
+        facts = child.ask({"spec": str(spec)})
+        if facts is None:
+            raise RuntimeFailure(f"Profiling {path} failed: its process {child.ended}.")
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
         events = read_events(Path(facts["profile"]))
@@ -137,20 +118,21 @@ def _array(name: str, feed: Feed) -> Any:
     return feed
 
 
-def _profiled(
-    path: str,
-    feeds: Feeds,
-    provider: Provider,
-    runs: int,
-    libraries: Sequence[str],
-    how: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The path of the profile, and the device memory that the model takes."""
+def serve() -> None:
+    """Profile models in a process in which launches block."""
+    os.environ[_BLOCKING] = "1"
+    answer_with(lambda: _profiled)
+
+
+def _profiled(spec: str) -> dict[str, Any]:
+    """Return the path of the profile, and the device memory that the model takes."""
+    task = pickle.loads(Path(spec).read_bytes())  # noqa: S301 - the parent wrote it
+    path, feeds, provider, runs, surroundings, how = task
+    surroundings.enter()
     # makes the context, and loads the libraries
     on_cuda = provider == "cuda" and cuda_available()
     before = device_memory_used() if on_cuda else None
-    with custom_ops(library=libraries):
-        session = make_session(path, provider, **how)
+    session = make_session(path, provider, **how)
     run = bind(session, feeds)
     for _ in range(runs):
         run()
@@ -222,26 +204,25 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if is_dispatch_only(events):
         return {}
     starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    kernels = engine_kernels(events)
+    compiled = {event["args"][_OF_ENGINE] for event in kernels}
     shown = any(
         event.get("cat") == "Kernel" and _OF_ENGINE not in event.get("args", {})
         for event in events
     )
-    compiled = {event["args"][_OF_ENGINE] for event in engine_kernels(events)}
     spent: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    node, number = "", 0
-    for event in engine_kernels(events):
-        spent[event["name"].partition("::")[2]][bisect_right(starts, event["ts"])] += (
-            event["dur"] * 1e-6
-        )
+    node = ""
+    number = 0
+    for event in kernels:
+        number = bisect_right(starts, event["ts"])
+        spent[event["name"].partition("::")[2]][number] += event["dur"] * 1e-6
     for event in events:
         name = event.get("name", "")
         if name in compiled or _OF_ENGINE in event.get("args", {}):
             continue
-        if event.get("cat") == "Node" and name.endswith(_OF_NODE):
-            node, number = (
-                name.removesuffix(_OF_NODE),
-                bisect_right(starts, event["ts"]),
-            )
+        if _is_of_node(event):
+            node = name.removesuffix(_OF_NODE)
+            number = bisect_right(starts, event["ts"])
             on_device = shown and event.get("args", {}).get("provider") == _CUDA
             spent[node][number] += 0.0 if on_device else event["dur"] * 1e-6
         elif event.get("cat") == "Kernel" and node:
@@ -254,13 +235,21 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
+def _is_of_node(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE)
+
+
+def node_events(
+    events: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the events with the times of nodes, with the names of the nodes."""
+    for event in filter(_is_of_node, events):
+        yield event["name"].removesuffix(_OF_NODE), event
+
+
 def is_dispatch_only(events: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether an engine reports the time of the host for its nodes rather than that of its kernels."""
-    nodes = (
-        event
-        for event in events
-        if event.get("cat") == "Node" and event.get("name", "").endswith(_OF_NODE)
-    )
+    nodes = (event for _, event in node_events(events))
     waits = all(event["args"].get("provider") in _WAITS for event in nodes)
     return not (waits or any(event.get("cat") == "Kernel" for event in events))
 
@@ -272,16 +261,3 @@ def engine_kernels(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
         for event in events
         if event.get("cat") == "Kernel" and _OF_ENGINE in event.get("args", {})
     ]
-
-
-def _child(spec: Path, result: Path) -> None:
-    """Run in the process: load, run, and record the path of the profile, or the reason why there is none."""
-    try:
-        facts = _profiled(*pickle.loads(spec.read_bytes()))  # noqa: S301 - the parent wrote it
-    except OnnxAmpError as error:
-        facts = {"fault": str(error)}
-    result.write_text(json.dumps(facts), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _child(*map(Path, sys.argv[1:]))

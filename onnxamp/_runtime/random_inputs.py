@@ -33,7 +33,6 @@ Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.inputs` s
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import isqrt, prod
 from typing import Any, Final, NamedTuple
@@ -137,9 +136,7 @@ class InputMaker(NamedTuple):
                     sizes=sizes,
                 )
             except MemoryError:
-                raise _too_large(
-                    entry.name, _shape(entry.name, entry.type, sizes)
-                ) from None
+                raise _too_large(entry.name, shape_of(entry, sizes)) from None
         return feeds
 
     @property
@@ -193,7 +190,7 @@ class InputMaker(NamedTuple):
         kinds = [
             (entry.name, entry.type)
             for entry in self.entries.values()
-            if _has_shape(entry.type)
+            if has_shape(entry.type)
         ]
         inputs = tuple(
             (name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds
@@ -221,24 +218,20 @@ class InputMaker(NamedTuple):
 
     def shapes(self) -> Sequence[Shape | None]:
         """Return the shapes of the model's values for inputs of these sizes, by value."""
-        kinds = (
-            (entry.name, entry.type)
-            for entry in self.entries.values()
-            if entry.type.HasField("tensor_type")
-        )
+        entries = self.entries.values()
+        tensors = (entry for entry in entries if entry.type.HasField("tensor_type"))
         return self.graph.shapes_of(
-            {name: _shape(name, kind, self.sizes) for name, kind in kinds}
+            {entry.name: shape_of(entry, self.sizes) for entry in tensors}
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Random samples of a seed. Each depends on it and on its own position alone."""
 
     maker: Callable[[], InputMaker]
     """The facts about the model, which the first sample determines."""
     seed: int
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = {}
     """Sizes used in place of the usual ones, with which the model does not run: determined ones, and tried ones."""
     tried: tuple[Mapping[str, int], ...] = ()
     """Sizes with which it does not run."""
@@ -266,7 +259,7 @@ class Draw:
 
     def determined(self) -> "Draw":
         """Return the same with the sizes that the weights determine, which the first sample has to find out."""
-        return replace(self, maker=cache(lambda: self.maker().sized({})))
+        return self._replace(maker=cache(lambda: self.maker().sized({})))
 
 
 def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
@@ -343,14 +336,15 @@ def _extent(
 ) -> tuple[int, ...]:
     """Height and width of the images among the inputs."""
     shapes = (
-        _shape(entry.name, entry.type, sizes)
+        shape_of(entry, sizes)
         for entry in entries.values()
         if entry.type.tensor_type.elem_type == TensorProto.FLOAT
     )
     return next((shape[-2:] for shape in shapes if len(shape) > 3), (1, 1))
 
 
-def _has_shape(kind: TypeProto) -> bool:
+def has_shape(kind: TypeProto) -> bool:
+    """Return whether a type is that of a tensor of known rank."""
     return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
 
 
@@ -382,19 +376,24 @@ def _feed(
             f"Cannot generate input {name!r}: onnxamp runs models whose inputs are tensors, sequences or optionals, and"
             " converts others without running them (--no-validate)."
         )
-    shape, dtype = _shape(name, kind, sizes), helper.tensor_dtype_to_np_dtype(elem)
-    if (
-        prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES
-    ):  # numbers are drawn as eight bytes each
+    shape = _shape(name, kind, sizes)
+    dtype = helper.tensor_dtype_to_np_dtype(elem)
+    # Numbers are drawn as eight bytes each.
+    if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:
         raise _too_large(name, shape)
     return _tensor(generator, dtype, shape, use)
 
 
 def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if not _has_shape(kind):
+    if not has_shape(kind):
         return _UNKNOWN_SHAPE
     dims = _dims(name, kind.tensor_type.shape)
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+
+def shape_of(entry: ValueInfoProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an input whose open dimensions have these sizes."""
+    return _shape(entry.name, entry.type, sizes)
 
 
 def _too_large(name: str, shape: tuple[int, ...]) -> ArgumentError:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from onnxamp._runtime import BUDGET
-from onnxamp._workers.place import Place
+from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
     from onnxamp._model.model import Model

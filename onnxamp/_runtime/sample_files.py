@@ -15,7 +15,9 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -63,10 +65,8 @@ array that is no Python a TokenError."""
 _HEADERS: Final = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (
-        3,
-        0,
-    ): np.lib.format.read_array_header_2_0,  # the same layout; it says how names of fields are written
+    # The same layout; it says how names of fields are written.
+    (3, 0): np.lib.format.read_array_header_2_0,
 }
 
 _MAX_RATIO: Final = 100
@@ -102,12 +102,13 @@ def read_npz(path: Path) -> dict[str, Array]:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
             _check_growth(path, sum(member.file_size for member in members))
-            arrays: dict[str, Array] = {}
-            for member in members:
-                name = member.filename.removesuffix(".npy")
-                arrays[name] = _member(
-                    path, archive, member, name, is_new=name not in arrays
-                )
+            named = _without_duplicates(
+                [(member.filename.removesuffix(".npy"), member) for member in members]
+            )
+            arrays = dict[str, Array]()
+            for name, member in named.items():
+                with _array_failures(path, name):
+                    arrays[name] = _read_member(archive, member)
             return FileSample(arrays, quoted(path))
     except ArgumentError:  # a ValueError too
         raise
@@ -123,28 +124,19 @@ def _check_growth(path: Path, claimed: int) -> None:
         )
 
 
-def _member(
-    path: Path,
-    archive: zipfile.ZipFile,
-    member: zipfile.ZipInfo,
-    name: str,
-    *,
-    is_new: bool,
-) -> Array:
-    if not is_new:
-        raise ArgumentError(
-            f"{quoted(path)} holds two arrays named {name!r}: save it again."
-        )
+@contextmanager
+def _array_failures(path: Path, name: str) -> Iterator[None]:
     try:
-        with archive.open(member) as stream:
-            return _read_npy(stream, member.file_size)  # type: ignore[arg-type] # reads like a file
+        yield
     except _READ_FAILURES as error:
-        raise _broken_array(path, name, error) from error
+        raise ArgumentError(
+            f"Cannot read the array {name!r} of {quoted(path)}: {reason_of(error)}. Save it again as a plain array."
+        ) from error
 
 
-def _broken_array(path: Path, name: str, error: BaseException) -> ArgumentError:
-    text = f"Cannot read the array {name!r} of {quoted(path)}: {reason_of(error)}. Save it again as a plain array."
-    return ArgumentError(text)
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as stream:
+        return _read_npy(stream, member.file_size)  # type: ignore[arg-type] # reads like a file
 
 
 def _read_npy(stream: BinaryIO, size: int) -> Array:
@@ -161,7 +153,8 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
         raise ValueError(f"its shape {shape} is not made of whole numbers")
     if dtype.hasobject or dtype.names is not None:
         raise ValueError("it holds Python objects or records, which are not read")
-    claimed, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    claimed = math.prod(shape) * dtype.itemsize
+    held = size - stream.tell()
     if min(shape, default=0) < 0 or claimed > held:
         raise ValueError(
             f"its shape {list(shape)} needs {claimed} bytes, but it holds {held}"
@@ -178,9 +171,10 @@ def json_samples(path: Path) -> list[Span]:
     Raises:
         ArgumentError: it is neither, or is no JSON.
     """
-    try:
+    with _json_failures(path):
         text = path.read_bytes().decode("latin-1")  # one character for each byte
-        spans, decoder = list[Span](), json.JSONDecoder()
+        spans = list[Span]()
+        decoder = json.JSONDecoder()
         position = _behind_gap(text, len(_MARK) if text.startswith(_MARK) else 0)
         in_list = text.startswith("[", position)
         while not spans or (in_list and text.startswith(",", position)):
@@ -192,8 +186,6 @@ def json_samples(path: Path) -> list[Span]:
             position = _behind_gap(text, end)
         if text[position:].strip() != "]" * in_list:
             raise ValueError("it is not a single list of objects")
-    except _READ_FAILURES as error:
-        raise _broken_json(path, error) from error
     return spans
 
 
@@ -207,11 +199,15 @@ def _behind_gap(text: str, position: int) -> int:
     return position if gap is None else gap.end()
 
 
-def _broken_json(path: Path, error: BaseException) -> ArgumentError:
-    return ArgumentError(
-        f"Cannot read {quoted(path)}: {reason_of(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
-        " sample, of arrays by name, which are nested lists of numbers, or as Polygraphy saves them (--save-inputs)."
-    )
+@contextmanager
+def _json_failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _READ_FAILURES as error:
+        raise ArgumentError(
+            f"Cannot read {quoted(path)}: {reason_of(error)}. Inputs are .npz files, or JSON: a list of objects, one per"
+            " sample, of arrays by name, which are nested lists of numbers, or as Polygraphy saves them (--save-inputs)."
+        ) from error
 
 
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
@@ -222,33 +218,26 @@ def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
     Raises:
         ArgumentError: it is not a sample, or one of its arrays cannot be read.
     """
-    try:
+    with _json_failures(path):
         with path.open("rb") as stream:
             stream.seek(span[0])
             text = stream.read(span[1] - span[0]).decode()
         sample = json.loads(text, object_pairs_hook=_without_duplicates)
         if (kind := _class(sample)) is not None:
             raise ValueError(f"it holds a {kind!r} of Polygraphy, not inputs")
-    except _READ_FAILURES as error:
-        raise _broken_json(path, error) from error
     arrays = {}
     for name, content in sample.items():
-        try:
-            arrays[name] = (
-                _encoded(content) if isinstance(content, dict) else _listed(content)
-            )
-        except _READ_FAILURES as error:
-            raise _broken_array(path, name, error) from error
+        with _array_failures(path, name):
+            read = _encoded if isinstance(content, dict) else _listed
+            arrays[name] = read(content)
     return FileSample(arrays, f"{quoted(path)}{f', sample {number}' if number else ''}")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in unique if names.count(name) > 1)
-        raise ValueError(f"{twice!r} appears twice")
-    return unique
+    ((name, count),) = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ValueError(f"{name!r} appears twice")
+    return dict(pairs)
 
 
 _CLASS: Final = "polygraphy_class"
@@ -257,17 +246,15 @@ _OLD_CLASS: Final = "__polygraphy_encoded_"
 
 
 def _class(content: Mapping[str, Any]) -> str | None:
-    old = next(
-        (key.removeprefix(_OLD_CLASS) for key in content if key.startswith(_OLD_CLASS)),
-        None,
-    )
-    marked = content.get(_CLASS, old)
+    old = (key for key in content if key.startswith(_OLD_CLASS))
+    marked = content.get(_CLASS, next(old, "").removeprefix(_OLD_CLASS) or None)
     return marked if isinstance(marked, str) else None
 
 
 def _encoded(content: Mapping[str, Any]) -> Array:
     """Return an array as Polygraphy encodes it: an ``.npy`` file in base64."""
-    kind, text = _class(content), content.get("array")
+    kind = _class(content)
+    text = content.get("array")
     if kind == "Tensor":
         raise ValueError(
             "it is a pickled tensor of PyTorch, which is not read: give Polygraphy NumPy arrays"
@@ -279,9 +266,8 @@ def _encoded(content: Mapping[str, Any]) -> Array:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
-        data = text.encode(
-            "latin-1"
-        )  # the first versions wrote bytes as they are, and archives of one array
+        # The first versions wrote bytes as they are, and archives of one array.
+        data = text.encode("latin-1")
     if not data.startswith(_ARCHIVE_START):
         return _read_npy(BytesIO(data), len(data))
     with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -290,8 +276,7 @@ def _encoded(content: Mapping[str, Any]) -> Array:
             _MAX_RATIO_FROM, _MAX_RATIO * len(data)
         ):
             raise ValueError("it is an archive, but not of one plain array")
-        with archive.open(members[0]) as stream:
-            return _read_npy(stream, members[0].file_size)  # type: ignore[arg-type] # reads like a file
+        return _read_member(archive, members[0])
 
 
 def _listed(content: Any) -> Array:
@@ -382,7 +367,8 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         expected: int = 0,
         room: int = ROOM,
     ) -> None:
-        self.origin, self.expected = origin, expected
+        self.origin = origin
+        self.expected = expected
         self._source: Iterator[Feeds] | None = source
         self._room = room
         self._readers: list[Callable[[], Feeds]] = []

@@ -18,36 +18,46 @@ Dataset of Ray         one per row: a column is an input; rows are read where th
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
 
-:func:`as_samples` accepts all of these. :func:`onnxamp._runtime.values.check_inputs` tells whether a sample fits a
-model.
+:func:`as_samples` accepts all of these. Random ones have sizes with which the model runs; if errors are random, there
+are enough of them to estimate the error of an output. :func:`onnxamp._runtime.values.check_inputs` tells whether a
+sample fits a model.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from itertools import count as counting
+from math import ceil
 from operator import length_hint
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    OnnxAmpError,
+    RuntimeFailure,
+)
+from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
+from onnxamp._ops.providers import sums_low
 from onnxamp._paths import as_path, cannot_read, is_remote
-from onnxamp._runtime.draws import suited, usual_count
+from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
+from onnxamp._runtime.flow import free_bytes, peak_bytes
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
-from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
-
-if TYPE_CHECKING:
-    from onnxamp._runtime.values import Feed, Feeds
+from onnxamp._runtime.values import Feed, Feeds, as_array, check_inputs, is_array
 
 
 def is_dataset(given: Any) -> bool:
@@ -121,9 +131,9 @@ class Samples:
     def counted(self) -> int | None:
         """Their number; None while an iterator may return more."""
         readers = self.readers
-        return (
-            len(readers) if not isinstance(readers, Spool) or readers.is_ended else None
-        )
+        if not isinstance(readers, Spool) or readers.is_ended:
+            return len(readers)
+        return None
 
     @property
     def expected(self) -> int:
@@ -135,9 +145,9 @@ class Samples:
     @property
     def taken(self) -> int:
         """Their number so far."""
-        return (
-            self.readers.taken if isinstance(self.readers, Spool) else len(self.readers)
-        )
+        if isinstance(self.readers, Spool):
+            return self.readers.taken
+        return len(self.readers)
 
     @property
     def summary(self) -> str:
@@ -150,11 +160,9 @@ class Samples:
 
     def has(self, number: int) -> bool:
         """Return whether there is a sample of that number; this advances an iterator up to it."""
-        return (
-            self.readers.has(number)
-            if isinstance(self.readers, Spool)
-            else number < len(self.readers)
-        )
+        if isinstance(self.readers, Spool):
+            return self.readers.has(number)
+        return number < len(self.readers)
 
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of samples for as long as there are any."""
@@ -221,11 +229,13 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
 
 def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
     """Samples from an iterable, which is read once."""
-    items, kind = iter(given), type(given).__name__
+    items = iter(given)
+    kind = type(given).__name__
     first = next(items, None)
     if first is None:
         return Samples("no samples", [])
-    left, source = _left(first, _sample(first, given, model)), chain([first], items)
+    left = _left(first, _sample(first, given, model))
+    source = chain([first], items)
     spool = Spool(
         (_sample(item, given, model) for item in source), kind, length_hint(given)
     )
@@ -251,8 +261,7 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
     if isinstance(item, Mapping):
         return {name: as_array(feed) for name, feed in item.items()}
     graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    names = [entry.name for entry in graph.input if entry.name not in weights]
+    names = [entry.name for entry in fed_inputs(graph)]
     feeds = [item] if is_array(item) else item
     if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (
         is_array(item) and len(names) != 1
@@ -360,9 +369,8 @@ def draw_of(
     """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
-    source = (
-        model if isinstance(model, ModelProto) else Model.of(model)
-    )  # protos may lack their weights
+    # Protos may lack their weights.
+    source = model if isinstance(model, ModelProto) else Model.of(model)
 
     @cache
     def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
@@ -439,3 +447,95 @@ def as_samples(
     if not samples.has(0):
         raise ArgumentError("There is no sample to run the model on.")
     return samples
+
+
+NUMBERS: Final = 64
+"""Numbers that are enough to estimate the error of an output. With n < 64 numbers, one estimate in twenty is below
+about the cube root of n / 64 of the error (chi-square, n >= 3).
+"""
+
+_TRIES: Final = 64
+"""Other sizes that are tried at most. A limit in seconds would find other sizes on another machine."""
+
+_MOST_BYTES: Final = 2 << 30
+"""Bytes that the values of a model may take while sizes are only tried."""
+
+
+def suited(draw: Draw, reference: Session) -> Draw:
+    """Return the draw, or that of the first sizes to try with which the model runs if it does not run with the usual
+    ones.
+
+    It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
+    inputs cannot be random, or if no sizes are found among the first 64 to try.
+
+    Raises:
+        ArgumentError: a size is given for an unknown dimension, or an impossible one.
+    """
+
+    def run(one: Draw) -> None:
+        reference.run_sample(0, check_inputs(reference.model.proto, one.make(0)))
+
+    if not draw.maker().has_open:
+        return draw
+    try:
+        run(draw)
+    except RuntimeFailure as error:
+        return other_sizes(draw, run) if error.loaded else draw
+    except (ArgumentError, MemoryError):  # reading the sample reports this
+        pass
+    return draw
+
+
+def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
+    """Return a draw with the first sizes with which ``run`` does not fail. Without such sizes, return this draw and
+    what was tried.
+
+    Sizes with which the values take too much memory are skipped; sizes that contradict an op do not run.
+    """
+    tried = []
+    for other in islice(draw.others(), _TRIES):
+        graph = other.maker().graph
+        shapes = other.maker().shapes()
+        if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
+            continue
+        if is_consistent(graph, shapes):
+            with suppress(OnnxAmpError, MemoryError):
+                run(other)
+                return other
+        tried.append(other.sizes)
+    return draw._replace(tried=tuple(tried))
+
+
+def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
+    """Return how many random samples a verdict takes by default.
+
+    One, or a prompt and a step of a decoder with caches; where an engine (a target or provider) sums up float16 in
+    float16, as many as hold :data:`NUMBERS` numbers of each float output, from ``LEAST`` to ``MOST``. Of an output *y*,
+    (Σ *y*²)² / Σ *y*⁴ numbers count: 1 for the probabilities of a classifier that is sure, a third of all if they are
+    normally distributed. The first sample tells.
+
+    Args:
+        reference: the model to compare with; it keeps its outputs of the first sample.
+        draw: the source of random samples.
+        engines: the engines and targets of results.
+    """
+    turns = draw.maker().turns
+    if not sums_low(*engines):
+        return turns
+    try:
+        outputs = reference.run_sample(0, draw.make(0))
+    except (ArgumentError, RuntimeFailure):  # the comparison tells
+        return LEAST
+    shown = min(_numbers(outputs), default=NUMBERS)
+    return min(MOST, max(LEAST, ceil(NUMBERS / shown)))
+
+
+def _numbers(outputs: Mapping[str, Any]) -> Iterator[float]:
+    """Yield how many numbers of each float output count; of those that are all zero, none is shown."""
+    for output in outputs.values():
+        for array in map(np.asarray, output if isinstance(output, list) else [output]):
+            if array.dtype.kind != "f":
+                continue
+            squares = np.square(array[np.isfinite(array)].astype(np.float64))
+            if squares.any():
+                yield float(squares.sum() ** 2 / np.square(squares).sum())

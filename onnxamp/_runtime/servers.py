@@ -1,103 +1,18 @@
 """The processes in which :mod:`onnxamp._runtime.building` has engines built and models loaded.
 
-They are started, or forked if that is safe, which saves the start-up time of Python and NumPy.
+This module imports little, so that they start early.
 """
 
 import json
 import os
-import signal
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
-from onnxamp._workers.signals import ENDING, HANGUP, is_alone, unwatched
-
-
-@dataclass(slots=True)
-class Forked:
-    """A copy of this process that answers questions, with the methods of :class:`subprocess.Popen` that are needed."""
-
-    pid: int
-    stdin: IO[str]
-    stdout: IO[str]
-    returncode: int | None = None
-
-    def poll(
-        self, options: int = os.WNOHANG if hasattr(os, "WNOHANG") else 0
-    ) -> int | None:
-        """Return the exit code; None as long as the process lives."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def kill(self) -> None:
-        """End the process at once, if it lives."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the pipes, and wait for the end."""
-        self.stdout.close()
-        try:
-            self.stdin.close()
-        finally:
-            self.poll(0)
-
-
-def can_fork() -> bool:
-    """Return whether a copy of this process can load models: it must run a command and have loaded no model."""
-    return sys.platform == "linux" and "onnxruntime" not in sys.modules and is_alone()
-
-
-def fork(serve: Callable[[], None]) -> Forked:
-    """Copy this process, and let the copy answer questions as one that is started anew."""
-    questions, asking = os.pipe()
-    answering, answers = os.pipe()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of threads, which is_alone() knows
-            pid = os.fork()
-        if not pid:
-            _serve_forked(serve, questions, answers, before)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    os.close(questions)
-    os.close(answers)
-    return Forked(
-        pid,
-        os.fdopen(asking, "w", encoding="utf-8"),
-        os.fdopen(answering, encoding="utf-8"),
-    )
-
-
-def _serve_forked(
-    serve: Callable[[], None], questions: int, answers: int, mask: Any
-) -> None:
-    """Answer questions, and end without running this process's exit handlers."""
-    with suppress(BaseException):
-        unwatched()
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        for number, source in enumerate((questions, answers, nothing)):
-            os.dup2(source, number)
-        for path in list(Path("/proc/self/fd").iterdir()):
-            with suppress(OSError):
-                if int(path.name) > 2:  # pipes of others, which wait for their end
-                    os.close(int(path.name))
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-        serve()
-        os._exit(0)
-    os._exit(1)
+from onnxamp._workers.signals import (
+    ignore_terminal,
+)
 
 
 def serve_builds() -> None:
@@ -165,10 +80,8 @@ def _build(
             "faults": [(error.node_name(), error.desc()) for error in errors],
             "bytes": 0,
         }
-    config, profile = (
-        builder.create_builder_config(),
-        builder.create_optimization_profile(),
-    )
+    config = builder.create_builder_config()
+    profile = builder.create_optimization_profile()
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     for tensor in inputs:
         if tensor.is_shape_tensor and tensor.name in values:
@@ -201,9 +114,8 @@ def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) ->
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = state.InferenceSession(
-            options, path, True, False
-        )  # resolves the graph
+        # Resolves the graph.
+        session = state.InferenceSession(options, path, True, False)
         if providers is not None:
             names, settings = zip(*providers, strict=True)
             session.initialize_session(list(names), list(settings), set())
@@ -215,16 +127,19 @@ def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) ->
 def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:
     """Answer one question after the other until there are no more: lines of JSON.
 
+    An answer is what the function returns, or else its error under "fault".
+
     Args:
         answering: imports the engine, and returns the function that answers a question, given as keywords.
     """
-    for number in {signal.SIGINT, HANGUP} - {
-        signal.SIGTERM
-    }:  # the main process decides when it ends
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # output of libraries is no answer
         answer = answering()
         for question in sys.stdin:
-            answers.write(json.dumps(answer(**json.loads(question))) + "\n")
+            try:
+                found = answer(**json.loads(question))
+            except Exception as error:  # noqa: BLE001 - engines may raise anything
+                found = {"fault": str(error) or type(error).__name__}
+            answers.write(json.dumps(found) + "\n")
             answers.flush()

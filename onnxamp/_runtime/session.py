@@ -7,8 +7,8 @@ functions, so that importing onnxamp stays fast.
 import io
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -143,11 +143,6 @@ def is_plugin(provider: Provider) -> bool:
     return provider not in BUILT_IN
 
 
-def memory_of(provider: Provider) -> str:
-    """The memory in which a provider's sessions leave their results: "cuda", or "cpu" for the host's."""
-    return "cuda" if provider == "cuda" else "cpu"
-
-
 @Once
 def cuda_trouble() -> str | None:
     """Why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
@@ -185,15 +180,13 @@ def _preload(preload: Callable[..., None]) -> str:
     Returns:
         The first library that is missing, or "".
     """
-    said = io.StringIO()
     folders = (
         path
         for entry in sys.path
         for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
     )
     for folder in (None, *folders):
-        said.seek(0)
-        said.truncate()
+        said = io.StringIO()
         with redirect_stdout(said), warnings.catch_warnings(action="ignore"):
             preload(directory=None if folder is None else str(folder.resolve()))
         if not said.getvalue():
@@ -267,7 +260,8 @@ def make_session(
         options.add_provider_for_devices(
             list(engine.devices), engine.settings(options.intra_op_num_threads)
         )
-        providers, wanted = None, engine.provider
+        providers = None
+        wanted = engine.provider
     with (
         source_of(model) as source,
         session_failures(f"load {name} on {provider}", loaded=False),
@@ -284,11 +278,9 @@ def provider_options(
     provider: Provider, cuda_options: Mapping[str, str] = EXACT
 ) -> ProviderOptions:
     """Return the providers of a session on CUDA or the CPU, each with its options."""
-    return (
-        [(_CUDA, dict(cuda_options)), (_CPU, {})]
-        if provider == "cuda"
-        else [(_CPU, {})]
-    )
+    if provider == "cuda":
+        return [(_CUDA, dict(cuda_options)), (_CPU, {})]
+    return [(_CPU, {})]
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
@@ -339,9 +331,7 @@ def run(
     """
     types = {item.name: item.type for item in session.get_outputs()}
     wanted = list(types if outputs is None else outputs)
-    with session_failures(
-        f"run the model ({', '.join(wanted[:3])}{', ...' if len(wanted) > 3 else ''})"
-    ):
+    with _run_failures(wanted):
         arrays = {
             name: np.asarray(feed) if isinstance(feed, np.generic) else feed
             for name, feed in feeds.items()
@@ -372,24 +362,38 @@ def run_values(
     Raises:
         RuntimeFailure: an input is missing or does not fit, or a node failed.
     """
-    with session_failures(
-        f"run the model ({', '.join(outputs[:3])}{', ...' if len(outputs) > 3 else ''})"
-    ):
+    with _run_failures(outputs):
         wanted = list(dict.fromkeys(outputs))  # a binding returns each but once
         if session.get_providers()[0] != _CUDA:
             results = session.run_with_ort_values(wanted, dict(values))
         else:
-            kinds = {item.name: item.type for item in session.get_outputs()}
-            binding = session.io_binding()
-            for name, value in values.items():
-                binding.bind_ortvalue_input(name, value)
-            for name in wanted:
-                binding.bind_output(
-                    name, "cuda" if stays_on_device(kinds.get(name, "")) else "cpu"
-                )
+            binding = _bound(session, values, wanted)
             session.run_with_iobinding(binding)
             results = binding.get_outputs()
         return dict(zip(wanted, results, strict=True))
+
+
+def _run_failures(outputs: Sequence[str]) -> "AbstractContextManager[None]":
+    """Return the context of a run that has to return these outputs."""
+    more = ", ..." if len(outputs) > 3 else ""
+    return session_failures(f"run the model ({', '.join(outputs[:3])}{more})")
+
+
+def _bound(
+    session: "ort.InferenceSession",
+    inputs: "Mapping[str, ort.OrtValue]",
+    outputs: Iterable[str],
+) -> Any:
+    """Return a binding of inputs, and of outputs that a run allocates: on the device if they can stay there."""
+    device = "cuda" if session.get_providers()[0] == _CUDA else "cpu"
+    kinds = {item.name: item.type for item in session.get_outputs()}
+    binding = session.io_binding()
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in outputs:
+        stays = stays_on_device(kinds.get(name, ""))
+        binding.bind_output(name, device if stays else "cpu")
+    return binding
 
 
 def bind(
@@ -408,9 +412,6 @@ def bind(
     Raises:
         RuntimeFailure: an input does not fit, the first run fails, or a CUDA graph cannot be recorded.
     """
-    import onnxruntime as ort  # noqa: PLC0415
-
-    device = "cuda" if short_provider(session.get_providers()[0]) == "CUDA" else "cpu"
     kinds = {item.name: item.type for item in session.get_inputs()}
     held = {
         name: to_value(as_typed(feed, kinds[name]), kinds[name])
@@ -418,37 +419,17 @@ def bind(
         if name in kinds
     }
     made = {item.name: item.type for item in session.get_outputs()}
-    with session_failures("run the model with its inputs and outputs bound"):
-        binding = session.io_binding()
-        for name, value in held.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, kind in made.items():
-            binding.bind_output(name, device if stays_on_device(kind) else "cpu")
-        session.run_with_iobinding(
-            binding, None if graph is None else _options(ort, -1)
-        )
-        buffers = {}
-        if not any(
-            kind.startswith("optional(") for kind in made.values()
-        ):  # to ask for an empty one would crash
-            buffers = dict(zip(made, binding.get_outputs(), strict=True))
-        if buffers and all(value.is_tensor() for value in buffers.values()):
-            binding.clear_binding_outputs()
-            for name, value in buffers.items():
-                binding.bind_ortvalue_output(name, value)
+    with session_failures(_BOUND):
+        binding = _bound(session, held, made)
+        session.run_with_iobinding(binding, _options(None if graph is None else -1))
     if graph is not None and not all(map(stays_on_device, made.values())):
         raise RuntimeFailure("A CUDA graph needs outputs that are tensors of numbers.")
-    options = None if graph is None else _options(ort, graph)
-
-    def run(_held: Any = (held, buffers)) -> None:  # keeps arrays and buffers alive
-        try:  # which costs no time unless something fails
-            session.run_with_iobinding(binding, options)
-        except Exception as error:
-            raise failed("run the model again", error) from error
-
+    if not all(kind.startswith("tensor(") for kind in made.values()):
+        return _repeated(session, binding, None, held)
+    buffers = dict(zip(made, binding.get_outputs(), strict=True))
+    run = bind_values(session, held, buffers, graph)
     if graph is not None:
-        with session_failures("record a CUDA graph"):
-            session.run_with_iobinding(binding, options)
+        run()
     return run
 
 
@@ -467,19 +448,26 @@ def bind_values(
     Raises:
         RuntimeFailure: a buffer does not fit; when called, a node failed, or a CUDA graph cannot be recorded.
     """
-    import onnxruntime as ort  # noqa: PLC0415
-
-    options = None if graph is None else _options(ort, graph)
     with session_failures("bind the model's inputs and outputs"):
-        binding = session.io_binding()
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
+        binding = _bound(session, inputs, ())
         for name, value in outputs.items():
             binding.bind_ortvalue_output(name, value)
+    return _repeated(session, binding, _options(graph), (inputs, outputs))
 
-    def run(_held: Any = (inputs, outputs)) -> None:
-        with session_failures("run the model with its inputs and outputs bound"):
+
+_BOUND: Final = "run the model with its inputs and outputs bound"
+
+
+def _repeated(
+    session: "ort.InferenceSession", binding: Any, options: Any, held: Any
+) -> Callable[[], None]:
+    """Return a function that runs a session again; it keeps the memory that is bound."""
+
+    def run(_held: Any = held) -> None:
+        try:  # which costs no time unless something fails
             session.run_with_iobinding(binding, options)
+        except Exception as error:
+            raise failed(_BOUND, error) from error
 
     return run
 
@@ -488,13 +476,16 @@ def empty_value(like: NDArray[Any], provider: Provider) -> "ort.OrtValue":
     """Return a buffer for arrays of this shape and dtype, on the device where the provider leaves its results."""
     import onnxruntime as ort  # noqa: PLC0415
 
-    return ort.OrtValue.ortvalue_from_shape_and_type(
-        like.shape, like.dtype, memory_of(provider), 0
-    )
+    memory = "cuda" if provider == "cuda" else "cpu"
+    return ort.OrtValue.ortvalue_from_shape_and_type(like.shape, like.dtype, memory, 0)
 
 
-def _options(ort: Any, graph: int) -> Any:
-    """Run options with the number of a CUDA graph; -1 for none."""
+def _options(graph: int | None) -> Any:
+    """Return the run options with the number of a CUDA graph, -1 for none; None for ordinary runs."""
+    if graph is None:
+        return None
+    import onnxruntime as ort  # noqa: PLC0415
+
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     return options

@@ -100,12 +100,6 @@ class Surroundings(NamedTuple):
         _LIBRARIES.set(self.libraries)
 
 
-def register_libraries(options: "ort.SessionOptions") -> None:
-    """Register the libraries of the block with a session."""
-    for path in _LIBRARIES.get():
-        options.register_custom_ops_library(path)
-
-
 def _checked(library: LibrariesLike) -> tuple[str, ...]:
     listed = [library] if isinstance(library, (str, PathLike)) else library
     if not isinstance(listed, Iterable):
@@ -201,7 +195,8 @@ def _spill(source: TensorProto, target: TensorProto, file: BinaryIO) -> None:
         return
     raw = source.raw_data if source.HasField("raw_data") else _raw(source)
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-    target.name, target.data_type = source.name, source.data_type
+    target.name = source.name
+    target.data_type = source.data_type
     target.dims.extend(source.dims)
     target.MergeFrom(external_tensor(_WEIGHTS, file.tell(), len(raw)))
     file.write(raw)
@@ -237,7 +232,8 @@ def session_options(
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    register_libraries(options)
+    for path in _LIBRARIES.get():
+        options.register_custom_ops_library(path)
     if profile_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = fspath(profile_to)
@@ -278,13 +274,11 @@ def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
         if is_remote(path):
             model = unfolded(path)  # it reads files that are here
         else:
-            find_data_files(
-                load_model(path), folder_of(path)
-            )  # ONNX Runtime reads them by itself
+            # ONNX Runtime reads them by itself.
+            find_data_files(load_model(path), folder_of(path))
             if is_text(path):
-                model = Model.read(
-                    path
-                ).embedded()  # ONNX Runtime reads the binary form alone
+                # ONNX Runtime reads the binary form alone.
+                model = Model.read(path).embedded()
     if not isinstance(model, ModelProto):
         confirm_sources()
         yield fspath(model)

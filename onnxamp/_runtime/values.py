@@ -104,9 +104,8 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
             feed.view(f"u{feed.dtype.itemsize}"), elem
         )
-    if (
-        feed is None
-    ):  # feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`
+    # Feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`.
+    if feed is None:
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
     if not all(isinstance(item, np.ndarray) for item in feed) or (
         kind or "seq"
@@ -150,26 +149,29 @@ def from_value(value: "ort.OrtValue") -> Any:
         raise RuntimeFailure(
             f"A value of type {value.data_type()} cannot be read: onnxamp reads dense tensors."
         )
-    if not value.is_tensor() and not FOREIGN.search(value.data_type()):
+    kind = value.data_type()
+    has_foreign = FOREIGN.search(kind) is not None
+    if not value.is_tensor() and not has_foreign:
         return _passed(value)
     if value.is_tensor_sequence():
-        element = _inner(value.data_type())
         length = int(_made("SequenceLength", {"s": value}, "tensor(int64)").numpy())
         numbers = (to_value(np.array(number)) for number in range(length))
         return [
-            from_value(_made("SequenceAt", {"s": value, "i": number}, element))
+            from_value(_made("SequenceAt", {"s": value, "i": number}, _inner(kind)))
             for number in numbers
         ]
-    if not value.is_tensor() or not FOREIGN.search(value.data_type()):
+    if not has_foreign:
         return value.numpy()
-    elem, size = value.element_type(), value.tensor_size_in_bytes()
+    elem = value.element_type()
+    size = value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
+    # Copies.
     raw = (
         ctypes.string_at(value.data_ptr(), size)
         if on_host
         else bytes_on_device(value.data_ptr(), size)
-    )  # copies
-    if _PACKED.search(value.data_type()):
+    )
+    if _PACKED.search(kind):
         return numpy_helper.to_array(
             TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)
         )
@@ -197,19 +199,11 @@ def _map_proto(kind: str) -> TypeProto | None:
     ("seq(map(string,tensor(float)))").
     """
     match = _MAP.fullmatch(kind)
-    if match is None or match["key"] not in _KEY_TYPES:
+    item = None if match is None else type_proto(match["item"])
+    if match is None or item is None or match["key"] not in _KEY_TYPES:
         return None
-    item = type_proto(match["item"])
-    result = (
-        None
-        if item is None
-        else helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
-    )
-    return (
-        helper.make_sequence_type_proto(result)
-        if match["seq"] and result is not None
-        else result
-    )
+    result = helper.make_map_type_proto(_KEY_TYPES[match["key"]], item)
+    return helper.make_sequence_type_proto(result) if match["seq"] else result
 
 
 _MAP: Final = re.compile(
@@ -238,13 +232,13 @@ def _made(
     op: str, inputs: "Mapping[str, ort.OrtValue]", kind: str, **attributes: Any
 ) -> "ort.OrtValue":
     """Return the output of a one-node model: ONNX Runtime's interface can construct only tensors of numbers."""
+    node = helper.make_node(op, list(inputs), ["y"], **attributes)
+    kinds = {name: value.data_type() for name, value in inputs.items()} | {"y": kind}
+    *entries, made = (
+        ValueInfoProto(name=name, type=typed(held)) for name, held in kinds.items()
+    )
     with _failures(kind):
-        session = _session(
-            op,
-            tuple((name, value.data_type()) for name, value in inputs.items()),
-            kind,
-            attributes,
-        )
+        session = _loaded(small_model([node], entries, [made]))
         return session.run_with_ort_values(["y"], dict(inputs))[0]
 
 
@@ -258,15 +252,6 @@ def _failures(kind: str) -> Iterator[None]:
         raise RuntimeFailure(
             f"ONNX Runtime cannot hold a value of type {kind}: {text}"
         ) from error
-
-
-def _session(
-    op: str, inputs: Sequence[tuple[str, str]], kind: str, attributes: Mapping[str, Any]
-) -> "ort.InferenceSession":
-    node = helper.make_node(op, [name for name, _ in inputs], ["y"], **attributes)
-    entries = [ValueInfoProto(name=name, type=typed(held)) for name, held in inputs]
-    made = ValueInfoProto(name="y", type=typed(kind))
-    return _loaded(small_model([node], entries, [made]))
 
 
 def _loaded(model: ModelProto) -> "ort.InferenceSession":

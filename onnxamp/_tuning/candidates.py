@@ -23,8 +23,7 @@ from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem, Decision
 from onnxamp._graph.view import ABSENT
 from onnxamp._numerics.expected import ExpectedErrors
-from onnxamp._tuning.arguments import is_slower
-from onnxamp._tuning.results import Candidate
+from onnxamp._tuning.results import Candidate, is_slower
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 
 Choice: TypeAlias = frozenset[str]

@@ -28,8 +28,9 @@ from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
-from onnxamp._numerics.expected import ExpectedErrors, Settled, measured_sensitivities
+from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
 from onnxamp._numerics.passes import Sensitivities
+from onnxamp._numerics.quantizers import Settled
 from onnxamp._numerics.ranges import ROUNDS
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
 from onnxamp._ops.facts import op_facts
@@ -466,7 +467,7 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
         )
         return made.path or made.embedded()
 
-    def run(choices: Sequence[frozenset[str]]) -> Sequence[float]:
+    def run() -> list[float]:
         models = [
             job.prepared.path or job.prepared.embedded(),
             *(model(low, n) for n, low in enumerate(choices)),

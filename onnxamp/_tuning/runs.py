@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, isfinite
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,12 @@ from onnxamp._numerics.passes import Sensitivities
 from onnxamp._options.options import Options
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
-from onnxamp._runtime.fingerprints import SentModel
+from onnxamp._runtime.fingerprints import (
+    SentModel,
+    model_print,
+    samples_print,
+    versions,
+)
 from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
@@ -32,8 +38,10 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import as_typed, check_inputs
-from onnxamp._state import Part, as_data, fingerprint
+from onnxamp._state import Facts, Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
+from onnxamp._tuning.results import Search
+from onnxamp._tuning.space import SearchSpace
 from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
@@ -58,85 +66,91 @@ def part_of(options: Options) -> str:
     return PARTS[2 * options.compensates + (options.rescaling is not None)]
 
 
-class TuningState:
-    """Measurements of one tuning. ``part`` is where they are stored; None if they are not.
-
-    Attributes:
-        errors, times: what was measured, by what it is of.
-        recalled: samples whose sensitivities were loaded.
-    """
+class Measurements:
+    """Measurements of one tuning, by key. ``part`` is where they are stored; None if they are not."""
 
     def __init__(self, part: Part | None) -> None:
-        self.part, self.recalled = part, 0
-        self.errors, self.times = dict[str, float](), dict[str, Any]()
-        kept: Mapping[str, Any] = {} if part is None else part
-        for key in kept:
-            kind, _, name = key.partition(" ")
-            if kind == "error":
-                self.errors[name] = float(kept[key])
-            elif kind == "time":
-                self.times[name] = kept[key]
-            self.recalled += kind == "sample"
+        self.part = part
+        self._known: Any = {} if part is None else part
+
+    def known(self, key: str, measure: Callable[[], object]) -> Any:
+        """Return what is known, or a new measurement, as JSON types."""
+        if key not in self._known:
+            self._known[key] = as_data(measure(), named=False)
+        return self._known[key]
+
+
+class TuningState(Measurements):
+    """Measurements of the tuning of a model."""
+
+    @cached_property
+    def recalled(self) -> int:
+        """How many samples there are whose sensitivities were stored before."""
+        return sum(key.startswith("sample ") for key in self._known)
 
     def error(
         self, low: Iterable[str], how: str, measure: Callable[[], float]
     ) -> float:
         """Return the known error of a choice, or a new measurement; ``how`` names it."""
-        key = fingerprint(*sorted(low), "", how)
-        if key not in self.errors:
-            self.errors[key] = measure()
-            self._keep(f"error {key}", as_data(float(self.errors[key])))
-        return self.errors[key]
+        return float(self.known(f"error {_choice_print(low, how)}", measure))
 
     def judged(
         self, low: Iterable[str], how: str, samples: Samples
     ) -> KeptSamples[float] | None:
         """Return the store of a choice's error on each sample; None if nothing is stored."""
-        key = f"judged {fingerprint(*sorted(low), '', how)}"
-        return (
-            None
-            if self.part is None
-            else KeptSamples(self.part, samples, float, key, isfinite)
-        )
+        if self.part is None:
+            return None
+        key = f"judged {_choice_print(low, how)}"
+        return KeptSamples(self.part, samples, float, key, isfinite)
 
     def measured(self, samples: Samples) -> KeptSamples[Sensitivities] | None:
         """Return the store of the sensitivities of each sample; None if nothing is stored."""
-        return (
-            None
-            if self.part is None
-            else KeptSamples(
-                self.part, samples, Sensitivities, "sample with both passes"
-            )
-        )
+        if self.part is None:
+            return None
+        what = "sample with both passes"
+        return KeptSamples(self.part, samples, Sensitivities, what)
 
     def node_times(
         self, name: str, measure: Callable[[], dict[str, float]]
     ) -> dict[str, float]:
         """Return the known seconds of the nodes of a model, or a new measurement."""
-        if name not in self.times:
-            self._time(name, measure())
-        return dict(self.times[name])
+        return dict(self.known(f"time {name}", measure))
 
     def times_of(
         self,
         choices: Sequence[frozenset[str]],
         where: str,
-        measure: Callable[[Sequence[frozenset[str]]], Sequence[float]],
+        measure: Callable[[], Sequence[float]],
     ) -> list[float]:
         """Return the known seconds of float32 and of some choices, or a new measurement, in turns."""
-        rows = (fingerprint(*sorted(low), "", where) for low in choices)
-        key = fingerprint(*rows)
-        if key not in self.times:
-            self._time(key, list(measure(choices)))
-        return list(self.times[key])
+        key = fingerprint(*(_choice_print(low, where) for low in choices))
+        return list(self.known(f"time {key}", measure))
 
-    def _time(self, key: str, value: object) -> None:
-        self.times[key] = value
-        self._keep(f"time {key}", value)
 
-    def _keep(self, key: str, value: object) -> None:
-        if self.part is not None:
-            self.part[key] = value
+def _choice_print(low: Iterable[str], how: str) -> str:
+    return fingerprint(*sorted(low), "", how)
+
+
+def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
+    """Their dependencies, besides the options."""
+    return {
+        "the model": model_print(model),
+        "the inputs": samples_print(samples),
+        "the metric": fingerprint(
+            str(search.metric), search.accept.print if search.accept else ""
+        ),
+        "the version of onnxamp or ONNX Runtime": versions(),
+    }
+
+
+def options_print(
+    changed: str, space: SearchSpace, options: Options, engine: Engine
+) -> str:
+    """Return the fingerprint of the prepared model; ``changed`` is that of its graph, "" for its own."""
+    units = (f"{unit.key} {unit.op} {unit.ports}" for unit in space.units)
+    arithmetic = engine.arithmetic.name if engine.arithmetic else ""
+    rounding = ["compensated"] * options.compensates
+    return fingerprint(options.low.name, arithmetic, changed, *units, *rounding)
 
 
 def _without_empty_inputs(

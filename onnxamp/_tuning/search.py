@@ -16,10 +16,9 @@ from typing import Any, Final
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.values import Level
-from onnxamp._tuning.arguments import Search
 from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
 from onnxamp._tuning.job import Job, whole_times
-from onnxamp._tuning.results import Candidate, Tuned
+from onnxamp._tuning.results import Candidate, Search, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")
 

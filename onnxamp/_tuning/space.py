@@ -8,17 +8,14 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from onnx import GraphProto
-
 from onnxamp._convert.analysis import LAUNCH_US, UNIT_US, Analysis, Estimate, decided
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Ports
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
-from onnxamp._numerics.low_nodes import LowNode, computes, low_node
+from onnxamp._numerics.quantizers import LowNode, computes, low_node
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
 from onnxamp._patterns.patterns import patterns_of
@@ -116,14 +113,11 @@ class TunableNode(LowNode):
     @property
     def gain(self) -> int:
         """The savings of low precision, in cost units of the cut."""
-        saved, is_measured = (
-            (self.high - self.low) / (UNIT_US * (self.price or 1)),
-            self.price is not None,
-        )
-        most, more = (
-            (_EAGER << 4, 1) if is_measured else (_EAGER, _CASTS_PER_NODE * LAUNCH)
-        )
-        return max(0, min(int(saved), most)) + more
+        saved = int((self.high - self.low) / (UNIT_US * (self.price or 1)))
+        most, more = _EAGER << 4, 1
+        if self.price is None:
+            most, more = _EAGER, _CASTS_PER_NODE * LAUNCH
+        return max(0, min(saved, most)) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +190,8 @@ class SearchSpace:
 
         def of(unit: TunableNode) -> TunableNode:
             high, low = seconds.get(unit.key, (unit.high * ratio * 1e-6, None))
-            low = (
-                high * (unit.low / unit.high if unit.high else 1)
-                if low is None
-                else low
-            )
+            if low is None:
+                low = high * (unit.low / unit.high if unit.high else 1)
             return replace(unit, high=high * 1e6, low=low * 1e6, price=price)
 
         mine = {unit.key for unit in units}
@@ -246,10 +237,6 @@ class SearchSpace:
             one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
             for one in self.fusions
         }
-
-    def ports(self) -> dict[str, Ports]:
-        """Return the low-precision ports of each node."""
-        return {unit.key: unit.ports for unit in self.units}
 
 
 def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpace:
@@ -312,13 +299,12 @@ def prices_for(
     is what :meth:`SearchSpace.parting` says.
     """
     ceiling = 4 * sum(unit.gain for unit in units)
+    price_of = {unit.node: price for unit, price in zip(units, prices, strict=True)}
+    high = {node for node, price in price_of.items() if price == inf}
     costs = {
-        unit.node: round(min(price, ceiling))
-        for unit, price in zip(units, prices, strict=True)
+        node: round(min(price, ceiling))
+        for node, price in price_of.items()
         if 0 < price < inf
-    }
-    high = {
-        unit.node for unit, price in zip(units, prices, strict=True) if price == inf
     }
     return Prices(
         pins=pins,
@@ -358,9 +344,8 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
         return [everything] * len(samples)
     tagged = copied(model)
     for node in Graph.of(tagged).nodes:
-        node.proto.name = str(
-            node.index
-        )  # unique names survive the inlining of branches
+        # Unique names survive the inlining of branches.
+        node.proto.name = str(node.index)
     live = []
     for number, sample in enumerate(samples):
         try:
@@ -368,18 +353,10 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
                 tagged, view.folder, check_inputs(model, sample), emulated=False
             )
         except RuntimeFailure as error:
-            text = input_failure(
-                "The conditions of Ifs cannot be computed",
-                error,
-                samples,
-                number,
-                given,
-            )
+            what = "The conditions of Ifs cannot be computed"
+            text = input_failure(what, error, samples, number, given)
             raise RuntimeFailure(text) from error
-        live.append(everything & _tags(shell.model.graph))
+        # Nodes that the inlining of branches added have no numbers.
+        names = {node.name for node in all_nodes(shell.model.graph.node)}
+        live.append(everything & {int(name) for name in names if name.isdecimal()})
     return live
-
-
-def _tags(graph: GraphProto) -> set[int]:
-    """Indices of the nodes; those that inlining branches added have none."""
-    return {int(node.name) for node in all_nodes(graph.node) if node.name.isdecimal()}

@@ -45,17 +45,17 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
 from onnxamp._target import Device, device_called
-from onnxamp._tuning.arguments import Search, meant_device
 from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, MetricLike, make_metric
-from onnxamp._tuning.results import (
-    Compensation,
-    Exponents,
-    Tuned,
+from onnxamp._tuning.results import Compensation, Exponents, Search, Tuned, meant_device
+from onnxamp._tuning.runs import (
+    PARTS,
+    TuningState,
+    converted_error,
     given_prints,
     options_print,
+    part_of,
 )
-from onnxamp._tuning.runs import PARTS, TuningState, converted_error, part_of
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
 from onnxamp._workers.executor import temporary_folder
@@ -112,16 +112,8 @@ def tune(
         for name in PARTS:
             state.check(name, given)  # before ranges are added to it
     with temporary_folder() as folder:
-        tuning = _Tuning(
-            model,
-            device_called(search.device),
-            engine,
-            metric,
-            rounder,
-            run,
-            given,
-            folder,
-        )
+        device = device_called(search.device)
+        tuning = _Tuning(model, device, engine, metric, rounder, run, given, folder)
 
         def attempt(options: Options) -> Outcome:
             found = tuning.rounded(tuning.measured(options), search)
@@ -204,7 +196,7 @@ class _Tuning(NamedTuple):
         if rescaled is None or rescaled.rescaling is None:
             return _tuned(job, search)
         values, begin = len(rescaled.rescaling.scaled), monotonic()
-        best, other = self.once(rescaled, search), None
+        best, other = _tuned(self.job(rescaled, search), search), None
         first = best.tuned
         is_all_low = first.candidates[first.chosen].nodes == first.units
         used = first.held and is_all_low and not rescaled.rescaling.unfit
@@ -228,15 +220,8 @@ class _Tuning(NamedTuple):
             return None
         found = self.measured(replace(options, rescale=True))
         scaled = found.rescaling.scaled if found.rescaling is not None else ()
-        return (
-            found
-            if any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled)
-            else None
-        )
-
-    def once(self, options: Options, search: Search) -> Outcome:
-        """Tune with the exponents of the options, or without."""
-        return _tuned(self.job(options, search), search)
+        is_used = any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled)
+        return found if is_used else None
 
     def job(self, options: Options, search: Search) -> Job:
         """The prepared model, and the nodes that can be low in it."""
@@ -250,10 +235,8 @@ class _Tuning(NamedTuple):
             Comparison.of(reference, replace(run.bare, provider=engine.provider))
         )
         upgraded, analysis = analyse_model(model, usual, proof=proof)
-        graph, options = (
-            upgraded.graph,
-            replace(options, folded=analysis.options.folded),
-        )
+        graph = upgraded.graph
+        options = replace(options, folded=analysis.options.folded)
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
         estimate = Estimate(graph, self.device, bound_shapes(graph, feeds), options.low)
         space = find_space(graph, options, estimate)
@@ -263,16 +246,14 @@ class _Tuning(NamedTuple):
         space = space.known(
             frozenset().union(*live), lambda: low_nodes(analyze(graph, usual))
         )
-        ready = (
-            model if graph.model is model.proto else Model(graph.model, graph.folder)
-        )
+        is_given = graph.model is model.proto
+        ready = model if is_given else Model(graph.model, graph.folder)
+        # A session finds weights beside a file, or in the model.
         if not engine.emulates and ready.path is None:
-            ready = Model(
-                ready.embedded()
-            )  # a session finds weights beside a file, or in the model
+            ready = Model(ready.embedded())
         part = None
         if run.state is not None:
-            changed = "" if graph.model is model.proto else model_print(ready)
+            changed = "" if is_given else model_print(ready)
             facts = {
                 **self.given,
                 "the options": options_print(changed, space, options, engine),
@@ -308,15 +289,11 @@ def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
     return not tuned.held, -lowered, chosen.time, tuned.error
 
 
-def _leaves_room(tuned: Tuned) -> bool:
-    """Return whether a smaller error at the same time could yield a better candidate that may be written."""
-    return not tuned.held or tuned.chosen > 0
-
-
 def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
     """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
-    if known is None or not known.seconds or not _leaves_room(tuned):
+    is_fastest = tuned.held and tuned.chosen == 0
+    if known is None or not known.seconds or is_fastest:
         return None
     why = ""
     if known.share < _SHARE:
@@ -372,6 +349,5 @@ def measured_plan(
     except OnnxAmpError as error:
         _LOG.info("level auto cannot be measured: %s", error)
         return None
-    return (
-        tuned.plan if tuned.held and any(row.low for row in tuned.plan.rows) else None
-    )
+    is_low = any(row.low for row in tuned.plan.rows)
+    return tuned.plan if tuned.held and is_low else None

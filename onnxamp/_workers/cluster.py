@@ -85,7 +85,8 @@ class Cluster:
                     f"Workers of the cluster cannot be sent what they need ({error})."
                 ) from None
             self._number += 1
-            self._work, self._begun = (self._number, [self.ray.put(pickled)]), work
+            self._work = (self._number, [self.ray.put(pickled)])
+            self._begun = work
         self._fill()
 
     def free(self) -> int:
@@ -142,9 +143,8 @@ class Cluster:
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
-        except (
-            self.ray.exceptions.RayTaskError
-        ) as error:  # for example, a result cannot be sent
+        # For example, a result cannot be sent.
+        except self.ray.exceptions.RayTaskError as error:
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error
@@ -177,7 +177,8 @@ class Cluster:
 
     def stop(self) -> None:
         """As :meth:`Workers.stop`."""
-        busy, self._busy = self._busy, {}
+        busy = self._busy
+        self._busy = {}
         for member in busy.values():
             self.ray.kill(member.actor)
         if busy:
@@ -200,11 +201,11 @@ class _Actor:
 
     def __init__(self, threads: int, folder: str) -> None:
         os.environ[THREADS] = str(threads)
-        with suppress(
-            OSError
-        ):  # relative paths are relative to the folder of the main process
+        # Relative paths are relative to the folder of the main process.
+        with suppress(OSError):
             os.chdir(folder)
-        self._station, self._number = Station(), 0
+        self._station = Station()
+        self._number = 0
 
     def home(self) -> tuple[str, str]:
         """Return the id and the address of the machine."""
@@ -269,7 +270,8 @@ def connect(
     processors = [
         int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]
     ]
-    total, largest = sum(processors), max(processors, default=0)
+    total = sum(processors)
+    largest = max(processors, default=0)
     if not largest:
         raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
     count = max(1, min(jobs or total, most or total))

@@ -14,15 +14,18 @@ import os
 import pickle
 import shutil
 import signal
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import gettempdir
 from threading import RLock
 from typing import (
+    TYPE_CHECKING,
     Any,
     Final,
     Generic,
@@ -33,12 +36,32 @@ from typing import (
     TypeVar,
 )
 
-from onnxamp._errors import ArgumentError
-from onnxamp._workers.signals import cleaned_up
+from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._optional import optional
+from onnxamp._workers.signals import (
+    Ended,
+    Watch,
+    cleaned_up,
+    end_now,
+    ignore_terminal,
+    interrupts_blocked,
+    survive_truncation,
+)
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 Memory: TypeAlias = dict[str, Any]
 Work: TypeAlias = Callable[[Memory], Callable[[Any], Any]]
 """A function that returns the function to call with each item. It must be picklable, including what it refers to."""
+_GRACE: Final = 10.0
+"""Seconds that workers get to remove half-written files."""
+
+_GUARD: Final = (
+    "Each worker imports the script that started it, so code that starts workers has to be under"
+    ' `if __name__ == "__main__":` there.'
+)
 
 
 class Crash(NamedTuple):
@@ -144,8 +167,10 @@ def run(
     Raises:
         ArgumentError: the work cannot be sent to the workers. RuntimeFailure: the cluster has no workers.
     """
-    source, waiting = enumerate(items), deque[tuple[int, Any]]()
-    busy, died = dict[int, Any](), Counter[int]()
+    source = enumerate(items)
+    waiting = deque[tuple[int, Any]]()
+    busy = dict[int, Any]()
+    died = Counter[int]()
     workers.begin(work)
     try:
         while True:
@@ -199,7 +224,8 @@ def run_in_order(
     Raises:
         As :func:`run`, and the first error that the work's function raised, in the order of the items.
     """
-    ready, first = dict[int, Any](), 0
+    ready = dict[int, Any]()
+    first = 0
     with closing(run(workers, work, items, window=AHEAD * workers.count)) as results:
         for position, result in results:
             done(position, result)
@@ -312,3 +338,236 @@ class Once(Generic[P, T]):
         """Forget all results."""
         with self._turn:
             self._cached.cache_clear()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process, and the item that it works on."""
+
+    process: "BaseProcess"
+    pipe: "Connection"
+    position: int = -1
+    work: bytes = b""
+    """The work that it has started."""
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class Processes:
+    """Processes that are started when needed, and kept for further work.
+
+    Attributes:
+        count: the number of processes.
+        threads: the value of ONNXAMP_THREADS in each process.
+        once: whether each process ends after one item.
+    """
+
+    count: int
+    threads: int
+    once: bool = False
+    is_cluster: bool = False
+    attempts: int = 1
+    """One, because a crash or a lack of memory would recur in another process of this machine."""
+    _work: bytes = b""
+    _begun: Work | None = None
+    _idle: list[_Worker] = field(default_factory=list)
+    _busy: "dict[Connection, _Worker]" = field(default_factory=dict)
+
+    def begin(self, work: Work) -> None:
+        """As :meth:`Workers.begin`."""
+        if work is self._begun:
+            return
+        try:
+            self._work = pickle.dumps(work)
+            self._begun = work
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                f"Worker processes cannot be sent what they need ({error}): functions must be importable by name."
+            ) from None
+
+    def free(self) -> int:
+        """As :meth:`Workers.free`."""
+        return self.count - len(self._busy)
+
+    def give(self, position: int, item: Any) -> None:
+        """As :meth:`Workers.give`."""
+        while True:
+            worker = self._idle.pop() if self._idle else _start(self.threads)
+            with suppress(OSError):  # it died while idle: the next one gets the item
+                worker.pipe.send(
+                    (self._work if worker.work is not self._work else None, item)
+                )
+                worker.position = position
+                worker.work = self._work
+                self._busy[worker.pipe] = worker
+                return
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """As :meth:`Workers.wait`.
+
+        Raises:
+            RuntimeFailure: a worker ends by itself before it is ready, as all others would.
+        """
+        from multiprocessing.connection import Connection, wait  # noqa: PLC0415 - where there are workers
+
+        done = []
+        for worker in [
+            self._busy[pipe]
+            for pipe in wait(list(self._busy))
+            if isinstance(pipe, Connection)
+        ]:
+            try:
+                result = worker.pipe.recv()
+            except (EOFError, OSError):
+                worker.process.join()
+                code = worker.process.exitcode
+                if not worker.is_ready and code is not None and code > 0:
+                    raise RuntimeFailure(
+                        f"A worker process ended with exit code {code} as it started. {_GUARD}"
+                    ) from None
+                result = Crash(code)
+            else:
+                if not worker.is_ready:
+                    worker.is_ready = True
+                    continue
+                if self.once:
+                    _end([worker], terminated=False)
+                else:
+                    self._idle.append(worker)
+            del self._busy[worker.pipe]
+            done.append((worker.position, result))
+        return done
+
+    def stop(self) -> None:
+        """As :meth:`Workers.stop`; busy workers get time to remove half-written files."""
+        busy = list(self._busy.values())
+        self._busy.clear()
+        _end(busy, terminated=True)
+
+    def close(self) -> None:
+        """End all workers."""
+        self.stop()
+        idle = self._idle
+        self._idle = []
+        _end(idle, terminated=False)
+
+
+def _start(threads: int) -> _Worker:
+    import multiprocessing  # noqa: PLC0415 - where there are workers
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+    with interrupts_blocked():
+        try:
+            process.start()
+        except RuntimeError:  # this is a worker that is importing the script
+            raise ArgumentError(
+                f"A worker process cannot start workers. {_GUARD}"
+            ) from None
+    theirs.close()  # otherwise, we would not notice the death of the worker
+    return _Worker(process, ours)
+
+
+def _end(workers: Sequence[_Worker], *, terminated: bool) -> None:
+    """End workers; kill those that are still running after the grace period."""
+    for worker in workers:
+        worker.pipe.close()
+        if terminated:
+            worker.process.terminate()
+    deadline = time.monotonic() + _GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            worker.process.join()
+
+
+def _serve(pipe: "Connection", threads: int) -> None:
+    """Work on one item after another until the main process closes the pipe."""
+    ignore_terminal()
+    Watch([signal.SIGTERM])
+    survive_truncation()
+    os.environ[THREADS] = str(threads)
+    station = Station()
+    try:
+        pipe.send("ready")
+        while True:
+            work, item = pipe.recv()
+            if work is not None:
+                station.turn_to(work)
+            pipe.send(station.do(item))
+    except (EOFError, OSError):  # the main process closed the pipe, or died
+        pass
+    except Ended:
+        end_now(signal.SIGTERM)
+    finally:
+        # Exit handlers must not be interrupted.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The worker processes to use.
+
+    Attributes:
+        jobs: the number of workers; None for one per processor.
+        cluster: the Ray cluster that they belong to: "local" for one that is started on this machine, or an address.
+            None for processes of this machine, without Ray.
+
+    Raises:
+        ArgumentError: a value is invalid.
+    """
+
+    jobs: int | None = None
+    cluster: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ArgumentError(f"jobs must be at least 1, but is {self.jobs}.")
+        if self.cluster is not None and not self.cluster:
+            raise ArgumentError(
+                "The cluster has no address: write 'local', or that of a Ray cluster."
+            )
+
+    @contextmanager
+    def workers(
+        self, most: int | None = None, gpus: int = 0, *, once: bool = False
+    ) -> Iterator[Workers]:
+        """Provide the workers within a ``with`` block.
+
+        Args:
+            most: the maximum number of workers that can be used.
+            gpus: the GPUs of a cluster that each worker uses.
+            once: whether each worker ends after one item.
+
+        Raises:
+            MissingPackageError: the package for clusters is not installed. RuntimeFailure: there is no cluster.
+        """
+        workers: Workers
+        if self.cluster is not None:
+            connect = optional("cluster", "--cluster needs").connect
+            workers = connect(self.cluster, self.jobs, most, gpus, once=once)
+        else:
+            cores = core_count()
+            wanted = self.jobs or cores
+            count = max(1, min(wanted, most or wanted))
+            workers = Processes(count, max(1, cores // count), once)
+        with closing(workers):
+            yield workers
+
+    @contextmanager
+    def sharing(
+        self, items: int | None = None, gpus: int = 0
+    ) -> Iterator[Workers | None]:
+        """Provide the workers for this many items, if known; None if this process does them: one item, or by default.
+
+        Raises:
+            As :meth:`workers`.
+        """
+        is_wanted = self.jobs is not None or self.cluster is not None
+        if is_wanted and (items is None or items > 1):
+            with self.workers(items, gpus) as workers:
+                yield workers
+        else:
+            yield None

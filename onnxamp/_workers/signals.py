@@ -34,8 +34,6 @@ _TRIES: Final = 100
 """The number of retries although all files have all their pages, because a file that is being overwritten shrinks and
 immediately grows again.
 """
-_WATCHING: Final = "onnxamp signals"
-"""The name of the watching thread."""
 _KEPT: Final[list[Any]] = []
 """The handler, which must live as long as the process."""
 
@@ -185,19 +183,23 @@ def is_ended(error: BaseException | None) -> bool:
     return error is not None
 
 
-def is_alone() -> bool:
-    """Return whether the caller is the main thread of a command, and only the watching thread runs beside it."""
-    names = {thread.name for thread in threading.enumerate()}
-    return names == {threading.main_thread().name, _WATCHING} and (
-        threading.current_thread() is threading.main_thread()
-    )
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block interrupts; workers inherit this. Ctrl-C reaches all processes of a terminal, but the main one decides."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def unwatched() -> None:
-    """Let signals end this forked process at once, because the watching thread was not forked with it."""
-    signal.set_wakeup_fd(-1)
-    for number in ENDING:
-        signal.signal(number, signal.SIG_DFL)
+def ignore_terminal() -> None:
+    """Ignore the signals that a terminal sends to all of its processes: the main process decides what ends."""
+    for number in {signal.SIGINT, HANGUP} - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Watch:
@@ -225,7 +227,7 @@ class Watch:
         for number in self._numbers:
             signal.signal(number, self._handle)
         sys.unraisablehook = self._unraisable
-        threading.Thread(target=self._watch, name=_WATCHING, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
         """End at once on further signals, because there is nothing left to unwind."""

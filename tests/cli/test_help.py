@@ -21,8 +21,8 @@ from onnxamp._options.options import Rounding
 from onnxamp._options.values import TOLERANCE, DiffMetric, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._target import devices, targets
-from onnxamp._tuning.arguments import RUNS, SECONDS, TIMES
 from onnxamp._tuning.metric import METRICS
+from onnxamp._tuning.results import RUNS, SECONDS, TIMES
 from onnxamp.train._build import BOOSTS
 from onnxamp.train._levels import LEVELS
 from onnxamp.train._losses import LOSSES

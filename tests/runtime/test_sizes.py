@@ -16,8 +16,8 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import draws, random_inputs
-from onnxamp._runtime.draws import free_bytes, peak_bytes
+from onnxamp._runtime import flow, random_inputs, samples
+from onnxamp._runtime.flow import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
 
@@ -218,9 +218,9 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
 ) -> None:
     model = model_of(IMAGES, {"w": (4, 3, 3, 3), "v": (196, 5)})
     ran = list[tuple[int, ...]]()
-    checked = draws.check_inputs
+    checked = samples.check_inputs
     monkeypatch.setattr(
-        draws, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
+        samples, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
     )
     report = onnxamp.diff_models(model, model, provider="cpu")
     assert report.inputs == "random inputs (seed 0, C=3, H=224, W=224)"
@@ -229,7 +229,7 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
 
 def test_sizes_that_take_too_much_memory_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(IMAGES, {"w": (4, 3, 3, 3), "v": (196, 5)})
-    monkeypatch.setattr(draws, "_MOST_BYTES", 1 << 19)
+    monkeypatch.setattr(samples, "_MOST_BYTES", 1 << 19)
     assert "H=224, W=224" not in onnxamp.diff_models(model, model, provider="cpu").skipped
 
 
@@ -283,7 +283,7 @@ def test_free_memory_is_what_the_least_says(monkeypatch: pytest.MonkeyPatch, tmp
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text("5000\n")
     used.write_text("2000\n")
-    monkeypatch.setattr(draws, "_GROUPS", ((str(limit), str(used)),))
+    monkeypatch.setattr(flow, "_GROUPS", ((str(limit), str(used)),))
     assert free_bytes() == 3000
     limit.write_text("max\n")
     assert free_bytes() > 3000

@@ -18,8 +18,7 @@ from commands import CLASSIFIER
 
 import onnxamp
 from onnxamp._runtime.session import make_session
-from onnxamp._workers.executor import THREADS, Crash, Failed, Work, run, run_in_order, thread_limit
-from onnxamp._workers.place import Place, Processes
+from onnxamp._workers.executor import THREADS, Crash, Failed, Place, Processes, Work, run, run_in_order, thread_limit
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 

@@ -21,7 +21,7 @@ from onnxamp._numerics.diff import Comparison
 from onnxamp._report.formats import diff_json
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, random_samples
-from onnxamp._workers.place import Processes
+from onnxamp._workers.executor import Processes
 
 pytestmark = pytest.mark.usefixtures("forked")
 

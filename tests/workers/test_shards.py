@@ -21,7 +21,7 @@ from onnxamp._model import data_files
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
-from onnxamp._workers.place import Processes
+from onnxamp._workers.executor import Processes
 
 pytestmark = pytest.mark.usefixtures("forked")
 MB = 1 << 20

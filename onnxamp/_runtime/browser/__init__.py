@@ -371,7 +371,8 @@ class WebSession:
         self, browser: Browser, number: int, model: ModelProto | str | PathLike[str]
     ) -> None:
         """As :meth:`Browser.open`."""
-        self._browser, self.number = browser, number
+        self._browser = browser
+        self.number = number
         with source_of(model) as source:
             files = _files(source)
             names = {
@@ -471,7 +472,9 @@ def _placed(lines: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
 
     It logs each provider with the number of its nodes, followed by the nodes, unless all are on one provider.
     """
-    assigned, left, provider = Counter[str](), Counter[str](), ""
+    assigned = Counter[str]()
+    left = Counter[str]()
+    provider = ""
     for line in lines:
         if found := _PROVIDER.search(line):
             provider = found[1]

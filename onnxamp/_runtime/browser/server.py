@@ -160,14 +160,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _name(self) -> str | None:
         """Return the part of the address after the key; None if the key is wrong, or if another page asks."""
         _, key, *rest = self.path.split("/") if "/" in self.path else ("", "")
-        host, origin = self._owner.host, self.headers.get("Origin")
+        host = self._owner.host
+        origin = self.headers.get("Origin")
         is_own = self.client_address[0] == _HOME and self.headers.get("Host") == host
         is_own = is_own and origin in (None, f"http://{host}")
-        return (
-            "/".join(rest)
-            if is_own and compare_digest(key.encode(), self._owner.key.encode())
-            else None
-        )
+        if is_own and compare_digest(key.encode(), self._owner.key.encode()):
+            return "/".join(rest)
+        return None
 
     def _wait_for_the_end(self) -> None:
         """The page holds this connection as long as it lives."""
@@ -223,7 +222,8 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
         RuntimeFailure: an array is of a type that onnxruntime-web does not take.
     """
     rows: list[dict[str, Any]] = []
-    parts, start = [], 0
+    parts = []
+    start = 0
     for name, array in arrays.items():
         is_tensor = isinstance(array, np.ndarray)
         if not is_tensor or (
@@ -260,10 +260,8 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
         if row["type"] == "string":
             array = np.array(row["texts"], object)
         else:
-            dtype, part = (
-                np.dtype(row["type"]),
-                message[behind + row["start"] : behind + row["end"]],
-            )
+            dtype = np.dtype(row["type"])
+            part = message[behind + row["start"] : behind + row["end"]]
             array = np.frombuffer(part, dtype.newbyteorder("<")).astype(dtype)
         arrays[row["name"]] = array.reshape(row["shape"])
     return header, arrays
@@ -279,7 +277,9 @@ BUNDLE: Final = "ort.webgpu.bundle.min.mjs"
 
 def find_package(name: str, file: str) -> Path | None:
     """Return the folder of an npm package that has a file: in the folder that WEB names, or where Node looks."""
-    named, path, here = os.environ.get(WEB), os.environ.get("NODE_PATH", ""), Path.cwd()
+    named = os.environ.get(WEB)
+    path = os.environ.get("NODE_PATH", "")
+    here = Path.cwd()
     inside = [] if named is None else [Path(named) / "node_modules"]
     inside += [folder / "node_modules" for folder in (here, *here.parents)]
     inside += map(Path, filter(None, path.split(os.pathsep)))

@@ -29,7 +29,7 @@ from onnxamp._paths import as_path, made_folder
 from onnxamp._public import export
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
-from onnxamp._tuning.arguments import Search
+from onnxamp._tuning.results import Search
 from onnxamp.compat._convert import (
     Range,
     convert_all_but,

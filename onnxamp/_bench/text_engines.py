@@ -1,4 +1,6 @@
-"""transformers.js, which generates text with folders that are made for it, in Node and in a browser on WebGPU."""
+"""Software that generates text with folders that are made for it: ONNX Runtime GenAI, and transformers.js in Node or a
+browser on WebGPU. Neither need be installed.
+"""
 
 import json
 import re
@@ -7,23 +9,92 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._bench.generating import Text
+import numpy as np
+from onnx import helper
+
+from onnxamp._bench.generating import GENAI_CONFIG, Stepwise, Text
 from onnxamp._errors import MissingPackageError, RuntimeFailure
+from onnxamp._model.model import Model
 from onnxamp._runtime.browser import open_browser
 from onnxamp._runtime.browser.server import find_package
 from onnxamp._runtime.decoder import Decoder
 from onnxamp._runtime.session import BROWSER, Provider
-from onnxamp._runtime.values import Feeds
+from onnxamp._runtime.values import Array, Feeds
 
 PACKAGE: Final = "@huggingface/transformers"
 """The npm package."""
 _IN_NODE: Final = "dist/transformers.node.mjs"
 _IN_BROWSER: Final = "dist/transformers.min.js"
 _MODULE: Final = "generate.mjs"
+
+
+class GenaiGenerator(Stepwise):
+    """A folder of ONNX Runtime GenAI; it generates greedily, and never ends the text."""
+
+    def __init__(
+        self, path: Path, decoder: Decoder, provider: Provider, threads: int
+    ) -> None:
+        del decoder
+        import onnxruntime_genai as genai  # noqa: PLC0415 - transformers.js does without
+
+        config = genai.Config(str(path.parent))
+        config.clear_providers()
+        if provider != "cpu":
+            config.append_provider(provider)
+        if threads:
+            options = {"session_options": {"intra_op_num_threads": threads}}
+            config.overlay(json.dumps({"model": {"decoder": options}}))
+        self._genai, self._model = genai, genai.Model(config)
+        self._generator: Any = None
+        self._logits: Array = np.empty(0)
+        self._sound = _sound(path.parent)
+        self.runtime = f"onnxruntime-genai {version(genai.__name__)}"
+
+    def begin(self, prompt: Feeds, tokens: list[int], count: int) -> int:
+        """As :meth:`Stepwise.begin`."""
+        del prompt
+        length = len(tokens) + count
+        params = self._genai.GeneratorParams(self._model)
+        params.set_search_options(max_length=length, min_length=length, do_sample=False)
+        self._generator = self._genai.Generator(self._model, params)
+        if self._sound is None:
+            self._generator.append_tokens(tokens)
+        else:
+            inputs = self._genai.NamedTensors()
+            inputs["audio_features"] = self._sound
+            inputs["input_ids"] = np.array([tokens], np.int32)
+            self._generator.set_inputs(inputs)
+        return self.step()
+
+    def step(self) -> int:
+        """As :meth:`Stepwise.step`."""
+        if self.watched:  # runs the model, and would again after the token
+            self._logits = np.array(self._generator.get_logits())
+        self._generator.generate_next_token()
+        return int(self._generator.get_next_tokens()[0])
+
+    def logits(self) -> Array:
+        """As :meth:`Stepwise.logits`."""
+        return self._logits
+
+
+def _sound(folder: Path) -> Array | None:
+    """Return noise for an audio encoder, the same for all models; None if there is no such encoder."""
+    config = json.loads((folder / GENAI_CONFIG).read_text(encoding="utf-8"))
+    encoder = config["model"].get("encoder", {})
+    name = encoder.get("inputs", {}).get("audio_features")
+    if name is None:
+        return None
+    inputs = Model.of(folder / encoder["filename"]).proto.graph.input
+    tensor = next(entry.type.tensor_type for entry in inputs if entry.name == name)
+    shape = [dim.dim_value or 1 for dim in tensor.shape.dim]
+    noise = np.random.default_rng(0).uniform(-1, 1, shape)
+    return noise.astype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
 
 class JavascriptGenerator:
@@ -41,8 +112,8 @@ class JavascriptGenerator:
         place = _Page if provider == BROWSER else _Node
         self._place: _Place = place(package.resolve(), path.parents[1])
         about = {"file": path.stem, "threads": threads}
-        version = self._place.ask("load", {**self._place.facts, **about})["version"]
-        self.runtime = f"transformers.js {version} in {self._place.name}"
+        loaded = self._place.ask("load", {**self._place.facts, **about})
+        self.runtime = f"transformers.js {loaded['version']} in {self._place.name}"
 
     def generate(
         self, prompt: Feeds, tokens: list[int], count: int, *, watched: bool
@@ -117,7 +188,8 @@ class _Node(_Place):
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RuntimeFailure(answer["error"])
-        self.name, self._memory = answer["place"], answer["memory"]
+        self.name = answer["place"]
+        self._memory = answer["memory"]
         return answer
 
     def memory(self) -> int | None:
@@ -129,7 +201,8 @@ class _Page(_Place):
     """A page in its own browser."""
 
     def __init__(self, package: Path, folder: Path) -> None:
-        own, beside = package / "node_modules", package.parents[1]
+        own = package / "node_modules"
+        beside = package.parents[1]
         web = next(
             home / "onnxruntime-web"
             for home in (own, beside)
