@@ -252,6 +252,11 @@ def element_name(type_name: str | None) -> str:
     return "" if head else name[:-1]
 
 
+def elem_of(type_name: str | None) -> int:
+    """Return the number of a tensor type's element type; 0 if that is unknown, or the type is another one."""
+    return ELEM_NUMBERS.get(element_name(type_name), 0)
+
+
 def readable_types(text: str | None) -> str:
     """Return types in readable form: "float32" for ``tensor(float)``, "seq(float16)" for ``seq(tensor(float16))``.
 

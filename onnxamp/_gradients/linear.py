@@ -1,4 +1,4 @@
-"""Gradients of MatMul, Gemm and Einsum, and of windows over one to three spatial axes: convolution and pooling."""
+"""Gradients of MatMul and Einsum, and of windows over one to three spatial axes: convolution and pooling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,35 +11,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxamp._gradients.writer import Call, Forward, Grads, Rule, Tensor, sum_to
-
-
-def _gemm(call: Call) -> Grads:
-    """Return the gradients of Y = alpha A' B' + beta C, where A' and B' may be transposed, as may their operands."""
-    dy, a, b = call.dy, call[0], call[1]
-    alpha, beta = call.attribute("alpha"), call.attribute("beta")
-    flip_a, flip_b = call.attribute("transA"), call.attribute("transB")
-    return [
-        partial(_gemm_of, b, dy, flip_b, 1, alpha)
-        if flip_a
-        else partial(_gemm_of, dy, b, 0, 1 - flip_b, alpha),
-        partial(_gemm_of, dy, a, 1, flip_a, alpha)
-        if flip_b
-        else partial(_gemm_of, a, dy, 1 - flip_a, 0, alpha),
-        lambda: call.summed(dy if beta == 1 else dy * beta, 2),
-    ]
-
-
-def _gemm_of(
-    a: Tensor, b: Tensor, flip_a: int, flip_b: int, alpha: float = 1.0
-) -> Tensor:
-    """Return alpha A' B' for two matrices."""
-    return a.op(
-        "Gemm",
-        b,
-        alpha=alpha if alpha != 1 else None,
-        transA=flip_a or None,
-        transB=flip_b or None,
-    )
 
 
 def _matmul(call: Call) -> Grads:
@@ -77,7 +48,7 @@ def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
     assert a.dims is not None
     assert b.dims is not None
     if len(a.dims) == len(b.dims) == 2:
-        return _gemm_of(dy, b, 0, 1)
+        return dy.op("Gemm", b, transB=1)
     product = dy.op("MatMul", _transposed(b))
     if len(b.dims) == 2:  # a was not broadcast
         return product
@@ -93,7 +64,7 @@ def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if len(b.dims) == 2:
         if len(a.dims) > 2:
             a, dy = a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1))
-        return _gemm_of(a, dy, 1, 0)
+        return a.op("Gemm", dy, transA=1)
     product = _transposed(a).op("MatMul", dy)
     return sum_to(
         product, None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:]), b
@@ -391,7 +362,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
-    "Gemm": _gemm,
     "MatMul": _matmul,
     "MaxPool": _max_pool,
 }

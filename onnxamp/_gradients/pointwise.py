@@ -306,6 +306,7 @@ class _Names(dict[str, Any]):
             rest=call.inputs[1:],
             where=Tensor.where,
             inverse=inverse,
+            summed=call.summed,
             range=range,
         )
         self.call = call

@@ -8,19 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT_ELEMS
+from onnxamp._dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
 from onnxamp._gradients.sequences import UNROLLED, unroll
-from onnxamp._gradients.writer import (
-    MIN_OPSET,
-    Call,
-    Forward,
-    Rule,
-    Tensor,
-    Writer,
-    elem_of,
-)
+from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, elements, symbolic_shapes

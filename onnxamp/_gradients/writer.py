@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, defs, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_ELEMS, element_name, tensor_type
+from onnxamp._dtypes import FLOAT_ELEMS, elem_of, tensor_type
 from onnxamp._errors import GradientError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
@@ -273,11 +273,6 @@ class Writer:
         """Return the model with the remaining nodes appended."""
         self.editor.insert(0, self.editor.view.scopes[0].nodes.stop, *self.nodes)
         return self.editor.finish()
-
-
-def elem_of(kind: str | None) -> int:
-    """Return the element type of a type; 0 if the type is unknown or not a tensor."""
-    return ELEM_NUMBERS.get(element_name(kind), 0)
 
 
 def inverse(perm: Sequence[int] | None) -> list[int] | None:

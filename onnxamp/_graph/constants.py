@@ -19,7 +19,7 @@ from onnxamp._dtypes import (
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
-from onnxamp._model.shards import known_stats
+from onnxamp._model.data_files import known_stats
 from onnxamp._model.weights import (
     ConstantStats,
     constant_stats,

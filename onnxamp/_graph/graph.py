@@ -16,7 +16,7 @@ from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
-from onnxamp._model.protos import node_bodies, opset_imports, record
+from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._model.repair import in_order
 from onnxamp._ops.facts import is_exact, op_facts, op_key
 from onnxamp._ops.signature import Signature, SignatureBook
@@ -58,19 +58,8 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
 _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
-@record
-class _Kind:
-    """The facts about all nodes of an op type."""
-
-    key: str
-    signature: Signature | None
-    is_control_flow: bool
-    may_have_bodies: bool
-    """Whether its attributes are searched for bodies, which is slow: other ops of ai.onnx have none."""
-
-
-_Row: TypeAlias = tuple[NodeProto, int, _Kind, tuple[int, ...]]
-"""A node whose inputs are not resolved yet, its scope, its kind, and its outputs."""
+_Row: TypeAlias = tuple[NodeProto, int, str, Signature | None, tuple[int, ...]]
+"""A node whose inputs are not resolved yet, its scope, its op key, its signature, and its outputs."""
 
 
 @dataclass(slots=True)
@@ -85,8 +74,6 @@ class _Builder:
     rows: list[_Row] = field(default_factory=list)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-    kinds: dict[tuple[str, str], _Kind] = field(default_factory=dict)
-    """By domain and op type."""
 
     def define(
         self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool
@@ -113,9 +100,14 @@ class _Builder:
             ):
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
-        origin, values = Origin.NODE, self.values
+        origin, values, control_flow = (
+            Origin.NODE,
+            self.values,
+            op_facts().control_flow,
+        )
         for index, node in enumerate(graph.node, first):
-            kind, outputs = self._kind(node), []
+            key, signature = op_key(node), self.book.get(node.domain, node.op_type)
+            outputs = []
             for port, name in enumerate(
                 node.output[:]
             ):  # a slice: protobuf's own iterators are slow
@@ -127,9 +119,10 @@ class _Builder:
                 names[name] = value = len(values)
                 values.append(Value(value, name, scope, origin, index, port))
                 outputs.append(value)
-            self.rows.append((node, scope, kind, tuple(outputs)))
-            if kind.may_have_bodies:
-                unknown = opaque or not kind.is_control_flow
+            self.rows.append((node, scope, key, signature, tuple(outputs)))
+            is_control_flow = key in control_flow
+            if is_control_flow or signature is None or "::" in key:
+                unknown = opaque or not is_control_flow
                 pending += [
                     (body, scope, index, name, unknown)
                     for name, body in node_bodies(node)
@@ -152,18 +145,6 @@ class _Builder:
             )
         )
         return pending
-
-    def _kind(self, node: NodeProto) -> _Kind:
-        name = node.domain, node.op_type
-        kind = self.kinds.get(name)
-        if kind is None:
-            key, signature = op_key(node), self.book.get(*name)
-            is_control_flow = key in op_facts().control_flow
-            may_have_bodies = is_control_flow or signature is None or "::" in key
-            kind = self.kinds[name] = _Kind(
-                key, signature, is_control_flow, may_have_bodies
-            )
-        return kind
 
     def _add(
         self,
@@ -204,16 +185,16 @@ class _Builder:
 
     def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads, or whose body reads, what a later node produces."""
-        proto, _, kind, _ = self.rows[reader]
+        proto, _, key, _, _ = self.rows[reader]
         return _DisorderError(
-            f"The graph is cyclic: node {_label(proto)!r} ({kind.key}) depends on its own output, or on a cycle."
+            f"The graph is cyclic: node {_label(proto)!r} ({key}) depends on its own output, or on a cycle."
         )
 
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
         values = self.values
         self.results = [()] * (len(values) + 1)
-        for index, (proto, home, kind, outputs) in enumerate(self.rows):
+        for index, (proto, home, key, signature, outputs) in enumerate(self.rows):
             names, inputs = self.scopes[home].names, []
             for name in proto.input[:]:
                 value = names.get(name)
@@ -228,8 +209,8 @@ class _Builder:
                     index=index,
                     scope=home,
                     proto=proto,
-                    key=kind.key,
-                    signature=kind.signature,
+                    key=key,
+                    signature=signature,
                     inputs=tuple(inputs),
                     outputs=outputs,
                     bodies=bodies,

@@ -7,9 +7,9 @@ from math import prod
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS
+from onnxamp._dtypes import elem_of
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
-from onnxamp._model.protos import all_nodes, node_bodies, opset_imports
+from onnxamp._model.protos import all_nodes, copy_fields, node_bodies, opset_imports
 from onnxamp._ops.facts import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
@@ -231,8 +231,8 @@ def _hide_untyped(
         elif not ("::" in node.key or node.key in op_facts().uninferable):
             continue
         for value in node.outputs:
-            elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
-            if elem is not None and view.values[value].name not in declared:
+            elem = elem_of(types[value])
+            if elem and view.values[value].name not in declared:
                 entry = graph.value_info.add(name=view.values[value].name)
                 entry.type.tensor_type.elem_type = elem
     skeleton.opset_import.add(domain=_UNKNOWN_DOMAIN, version=1)
@@ -256,8 +256,8 @@ def _declare_before_casts(
         if node.key != "Cast" or ABSENT in (node.input(0), *node.outputs):
             continue
         value, output = node.inputs[0], node.outputs[0]
-        elem = ELEM_NUMBERS.get((types[value] or "")[len("tensor(") : -1])
-        if output not in declared or value in declared or elem is None:
+        elem = elem_of(types[value])
+        if output not in declared or value in declared or not elem:
             continue
         if view.values[value].origin is not Origin.NODE:
             continue
@@ -334,12 +334,7 @@ def _nodes_of(
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:
-    into.name = graph.name
-    into.input.extend(graph.input)
-    into.output.extend(graph.output)
-    into.value_info.extend(graph.value_info)
-    into.node.extend(graph.node)
-    into.sparse_initializer.extend(graph.sparse_initializer)
+    copy_fields(graph, into, {"initializer"})
     for tensor in graph.initializer:
         elem, dims = tensor.data_type, tensor.dims[:]
         if prod(dims) <= _KEPT.get(elem, 0):

@@ -7,7 +7,6 @@ nor a rule determines the type of an output, the file's declaration does.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
 from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
@@ -266,34 +265,8 @@ def output_types(
         signature: its schema; None if it has none.
         inputs: the types of its inputs.
     """
-    count = len(proto.output)
     if signature is None:
-        return [None] * count
-    if key in typed_by_attribute():
-        return _output_types(proto, key, signature, inputs)
-    return _plain_types(key, signature, tuple(inputs), count)
-
-
-@cache
-def typed_by_attribute() -> frozenset[str]:
-    """Return the ops whose output types depend on attributes."""
-    facts = op_facts()
-    return frozenset(
-        {"Constant", "Optional", *facts.dtype_attribute, *facts.output_parameter}
-    )
-
-
-@lru_cache(maxsize=1 << 12)
-def _plain_types(
-    key: str, signature: Signature, inputs: tuple[str | None, ...], count: int
-) -> Sequence[str | None]:
-    """Return the types of ``count`` outputs. Large models repeat few combinations."""
-    return _output_types(NodeProto(output=[""] * count), key, signature, inputs)
-
-
-def _output_types(
-    proto: NodeProto, key: str, signature: Signature, inputs: Sequence[str | None]
-) -> list[str | None]:
+        return [None] * len(proto.output)
     bound = bind(signature, inputs)
     first = _first_output(proto, key, signature, bound, inputs)
     result: list[str | None] = []

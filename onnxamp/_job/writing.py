@@ -26,7 +26,7 @@ from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
-from onnxamp._model.data_files import referring_models
+from onnxamp._model.data_files import measured, referring_models
 from onnxamp._model.model import (
     INLINE_LIMIT,
     Model,
@@ -35,7 +35,6 @@ from onnxamp._model.model import (
     weight_bytes,
 )
 from onnxamp._model.saving import Saved, completely, copying, saving
-from onnxamp._model.shards import measured
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._ops import read_table

@@ -7,12 +7,11 @@ From the bottom up:
   :mod:`~onnxamp._model.weights` reads weights, measures them, and converts them to low precision.
 * :mod:`~onnxamp._model.wellformed` refuses models that contradict the form of ONNX models;
   :mod:`~onnxamp._model.repair` repairs some. :mod:`~onnxamp._model.staging` makes files appear whole or not at all.
-* :mod:`~onnxamp._model.model` reads model files with these, and names files that are no models.
-  :mod:`~onnxamp._model.model` holds a model that was read and checked once, with the answers that analyses gave about
-  it.
-* :mod:`~onnxamp._model.blobs` converts weights, at once or while they stream to files. :mod:`~onnxamp._model.shards`
-  shares that among workers, :mod:`~onnxamp._model.data_files` knows whose data files are whose, and
-  :mod:`~onnxamp._model.saving` writes models with all of these.
+* :mod:`~onnxamp._model.model` reads model files with these, names files that are no models, and holds a model that was
+  read and checked once, with the answers that analyses gave about it.
+* :mod:`~onnxamp._model.blobs` converts weights, at once or while they stream to files.
+  :mod:`~onnxamp._model.data_files` shares that among workers, and knows whose data files are whose.
+  :mod:`~onnxamp._model.saving` writes models with both.
 
 The room knows op schemas (:mod:`onnxamp._ops`), but no graph analysis: :mod:`onnxamp._graph` builds on it.
 """

@@ -1,27 +1,49 @@
-"""The data files of results: their names, the mark by which onnxamp recognizes its own, and the models that refer to
-them.
+"""Data files: their names and mark, the models that refer to them, and how workers measure and write their contents.
 
 Models of a folder and of its parent may share a data file. So a file is removed only if onnxamp wrote it, which its
 last bytes show, and if no other model there refers to it. A new data file never gets a name that another model refers
 to, even if no such file exists: that model would read the wrong weights.
+
+Worker processes measure and write the weights of a checkpoint. The graph is decided once, in the main process. It
+needs statistics of all float32 weights, which workers read from their files. Then workers write the data files of the
+result, one worker per file. No weight passes through the main process.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import SourceChangedError
-from onnxamp._model.model import parse_text, read_graph
-from onnxamp._model.protos import tensors_of
-from onnxamp._model.sources import has_data_file
+from onnxamp._errors import OutputError, SourceChangedError
+from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
+from onnxamp._model.model import Model, parse_text, read_graph
+from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.sources import DataFile as _DataFile
+from onnxamp._model.sources import (
+    DataLocation,
+    data_location,
+    has_data_file,
+    inside_tensor,
+    stamp_now,
+)
+from onnxamp._model.staging import sync
+from onnxamp._model.weights import (
+    ConstantStats,
+    ConversionCounts,
+    constant_stats,
+    read_array,
+)
 from onnxamp._ops import read_table
 from onnxamp._paths import is_remote, read_range
+from onnxamp._public import active_within
+from onnxamp._state import Part, as_data, fingerprint, from_data
+from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, after all weights."""
@@ -43,6 +65,16 @@ _TRIES: Final = 3
 """Times that a file is read again that was replaced while it was read."""
 _MOST_ABOVE: Final = 500
 """Models in parent folders that are looked into."""
+_LARGE: Final = 1 << 20
+"""Bytes from which on workers measure a weight."""
+_SHARE: Final = 1 << 30
+"""Bytes that a worker measures at once."""
+
+_Place: TypeAlias = tuple[Path, int]
+"""A data file, and an offset in it."""
+_MEASURED: Final[ContextVar[Mapping[_Place, ConstantStats] | None]] = ContextVar(
+    "onnxamp measured weights", default=None
+)
 
 
 def data_names_of(base: str, count: int, style: str) -> list[str]:
@@ -214,3 +246,247 @@ def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
         if Path(location).name in names
     }
     return [name for name, place in mentioned.items() if place in places]
+
+
+class _Stored(NamedTuple):
+    """A float32 weight in a data file."""
+
+    place: DataLocation
+    dims: tuple[int, ...]
+
+
+@contextmanager
+def measured(
+    model: Model, workers: Workers | None, kept: Part | None = None
+) -> Iterator[None]:
+    """Let workers measure the large float32 weights of a model; decisions in the block read them no more.
+
+    Measurements are stored; those in ``kept`` are not repeated.
+
+    Raises:
+        ExternalDataError: a weight cannot be found. OutputError: workers die of reading them.
+    """
+    stored = [] if workers is None and kept is None else list(_large(model))
+    if len(stored) < 2:
+        yield
+        return
+    with active_within(_MEASURED, _all_measured(list(_shares(stored)), workers, kept)):
+        yield
+
+
+def _all_measured(
+    shares: Sequence[list[_Stored]], workers: Workers | None, kept: Part | None
+) -> dict[_Place, ConstantStats]:
+    keys = [f"weights {fingerprint(repr(share))}" for share in shares]
+    known = {} if kept is None else {key: kept[key] for key in keys if key in kept}
+    missing = [number for number, key in enumerate(keys) if key not in known]
+
+    def done(position: int, rows: Any) -> None:
+        if kept is not None and isinstance(rows, list):
+            kept[keys[missing[position]]] = as_data(rows, named=False)
+
+    waiting = [shares[number] for number in missing]
+    results = (
+        _measured_here(waiting, done)
+        if workers is None
+        else run_in_order(workers, _measuring, waiting, done=done)
+    )
+    measured = dict(zip(missing, results, strict=True))
+    stats: dict[_Place, ConstantStats] = {}
+    for number, (key, share) in enumerate(zip(keys, shares, strict=True)):
+        rows = measured.get(number)
+        if isinstance(rows, Crash):
+            where = str(share[0].place.path)
+            raise OutputError(f"The weights in {where!r} cannot be measured. {rows}")
+        if rows is None:
+            rows = [from_data(ConstantStats, row) for row in known[key]]
+        for weight, row in zip(share, rows, strict=True):
+            stats[weight.place.path, weight.place.offset] = row
+    return stats
+
+
+def _measured_here(
+    shares: Sequence[list[_Stored]], done: Callable[[int, Any], None]
+) -> Iterator[list[ConstantStats]]:
+    for position, share in enumerate(shares):
+        rows = _measured(share)
+        done(position, rows)
+        yield rows
+
+
+def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
+    """Return the measurements of a weight by workers; None if there are none."""
+    known = _MEASURED.get()
+    if (
+        not known
+        or tensor.data_type != TensorProto.FLOAT
+        or tensor.data_location != TensorProto.EXTERNAL
+    ):
+        return None
+    place = data_location(tensor, folder)
+    found = None if place is None else known.get((place.path, place.offset))
+    if found is None or place is None or not place.exponent:
+        return found
+    return found.scaled(place.exponent)
+
+
+def _large(model: Model) -> Iterator[_Stored]:
+    files: dict[str, _DataFile] = {}
+    for tensor in tensors_of(model.proto):
+        if tensor.data_type == TensorProto.FLOAT and stored_bytes(tensor) >= _LARGE:
+            place = data_location(tensor, model.folder, files)
+            if place is not None:
+                yield _Stored(place, tuple(tensor.dims))
+
+
+def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
+    """Weights that lie next to each other, of about the same bytes."""
+    share: list[_Stored] = []
+    size = 0
+    for weight in sorted(
+        stored, key=lambda weight: (str(weight.place.path), weight.place.offset)
+    ):
+        if share and (
+            size + weight.place.length > _SHARE
+            or weight.place.path != share[0].place.path
+        ):
+            yield share
+            share, size = [], 0
+        share.append(weight)
+        size += weight.place.length
+    if share:
+        yield share
+
+
+def _measuring(_: Memory) -> Callable[[list[_Stored]], list[ConstantStats]]:
+    return _measured
+
+
+def _measured(share: list[_Stored]) -> list[ConstantStats]:
+    rows = []
+    for weight in share:
+        tensor = inside_tensor(weight.place, was_default=False)
+        tensor.data_type = TensorProto.FLOAT
+        tensor.dims[:] = weight.dims
+        rows.append(constant_stats(read_array(tensor, None)))
+    return rows
+
+
+_Blobs: TypeAlias = list[tuple[int, Blob]]
+DataFile: TypeAlias = tuple[Path, _Blobs]
+"""A file to write, and its contents by offset."""
+
+
+def write_data_files(
+    files: Sequence[DataFile],
+    progress: Callable[[int], None] | None = None,
+    workers: Workers | None = None,
+    kept: Part | None = None,
+) -> None:
+    """Write data files, by workers if there are several of both.
+
+    ``progress`` is called with bytes that are written. Written files are recorded; those in ``kept`` that still exist
+    are not written again.
+
+    Raises:
+        OSError: a file cannot be written. ExternalDataError: a weight cannot be read. OutputError: workers die of it.
+    """
+    missing = list(files)
+    if kept is not None:
+        missing = [file for file in files if not _is_kept(file, kept, progress)]
+    if workers is None or len(files) < 2:
+        for file in missing:
+            _write(*file, progress)
+            _keep(file, kept)
+        return
+    with closing(run(workers, _writing, missing)) as results:
+        for position, result in results:
+            path, blobs = missing[position]
+            if isinstance(result, Crash):
+                raise OutputError(f"Cannot write {str(path)!r}. {result}")
+            if not isinstance(result, list):
+                raise result.error
+            _count(blobs, result)
+            _keep(missing[position], kept)
+            if progress is not None:
+                progress(_size(blobs))
+
+
+def _size(blobs: _Blobs) -> int:
+    return sum(blob.size for _, blob in blobs)
+
+
+def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
+    """Record the losses of each weight on other workers."""
+    for (_, blob), counts in zip(blobs, lost, strict=True):
+        if isinstance(blob, Stored):
+            blob.lost.append(counts)
+
+
+def _is_kept(
+    file: DataFile, kept: Part, progress: Callable[[int], None] | None
+) -> bool:
+    """Return whether a file of an interrupted run exists."""
+    path, blobs = file
+    known = kept.get(_contents(file))
+    if known is None or known["stamp"] != as_data(stamp_now(path)):
+        return False
+    _count(blobs, [from_data(ConversionCounts, row) for row in known["lost"]])
+    if progress is not None:
+        progress(_size(blobs))
+    return True
+
+
+def _keep(file: DataFile, kept: Part | None) -> None:
+    if kept is not None:
+        path, blobs = file
+        if not is_remote(path):
+            sync(path)  # before anything says that it exists
+        kept[_contents(file)] = {
+            "stamp": as_data(stamp_now(path)),
+            "lost": as_data(_lost(blobs), named=False),
+        }
+
+
+def _contents(file: DataFile) -> str:
+    """Return the key of a file with these weights at these offsets."""
+    path, blobs = file
+    words = (
+        f"{offset} {fingerprint(blob.view) if isinstance(blob, Held) else blob}"
+        for offset, blob in blobs
+    )
+    return f"file {fingerprint(path.name, *words)}"
+
+
+def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
+    return _written
+
+
+def _written(file: DataFile) -> list[ConversionCounts]:
+    """Return the losses of each weight of a file, once it is written."""
+    path, blobs = file
+    for _, blob in blobs:
+        if isinstance(blob, Stored):
+            blob.lost.clear()  # an earlier worker died of it
+    _write(path, blobs, None)
+    return _lost(blobs)
+
+
+def _lost(blobs: _Blobs) -> list[ConversionCounts]:
+    return [
+        sum(blob.lost, ConversionCounts())
+        if isinstance(blob, Stored)
+        else ConversionCounts()
+        for _, blob in blobs
+    ]
+
+
+def _write(path: Path, blobs: _Blobs, progress: Any) -> None:
+    if is_remote(path):
+        stream_blobs(path, blobs, progress)
+    else:
+        path.unlink(
+            missing_ok=True
+        )  # a worker of a killed process may still be writing to it
+        path.touch()
+        write_blobs(path, blobs, progress)

@@ -29,12 +29,14 @@ from onnxamp._model.blobs import (
 )
 from onnxamp._model.data_files import (
     MARK,
+    DataFile,
     data_files_of,
     data_names_of,
     is_data_name,
     is_own,
     label_beside,
     referring_models,
+    write_data_files,
 )
 from onnxamp._model.protos import (
     DATA_FIELDS,
@@ -44,7 +46,6 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._model.shards import DataFile, write_data_files
 from onnxamp._model.sources import (
     confirm_sources,
     data_location,

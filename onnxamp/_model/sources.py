@@ -78,24 +78,6 @@ def check_same(before: Mapping[Path, FileStamp], now: Mapping[Path, FileStamp]) 
             raise changed_error(path)
 
 
-@contextmanager
-def opened_as(path: Path, stamp: FileStamp | None) -> Iterator[BinaryIO]:
-    """Open a file of this machine, and check that it is the one that was stamped.
-
-    Raises:
-        SourceChangedError: it is another one, was written to, or is gone. OSError: it cannot be opened.
-    """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        if stamp is None:
-            raise
-        raise changed_error(path) from None
-    with file:
-        check_opened(file, path, stamp)
-        yield file
-
-
 _SOURCES: Final[ContextVar[dict[Path, FileStamp] | None]] = ContextVar(
     "onnxamp sources", default=None
 )
@@ -218,7 +200,14 @@ class DataLocation:
         Raises:
             SourceChangedError: it is not the file that was stamped. OSError: it cannot be opened.
         """
-        with opened_as(self.path, self.stamp) as file:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            if self.stamp is None:
+                raise
+            raise changed_error(self.path) from None
+        with file:
+            check_opened(file, self.path, self.stamp)
             file.seek(self.offset)
             yield file
 

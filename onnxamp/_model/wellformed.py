@@ -230,21 +230,18 @@ _NEWEST: Final = {
 }
 """Domain -> newest opset that the installed onnx knows."""
 
+_SHORT: Final = {
+    "FLOAT": "f",
+    "INT": "i",
+    "STRING": "s",
+    "TENSOR": "t",
+    "GRAPH": "g",
+    "TYPE_PROTO": "tp",
+}
 _FIELDS: Final[Mapping[int, str]] = {
-    AttributeProto.FLOAT: "f",
-    AttributeProto.INT: "i",
-    AttributeProto.STRING: "s",
-    AttributeProto.TENSOR: "t",
-    AttributeProto.GRAPH: "g",
-    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
-    AttributeProto.TYPE_PROTO: "tp",
-    AttributeProto.FLOATS: "floats",
-    AttributeProto.INTS: "ints",
-    AttributeProto.STRINGS: "strings",
-    AttributeProto.TENSORS: "tensors",
-    AttributeProto.GRAPHS: "graphs",
-    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
-    AttributeProto.TYPE_PROTOS: "type_protos",
+    kind: _SHORT.get(name, name.lower())
+    for name, kind in AttributeProto.AttributeType.items()
+    if kind != AttributeProto.UNDEFINED
 }
 """Attribute type -> the field that holds the value."""
 _HELD: Final = frozenset({"t", "g", "sparse_tensor", "tp"})

@@ -16,7 +16,7 @@ import onnx
 import onnx.inliner
 from onnx import NodeProto, helper
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT_TENSORS, Format, retyped
+from onnxamp._dtypes import FLOAT_TENSORS, Format, elem_of, retyped
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node, infer_types
@@ -286,8 +286,7 @@ def _body_fits(
     """
     node = NodeProto.FromString(serialized)
     if any(
-        name and _elem(kind or "") not in ELEM_NUMBERS
-        for name, kind in zip(node.input, types, strict=True)
+        name and not elem_of(kind) for name, kind in zip(node.input, types, strict=True)
     ):
         return not provider
     view = _expanded(node, signature, types)
@@ -350,7 +349,7 @@ def _expanded(
 ) -> View | None:
     """Return the op's function body as a model; None if the body does not fit these types."""
     inputs = [
-        helper.make_tensor_value_info(f"in{position}", ELEM_NUMBERS[_elem(kind)], None)
+        helper.make_tensor_value_info(f"in{position}", elem_of(kind), None)
         for position, kind in enumerate(types)
         if kind is not None
     ]
@@ -375,10 +374,6 @@ def _expanded(
         return Graph.of(body)
     except (RuntimeError, ModelError, onnx.checker.ValidationError):
         return None
-
-
-def _elem(type_name: str) -> str:
-    return type_name.removeprefix("tensor(").removesuffix(")")
 
 
 @cache

@@ -21,6 +21,7 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
@@ -28,17 +29,7 @@ from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.values import check_shape
 
-_SETTINGS: Final[Mapping[str, frozenset[int]]] = {
-    "BatchNormalization": frozenset({3, 4}),
-    "Clip": frozenset({1, 2}),
-    "Dropout": frozenset({1}),
-    "Pad": frozenset({2}),
-    "Pow": frozenset({1}),
-    "Resize": frozenset({1, 2}),
-}
-"""Float inputs that are settings rather than weights."""
-_SCALARS: Final = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub", "Where"})
-"""Ops whose single-element operands are constants of a formula rather than weights."""
+_FACTS: Final = read_table("training")
 Feeds = Mapping[str, NDArray[Any]]
 
 
@@ -155,10 +146,11 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
         if node.index in graph.passing:
             continue
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
-            if value in candidates and port not in _SETTINGS.get(node.key, frozenset()):
+            if value in candidates and port not in _FACTS["settings"].get(node.key, ()):
                 single = int(np.prod(candidates[value].dims)) == 1
                 if not (
-                    single and (node.key in _SCALARS or not candidates[value].dims)
+                    single
+                    and (node.key in _FACTS["formulas"] or not candidates[value].dims)
                 ):
                     trained.add(value)
     if not trained:

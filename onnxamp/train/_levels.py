@@ -32,6 +32,7 @@ from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model, ModelHolder
+from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_key
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
@@ -41,18 +42,7 @@ from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step
 
-NORMALISATIONS: Final = frozenset(
-    {
-        "BatchNormalization",
-        "GroupNormalization",
-        "InstanceNormalization",
-        "LayerNormalization",
-        "LpNormalization",
-        "MeanVarianceNormalization",
-        "RMSNormalization",
-    }
-)
-LEVELS: Final = tuple(Level)
+NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
 _LOW_CONVOLUTIONS: Final = 22
 """The first opset at which ONNX Runtime's CUDA Conv accepts bfloat16."""
 

@@ -136,14 +136,6 @@ class Loss:
         return result
 
 
-def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    """Write the mean cross entropy of logits [batch, classes, ...] and int64 classes [batch, ...]."""
-    likelihood = output.op("LogSoftmax", axis=1).op(
-        "GatherElements", labels.op("Unsqueeze", [1]), axis=1
-    )
-    return -likelihood.op("ReduceMean", keepdims=0)
-
-
 def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     sparse: bool = False, reduction: Reduction = "none"
 ) -> Loss:
@@ -389,10 +381,6 @@ def _safe_log(probabilities: Tensor) -> Tensor:
     return probabilities.op("Max", probabilities.like(_SMALLEST)).op("Log")
 
 
-def _weighted(losses: Tensor, weight: ArrayLike | None) -> Tensor:
-    return losses if weight is None else losses * losses.like(np.asarray(weight))
-
-
 def _averaged(losses: Tensor, factors: Tensor | None, reduction: Reduction) -> Tensor:
     """Return the reduced losses; the mean is weighted by these factors, and 0 if all of them are zero."""
     if factors is None or reduction != "mean":
@@ -418,7 +406,10 @@ def _reducing(
     _check_reduction(reduction)
 
     def function(output: Tensor, labels: Tensor) -> Tensor:
-        return _reduced(_weighted(losses(output, labels), weight), reduction)
+        each = losses(output, labels)
+        if weight is not None:
+            each = each * each.like(np.asarray(weight))
+        return _reduced(each, reduction)
 
     return Loss(function)
 
@@ -429,12 +420,12 @@ def _check_reduction(reduction: str) -> None:
 
 LOSSES: Final[Mapping[str, Loss]] = {
     "binary-cross-entropy": BCEWithLogitsLoss(),
-    "cross-entropy": Loss(cross_entropy, label_type=_INT64, but=1, picks=True),
+    "cross-entropy": _entropy(_log_softmax(1), 1, "mean"),
     "mean-squared-error": MSELoss(),
 }
 """Losses by their names on the command line."""
-_NAMED: Final[Mapping[str, Callable[[], Loss]]] = {
-    make.__name__: make
+_NAMED: Final[Mapping[str, Loss]] = {
+    make.__name__: make()
     for make in (
         BCELoss,
         BCEWithLogitsLoss,
@@ -458,14 +449,12 @@ def find_loss(loss: "str | Loss | LossFunction") -> Loss:
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
-        if loss in _NAMED:
-            return _NAMED[loss]()
-        if loss not in LOSSES:
-            names = (*LOSSES, *_NAMED)
+        known = {**LOSSES, **_NAMED}
+        if loss not in known:
             raise ArgumentError(
-                f"Unknown loss {loss!r}: choose one of {', '.join(names)}, or pass a function.{suggestion(names, loss)}"
+                f"Unknown loss {loss!r}: choose one of {', '.join(known)}, or pass a function.{suggestion(known, loss)}"
             )
-        return LOSSES[loss]
+        return known[loss]
     if not callable(loss):
         raise ArgumentTypeError(
             f"loss_fn must be a name, a Loss or a function, not {type(loss).__name__}."

@@ -20,9 +20,9 @@ from typing import (
     dataclass_transform,
 )
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
-from onnxamp._options.values import WHOLE, checked_number
+from onnxamp._options.values import WHOLE, checked_number, compiled
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
@@ -102,8 +102,8 @@ class Optimizer(ABC):
         _check("weight_decay", self.weight_decay)
         for pattern, decay in self.weight_decays.items():
             _check(f"weight_decays[{pattern!r}]", decay)
-        for pattern in (*self.weights, *self.weight_decays):
-            _compiled(pattern)
+        compiled("weights", self.weights)
+        compiled("weight_decays", self.weight_decays)
         if self.clip_norm is not None:
             checked_number(
                 "clip_norm", self.clip_norm, "a positive number", lambda n: n > 0
@@ -275,12 +275,3 @@ def _decayed(move: Move) -> Tensor:
 def _check(name: str, value: float) -> None:
     what = "a finite number, 0 or greater"
     checked_number(name, value, what, lambda n: isfinite(n) and n >= 0)
-
-
-def _compiled(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ArgumentError(
-            f"{pattern!r} is not a regular expression: {error}."
-        ) from None

@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._dtypes import FLOAT_ELEMS
+from onnxamp._dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._errors import ArgumentError, ModelError
 from onnxamp._gradients.walk import differentiate
-from onnxamp._gradients.writer import Tensor, Writer, elem_of
+from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes

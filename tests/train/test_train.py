@@ -33,7 +33,7 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )  # fmt: skip
-from onnxamp.train._losses import cross_entropy
+from onnxamp.train._losses import LOSSES
 from onnxamp.train._sessions import with_shapes
 from onnxamp.train._step import SCALE
 
@@ -445,7 +445,7 @@ def test_steps_that_an_engine_does_not_load_name_one_that_does() -> None:
 def test_labels_of_a_loss_that_picks_none_may_be_any_number() -> None:
     def loss(output: Any, label: Any) -> Any:
         known = (label < 0).where(0, label)
-        return cross_entropy(output, known)
+        return LOSSES["cross-entropy"].function(output, known)
 
     ignoring = Loss(loss, label_type=TensorProto.INT64, but=1)
     net = build_train_network(mlp(), SGD(), ignoring, level="O0")

@@ -16,7 +16,7 @@ from onnxamp.train import (
     TrainNetwork,
     build_train_network,
 )
-from onnxamp.train._losses import cross_entropy
+from onnxamp.train._losses import LOSSES
 
 HELD_OUT = 400
 ENCODER = ROOT / "models/encoder.onnx"
@@ -75,8 +75,10 @@ def test_low_precision_follows_float32_in_a_transformer(digits: tuple[Array, Arr
     images, labels = digits
     tokens = (images * 16).reshape(-1, 4, 2, 4, 2).sum((2, 4)).reshape(-1, 16).astype(np.int64)
     data = {"input_ids": tokens[:800], "attention_mask": np.ones_like(tokens[:800]), "label": labels[:800]}
-    loss = Loss(lambda pooled, label: cross_entropy(pooled * 8.0, label), label_type=TensorProto.INT64, but=1,
-                output="pooled")  # fmt: skip
+    entropy = LOSSES["cross-entropy"].function
+    loss = Loss(
+        lambda pooled, label: entropy(pooled * 8.0, label), label_type=TensorProto.INT64, but=1, output="pooled"
+    )
     curves = []
     for level in ("O0", "O2"):
         optimizer = AdamW(learning_rate=lambda step: 2e-3 * min(1.0, (step + 1) / 16), clip_norm=1.0)

@@ -17,7 +17,7 @@ import onnxamp
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
 from onnxamp._job.writing import Sink, write_conversion
-from onnxamp._model import shards
+from onnxamp._model import data_files
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
@@ -76,7 +76,7 @@ def test_the_main_process_reads_no_weight(checkpoint: Path, pair: Processes, mon
     model = Model.read(checkpoint)
     wanted = Graph.of(model.proto, model.folder)
     stats = {value: wanted.constants.stats(value) for value in wanted.constants.floats()}
-    with shards.measured(model, pair):
+    with data_files.measured(model, pair):
         graph = Graph.of(model.proto, model.folder)
         for path in Path().glob("part*"):
             path.write_bytes(bytes(path.stat().st_size))
@@ -92,7 +92,7 @@ def test_a_worker_that_dies_leaves_the_old_result(
     before = written("out")
     model = Model.read(checkpoint)
     sink = Sink(Path("out/low.onnx"), shard_bytes=MB)
-    monkeypatch.setattr(shards, "_writing", _dying)
+    monkeypatch.setattr(data_files, "_writing", _dying)
     with pytest.raises(onnxamp.OutputError, match=r"Cannot write .*The worker process ended with exit code 5"):
         write_conversion(Job(model=model, options=Options(level="O1"), run=Run(workers=pair)), sink)
     assert written("out") == before
