@@ -67,9 +67,9 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
     return frozenset(outputs)
 
 
-def listed_outputs(model: Model, metric: str) -> frozenset[str]:
+def listed_outputs(model: Model, metric: object) -> frozenset[str]:
     """Return the outputs in which a metric looks for detections: all for "detections"; for "auto", those with rows that
-    an op selected.
+    an op selected. A function of the user matches rows itself.
     """
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
