@@ -9,6 +9,5 @@ from onnxamp._rewrite import Draft, Passed
 
 def passed(step: ModuleType, graph: Graph, options: Options) -> Passed:
     """What a pass makes of a graph, which may be nothing new."""
-    draft = Draft.of(graph)
-    result: Passed = step.apply(draft, options) if step.applies(draft, options) else Passed(draft)
+    result: Passed = step.apply(Draft.of(graph), options)
     return result

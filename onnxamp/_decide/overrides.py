@@ -74,12 +74,8 @@ def find_listed(graph: Graph, options: Options) -> Listed:
 
 
 def _meant(graph: Graph, names: Iterable[str], ops: Iterable[str]) -> dict[int, str]:
-    own = {node.index: node.key for node in graph.nodes_of(ops)}
-    return _forms(graph, names) | own
-
-
-def _forms(graph: Graph, names: Iterable[str]) -> dict[int, str]:
-    return {node: name for name in names for node in graph.ask(named_forms, name)}
+    forms = {node: name for name in names for node in graph.ask(named_forms, name)}
+    return forms | {node.index: node.key for node in graph.nodes_of(ops)}
 
 
 class AbsentNames(NamedTuple):
@@ -159,14 +155,15 @@ def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
 
     Complexity: linear in nodes for each pattern, and slower only if a pattern matches nothing.
     """
-    patterns = options.keep_patterns, options.low_patterns
-    nodes = node_names(graph) if any(patterns) else []
-    weights = sorted(weight_names(graph)) if options.weight_patterns else []
+    is_asked = options.keep_nodes or options.keep_patterns or options.low_patterns
+    nodes, weights = node_names(graph) if is_asked else [], set[str]()
+    if options.weight_patterns:
+        weights.update(*(names for _, names in _weights(graph)))
     return (
-        *_patterns("keep_high", patterns[0], nodes, "node name"),
-        *_patterns("force_low", patterns[1], nodes, "node name"),
-        *_patterns("low_weights", options.weight_patterns, weights, _WEIGHT),
-        *_nodes(graph, options.keep_nodes),
+        *_patterns("keep_high", options.keep_patterns, nodes, "node name"),
+        *_patterns("force_low", options.low_patterns, nodes, "node name"),
+        *_patterns("low_weights", options.weight_patterns, sorted(weights), _WEIGHT),
+        *_nodes(nodes, options.keep_nodes),
         *_ends(graph, options.keep_io_types),
         *_op_types(graph, options),
     )
@@ -185,18 +182,15 @@ def _patterns(
             yield Unmatched(option, pattern.pattern, text + hint, is_unaided=not hint)
 
 
-def weight_names(graph: Graph) -> set[str]:
-    """Return the names of float32 constants, and of the nodes that read them."""
-    names = set[str]()
+def _weights(graph: Graph) -> Iterator[tuple[int, set[str]]]:
+    """Yield the float32 constants, each with its name and those of the nodes that read it."""
     for value in graph.constants.tensors:
         if graph.types[value] == FLOAT:
-            names.add(graph.values[value].name)
-            names.update(node.proto.name for node, _ in graph.consumers(value))
-    return names - {""}
+            readers = (node.proto.name for node, _ in graph.consumers(value))
+            yield value, {graph.values[value].name, *readers} - {""}
 
 
-def _nodes(graph: Graph, given: Iterable[str]) -> Iterator[Unmatched]:
-    names = node_names(graph) if given else []
+def _nodes(names: Sequence[str], given: Iterable[str]) -> Iterator[Unmatched]:
     for name in sorted(set(given).difference(names)):
         text = f"No node and no output of a node is called {name!r}."
         hint = suggestion(names, name)
@@ -275,20 +269,23 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     named = (*options.keep_nodes, *options.keep_patterns, *options.low_patterns)
     is_asked = named or options.rule is not None or options.weights_only
     for node in graph.nodes if is_asked else ():
-        matching = [
-            *_from_patterns(graph, node, options),
-            *_from_rule(node, options),
-            *_from_weights_only(graph, node, options),
-        ]
+        matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
+        is_constant = not graph.constants.tensors.keys().isdisjoint(node.outputs)
+        if options.weights_only and not is_constant:
+            matching.append(Override(False, Reason.PATTERN, _WEIGHTS_ONLY))
         for one in matching:
             first = overrides.setdefault(node.index, one)
             if one.low != first.low:
                 raise ContradictionError(
                     f"Node {node.label!r}: {first.detail} contradicts {one.detail}; drop one."
                 )
-    weights = _weights(graph, options) if options.weight_patterns else dict[int, str]()
+    weights = dict[int, str]()
     if options.weights_only:
-        weights = dict.fromkeys(_all_weights(graph, options), _WEIGHTS_ONLY) | weights
+        weights = dict.fromkeys(_all_weights(graph, options), _WEIGHTS_ONLY)
+    for value, names in _weights(graph) if options.weight_patterns else ():
+        text = next(_matching(options.weight_patterns, names), None)
+        if text is not None:
+            weights[value] = f"low_weights (--low-weight) {text!r}"
     absent = absent_names(graph, options)
     warnings = [
         *(one.text for one in unmatched_names(graph, options)),
@@ -302,26 +299,25 @@ def forced_hazards(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
 ) -> Iterator[str]:
     """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
-    found: dict[tuple[str, Basis], dict[str, Hazard]] = {}
-    for hazard in hazards:
-        override = overrides.of_node.get(hazard.node)
-        if override is None or not override.low or hazard.reason.is_shielded:
-            continue
-        rows = found.setdefault((override.detail, hazard.reason), {})
-        rows.setdefault(graph.nodes[hazard.node].label, hazard)
-    return _told(found, "lowers {}")
+    forced = {node: one for node, one in overrides.of_node.items() if one.low}
+    risks = (
+        (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
+        for hazard in hazards
+        if hazard.node in forced and not hazard.reason.is_shielded
+    )
+    return _told(risks, "lowers {}")
 
 
 def lost_weights(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format
 ) -> Iterator[str]:
     """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
-    found: dict[tuple[str, Basis], dict[str, Hazard]] = {}
     weights = overrides.low_weights
-    for source, hazard in _lost(graph, weights, hazards, low):
-        rows = found.setdefault((weights[source], hazard.reason), {})
-        rows.setdefault(graph.values[source].name, hazard)
-    return _told(found, "stores {} in low precision")
+    risks = (
+        (weights[source], graph.values[source].name, hazard)
+        for source, hazard in _lost(graph, weights, hazards, low)
+    )
+    return _told(risks, "stores {} in low precision")
 
 
 def _lost(
@@ -346,28 +342,25 @@ _SMALL: Final = 256
 
 def _all_weights(graph: Graph, options: Options) -> list[int]:
     """Return the float32 constants that are worth being stored low, and lose nothing but digits by it."""
-    constants, low = graph.constants, options.low
-    large = {
-        value
-        for value in constants.tensors
-        if graph.types[value] == FLOAT and elements(graph.shapes[value]) >= _SMALL
-    }
-    found = set[int]()
-    for value in large:
-        stats = constants.stats(value)
+    found, low = set[int](), options.low
+    for value, _ in _weights(graph):
+        if elements(graph.shapes[value]) < _SMALL:
+            continue
+        stats = graph.constants.stats(value)
         if stats and stats.out_of_range(low) is None and not stats.has_sentinel(low):
             found.add(value)
     hazards = graph.ask(find_hazards, low) if options.hazards else ()
     return sorted(found - {value for value, _ in _lost(graph, found, hazards, low)})
 
 
-def _told(
-    found: Mapping[tuple[str, Basis], Mapping[str, Hazard]], does: str
-) -> Iterator[str]:
-    """Yield a sentence per option and kind of hazard; rows are hazards by name in the option."""
-    for (detail, reason), rows in found.items():
+def _told(risks: Iterable[tuple[str, str, Hazard]], does: str) -> Iterator[str]:
+    """Yield a sentence per option and kind of hazard; ``risks`` are (option, what it names, hazard)."""
+    found = dict[tuple[str, Basis], dict[str, Hazard]]()
+    for option, name, hazard in risks:
+        found.setdefault((option, hazard.reason), {}).setdefault(name, hazard)
+    for (option, reason), rows in found.items():
         what, first = does.format(first_of(rows)), next(iter(rows.values()))
-        yield f"{detail} {what} although that is known to break: {reason.value}: {first.detail}."
+        yield f"{option} {what} although that is known to break: {reason.value}: {first.detail}."
 
 
 def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
@@ -384,16 +377,16 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
 
 def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
-    said = [
-        (False, f"keep_nodes (--keep-node) {name!r}")
-        for name in sorted(names.intersection(options.keep_nodes))
+    kept = sorted(names.intersection(options.keep_nodes))
+    return [
+        Override(low, Reason.PATTERN, f"{option} {text!r}")
+        for low, option, texts in (
+            (False, "keep_nodes (--keep-node)", kept),
+            (False, "keep_high (--keep-fp32)", _matching(options.keep_patterns, names)),
+            (True, "force_low (--force-low)", _matching(options.low_patterns, names)),
+        )
+        for text in texts
     ]
-    for low, option, patterns in (
-        (False, "keep_high (--keep-fp32)", options.keep_patterns),
-        (True, "force_low (--force-low)", options.low_patterns),
-    ):
-        said += [(low, f"{option} {text!r}") for text in _matching(patterns, names)]
-    return [Override(low, Reason.PATTERN, detail) for low, detail in said]
 
 
 def _matching(
@@ -401,18 +394,6 @@ def _matching(
 ) -> Iterator[str]:
     """Return the patterns that match one of the names."""
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
-
-
-def _weights(graph: Graph, options: Options) -> dict[int, str]:
-    """Float32 constants whose name matches a pattern, or that of a node that reads them. Nodes times patterns."""
-    found: dict[int, str] = {}
-    for value in graph.constants.tensors:
-        readers = (node.proto.name for node, _ in graph.consumers(value))
-        names = {graph.values[value].name, *readers} - {""}
-        text = next(_matching(options.weight_patterns, names), None)
-        if graph.types[value] == FLOAT and text is not None:
-            found[value] = f"low_weights (--low-weight) {text!r}"
-    return found
 
 
 def _from_rule(node: Node, options: Options) -> list[Override]:
@@ -426,13 +407,6 @@ def _from_rule(node: Node, options: Options) -> list[Override]:
     if opinion is None:
         return []
     return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
-
-
-def _from_weights_only(graph: Graph, node: Node, options: Options) -> list[Override]:
-    is_constant = not graph.constants.tensors.keys().isdisjoint(node.outputs)
-    if is_constant or not options.weights_only:
-        return []
-    return [Override(False, Reason.PATTERN, _WEIGHTS_ONLY)]
 
 
 def unmet_lists(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.hazards.ranges import beyond_init_max
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
-from onnxamp._decide.ports import HIGH, Layout, Variable, followers, stranded
+from onnxamp._decide.ports import HIGH, Variable, followers, stranded
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
@@ -21,7 +21,6 @@ from onnxamp._ops import device_of
 from onnxamp._ops.facts import op_facts
 from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._options.levels import Level
-from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
 
 
 class VariableName(NamedTuple):
@@ -42,23 +41,18 @@ class VariableName(NamedTuple):
 
 def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
     """One name per variable."""
-    names, taken = [], Counter[VariableName]()
+    names, taken = list[VariableName](), Counter[tuple[str, str, str]]()
     for variable in variables:
-        name = _variable_name(graph, variable)
-        names.append(name._replace(rank=taken[name]))
-        taken[name] += 1
+        if variable.node == ABSENT:
+            value = graph.values[variable.value]
+            scope, label = value.scope, value.name
+        else:
+            node = graph.nodes[variable.node]
+            scope, label = node.scope, node.label
+        key = scope_path(graph, scope), label, variable.param
+        names.append(VariableName(*key, rank=taken[key]))
+        taken[key] += 1
     return names
-
-
-def _variable_name(graph: Graph, variable: Variable) -> VariableName:
-    if variable.node == ABSENT:
-        scope, own = (
-            graph.values[variable.value].scope,
-            graph.values[variable.value].name,
-        )
-    else:
-        scope, own = graph.nodes[variable.node].scope, graph.nodes[variable.node].label
-    return VariableName(scope_path(graph, scope), own, variable.param, 0)
 
 
 class Pins(NamedTuple):
@@ -110,15 +104,15 @@ def find_pins(
         is_weight = ports.variables[variable].param == "value"
         said = (Reason.PATTERN, _LOW_WEIGHT) if is_weight else (Reason.LEVEL, _IO)
         claims.pin(claims.low, variable, True, *said)
-    for index, layout in ports.layouts.items():
+    for index in problem.freedoms:
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
-            claims.kernels(graph.nodes[index], layout)
+            claims.kernels(graph.nodes[index])
     claims.builder_rules()
     claims.unsound()
     claims.user_overrides()
     if replay is not None:
         claims.replay(replay)
-        return claims.finish()
+        return claims.finish(claims.settled())
     heeded = [
         one
         for one in problem.hazards
@@ -132,29 +126,27 @@ def find_pins(
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
         claims.keep(claims.high, index, Reason.MEASURED, why)
     claims.lists()
-    pins = claims.finish()
-    low = (hazard for hazard in heeded if _is_low(problem, pins, hazard))
-    warnings = [
-        *pins.warnings,
-        *forced_hazards(graph, problem.overrides, low),
+    verdicts = claims.settled()
+    low = {root for root, verdict in verdicts.items() if verdict.low}
+    lowered = (
+        one
+        for one in heeded
+        if not low.isdisjoint(
+            map(ports.root, ports.at(graph.nodes[one.node], one.value))
+        )
+    )
+    claims.warnings += [
+        *forced_hazards(graph, problem.overrides, lowered),
         *lost_weights(graph, problem.overrides, heeded, options.low),
-        *unmet_lists(graph, options, problem.listed, ports, pins.verdicts),
+        *unmet_lists(graph, options, problem.listed, ports, verdicts),
     ]
     chosen = options.rescaling
     if chosen is not None and chosen.made_up and (chosen.scaled or chosen.unfit):
-        warnings.append(_MADE_UP)
-    if computes_low(options.target) and any(
-        not verdict.low for verdict in pins.verdicts.values()
-    ):
-        warnings.append(_NOT_HONORED.format(target=options.target))
-    return pins._replace(warnings=tuple(warnings))
-
-
-def _is_low(problem: Problem, pins: Pins, hazard: Hazard) -> bool:
-    """Return whether a port with a hazard is pinned to low precision."""
-    variables = problem.ports.at(problem.graph.nodes[hazard.node], hazard.value)
-    verdicts = map(pins.verdicts.get, map(problem.ports.root, variables))
-    return any(verdict.low for verdict in verdicts if verdict is not None)
+        claims.warnings.append(_MADE_UP)
+    is_high = any(not verdict.low for verdict in verdicts.values())
+    if is_high and computes_low(options.target):
+        claims.warnings.append(_NOT_HONORED.format(target=options.target))
+    return claims.finish(verdicts)
 
 
 _MADE_UP: Final = "Exponents were chosen for random inputs, whose ranges differ from real ones: pass samples (--inputs)."
@@ -188,7 +180,6 @@ class _Claims:
         climbed: constants that :meth:`constant` has visited.
         followers: nodes on no list that are low since all that they read is, where the preset says so.
         stranded: exact ops among those that the target has no kernels for, where the level would lower them.
-        freedoms: answers of the kernel tables by everything that they depend on.
     """
 
     def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Basis]]) -> None:
@@ -208,7 +199,6 @@ class _Claims:
         self.fallbacks = list[int]()
         self.low_alone = set[int]()
         self.warnings = list[str]()
-        self.freedoms = dict[object, Freedom]()
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
@@ -259,48 +249,42 @@ class _Claims:
             return (keeps or level != Level.O3) and not is_white
         return keeps
 
-    def kernels(self, node: Node, layout: Layout) -> None:
+    def kernels(self, node: Node) -> None:
         """Add the pins and implications of the target's kernels."""
-        variables = self.ports.of_node[node.index]
-        free = self.freedom(node, layout)
+        variables, free = (
+            self.ports.of_node[node.index],
+            self.problem.freedoms[node.index],
+        )
         for param in free.high:
-            why = self.no_kernel(node, layout, param)
+            why = self.no_kernel(node, param)
             self.pin(self.hard, variables[param], False, Reason.NO_KERNEL, why)
         if self.builder.reads_no_input(self.ports, node):
             why = f"on {self.options.target}, it must read an input of the model directly, without a Cast"
             self.keep(self.hard, node.index, Reason.NO_KERNEL, why)
-        self.implies += ((variables[p], variables[q]) for p, q in free.implies)
+        for p, q in free.implies:
+            self.imply(variables[p], variables[q])
         if free.falls_back:
             self.fallbacks.append(node.index)
         if free.only_low:
             self.low_alone.add(node.index)
-            able = (
-                variables[param] for param in layout.params if param not in free.high
-            )
-            self.preferred.update(map(self.ports.root, able))
+            able = variables.keys() - free.high
+            self.preferred.update(self.ports.root(variables[param]) for param in able)
 
-    def no_kernel(self, node: Node, layout: Layout, param: str) -> str:
+    def no_kernel(self, node: Node, param: str) -> str:
         """Return why the target has no kernel for a parameter in low precision."""
-        target, signature, low = self.options.target, node.signature, self.options.low
+        target, low, signature = self.options.target, self.options.low, node.signature
         assert signature is not None
-        lowered = {**layout.bound, param: retyped(layout.bound[param], low)}
+        bound = self.ports.layouts[node.index].bound
+        lowered = {**bound, param: retyped(bound[param], low)}
         limit = kernel_limit(device_of(target), node.proto, lowered)
         why = (
             f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
         )
         return why if limit is None else f"{why}, since {limit}"
 
-    def freedom(self, node: Node, layout: Layout) -> Freedom:
-        """Return the choices that the target's kernels leave to a node."""
-        target, key = (
-            self.options.target,
-            (layout, deciding_form(self.options.target, node)),
-        )
-        if key not in self.freedoms:
-            assert node.signature is not None
-            typed = Typed(node.signature, layout.bound, node.proto)
-            self.freedoms[key] = freedom(target, typed, layout.params, self.options.low)
-        return self.freedoms[key]
+    def imply(self, p: int, q: int) -> None:
+        """Note that variable ``q`` must be low if ``p`` is."""
+        self.implies.append((p, self.ports.root(q)))
 
     def builder_rules(self) -> None:
         """Add the pins and implications of Casts that the target's builder rejects."""
@@ -312,7 +296,7 @@ class _Claims:
                 why = f"on {target}, its float32 reader cannot read a Cast"
                 self.pin(self.hard, made, False, Reason.TIE, why)
             else:
-                self.implies.append((made, reader))
+                self.imply(made, reader)
 
     def unsound(self) -> None:
         """Keep the nodes in float32 around which a result was wrong, with a warning."""
@@ -344,12 +328,7 @@ class _Claims:
             self.followers = self.find_followers()
         # In float16 few ops lack a kernel, and most of those get one by an upgrade, for which exact ops speak.
         if options.level == Level.O2 and options.strict and options.low is not FLOAT16:
-            asked = {
-                self.ports.root(variable)
-                for index in by_user
-                for variable in self.ports.of(index)
-            }
-            settled = asked | self.forced.keys()
+            settled = set(self.forced).union(*map(self.ports.deciding, by_user))
             hard = self.hard.keys()
             self.stranded = stranded(self.graph, self.ports, hard, settled)
         gains, following = options.level == Level.O2, op_facts().following
@@ -397,7 +376,7 @@ class _Claims:
             return None
         if level == Level.O0:
             return False, Reason.LEVEL, "O0 lowers nothing"
-        black = self.black_entry(node)
+        black = self.black_entry(index)
         if black is not None and Reason.BLACK not in self.freed.get(index, ()):
             is_folded = index in self.problem.folded
             return None if is_folded else (False, Reason.BLACK, black)
@@ -414,25 +393,22 @@ class _Claims:
 
     def find_followers(self) -> frozenset[int]:
         """Return the nodes on no list that are low since all that they read is."""
-        graph, root = self.graph, self.ports.root
-        high = self.hard.keys() | self.kept.keys() | self.high.keys()
-        for index, variables in self.ports.of_node.items():
-            if self.black_entry(graph.nodes[index]) is not None:
-                high.update(map(root, variables.values()))
+        high, low = self.hard.keys() | self.kept.keys() | self.high.keys(), set[int]()
+        for index in self.ports.of_node:
+            roots = self.ports.deciding(index)
+            if self.black_entry(index) is not None:
+                high.update(roots)
+            is_white = self.problem.listed.is_white(index)
+            if is_white or not self.forced.keys().isdisjoint(roots):
+                low.add(index)
+        return followers(self.graph, self.ports, high, low)
 
-        def is_low(node: Node) -> bool:
-            own = map(root, self.ports.of_node[node.index].values())
-            is_white = self.problem.listed.is_white(node.index)
-            return is_white or not self.forced.keys().isdisjoint(own)
-
-        return followers(graph, self.ports, high, is_low)
-
-    def black_entry(self, node: Node) -> str | None:
+    def black_entry(self, node: int) -> str | None:
         """Return the entry of a black list that contains the node; presets ignore nodes bounded by integers."""
-        listed, index = self.problem.listed, node.index
-        if index in self.problem.bounded:
-            return listed.black.get(index)
-        return listed.black_entry(index)
+        listed = self.problem.listed
+        if node in self.problem.bounded:
+            return listed.black.get(node)
+        return listed.black_entry(node)
 
     def replay(self, decisions: Mapping[str, bool]) -> None:
         """Pin the variables of all nodes as the plan says. Constants follow their readers and may be renamed."""
@@ -457,12 +433,11 @@ class _Claims:
                 raise ArgumentError(text)
             self.warnings.append(text)
 
-    def finish(self) -> Pins:
-        """Return the pins that win."""
-        root = self.ports.root
+    def finish(self, verdicts: Mapping[int, Verdict]) -> Pins:
+        """Return the pins, given those that win."""
         return Pins(
-            verdicts=self.settled(),
-            implies=[(root(p), root(q)) for p, q in self.implies],
+            verdicts=verdicts,
+            implies=[(self.ports.root(p), q) for p, q in self.implies],
             exact=self.exact,
             preferred=self.preferred,
             worthy=self.worthy,
@@ -483,10 +458,10 @@ class _Claims:
             raise ContradictionError(
                 f"{one} and {other} share one precision: drop one of the two."
             )
-        implies = [(self.ports.root(p), self.ports.root(q)) for p, q in self.implies]
-        for p, q in implies:
-            if p in self.forced and q not in self.kept:
-                self.forced.setdefault(q, self.forced[p])
+        for p, q in self.implies:
+            own = self.ports.root(p)
+            if own in self.forced and q not in self.kept:
+                self.forced.setdefault(q, self.forced[own])
         for root in sorted(self.hard.keys() & self.forced.keys()):
             label, why = self.label(self.forced[root]), self.hard[root].detail
             self.warnings.append(f"{label!r} cannot be forced low: {why}.")
@@ -504,7 +479,7 @@ class _Claims:
         """Pin the variables to float32 that need a float32 variable in low precision."""
         needed_by: dict[int, list[int]] = {}
         for p, q in self.implies:
-            needed_by.setdefault(self.ports.root(q), []).append(p)
+            needed_by.setdefault(q, []).append(p)
         stack = [root for root, verdict in settled.items() if not verdict.low]
         while stack:
             for p in needed_by.get(stack.pop(), ()):

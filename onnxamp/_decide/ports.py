@@ -156,6 +156,10 @@ class PortVariables(NamedTuple):
         """Return the variables of a node."""
         return self.of_node.get(node, {}).values()
 
+    def deciding(self, node: int) -> list[int]:
+        """Return the variables that decide for those of a node."""
+        return [self.roots[variable] for variable in self.of(node)]
+
     def root(self, variable: int) -> int:
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
@@ -188,8 +192,8 @@ class PortVariables(NamedTuple):
 def followers(
     graph: Graph,
     ports: PortVariables,
-    high: Container[int],
-    is_low: Callable[[Node], bool],
+    high: AbstractSet[int],
+    settled: Container[int],
 ) -> frozenset[int]:
     """Return the nodes that read low precision alone, apart from numbers, and may be low. Exact ones are left out.
 
@@ -199,25 +203,25 @@ def followers(
         graph: the prepared model.
         ports: the precision variables.
         high: variables that are float32.
-        is_low: returns whether a node without such a variable is low in any case.
+        settled: nodes that are low in any case if they have no such variable.
     """
     low, found = set[int](), set[int]()
     for node in graph.order:
-        roots = [ports.root(one) for one in ports.of(node.index)]
-        if not roots or any(root in high for root in roots):
+        roots = ports.deciding(node.index)
+        if not roots or not high.isdisjoint(roots):
             continue
         read = [
             value
             for _, value in graph.float_inputs(node)
             if graph.constants.scalar(value) is None
         ]
-        is_settled = is_low(node)
         is_follower = bool(read) and low.issuperset(read)
-        if is_settled or is_follower:
+        if node.index in settled:
             low.update(node.outputs)
-        if is_follower and not is_settled and node.index not in graph.exact:
+        elif is_follower:
+            low.update(node.outputs)
             found.add(node.index)
-    return frozenset(found)
+    return frozenset(found - graph.exact)
 
 
 def stranded(
@@ -240,13 +244,12 @@ def stranded(
     given = {value.index for value in graph.overridable()} | {*graph.scopes[0].inputs}
     found = set[int]()
     for index in graph.exact & ports.of_node.keys():
-        own = map(ports.root, ports.of_node[index].values())
         around = {
             ports.root(variable) in hard
             for variable in _sides(graph, ports, given, index)
             if variable != HIGH
         }
-        if around == {True} and pinned.isdisjoint(own):
+        if around == {True} and pinned.isdisjoint(ports.deciding(index)):
             found.add(index)
     return frozenset(found)
 

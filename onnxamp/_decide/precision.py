@@ -10,6 +10,7 @@ See :mod:`onnxamp._decide.mincut` for the solver.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -78,20 +79,15 @@ def verdict_on(
     problem: Problem, pins: Pins, decision: Decision, variable: int
 ) -> Verdict:
     """Return the verdict for one variable."""
-    ports, low, own = (
-        problem.ports,
-        decision.low[variable],
-        problem.ports.variables[variable],
-    )
-    root = ports.root(variable)
+    variables, low = problem.ports.variables, decision.low[variable]
+    own, root = variables[variable], problem.ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
-        if pin.variable == variable or ports.variables[pin.variable].node == own.node:
-            return Verdict(variable, pin.low, pin.reason, pin.detail)
+        if pin.variable == variable or variables[pin.variable].node == own.node:
+            return replace(pin, variable=variable)
         why = told(pin.reason.value, pin.detail, low=pin.low)
-        return Verdict(
-            variable, pin.low, Reason.TIE, f"shares its type with another node: {why}"
-        )
+        why = f"shares its type with another node: {why}"
+        return Verdict(variable, pin.low, Reason.TIE, why)
     if own.param == "value":
         return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:
@@ -139,16 +135,10 @@ class CutProblem:
     """
 
     def __init__(self, problem: Problem, pins: Pins) -> None:
-        self.problem, self.pins, self.graph, self.ports = (
-            problem,
-            pins,
-            problem.graph,
-            problem.ports,
-        )
-        self.low, self.costs = (
-            problem.options.low,
-            target_of(problem.options.target).costs,
-        )
+        self.problem, self.pins = problem, pins
+        self.graph, self.ports = problem.graph, problem.ports
+        self.low = problem.options.low
+        self.costs = target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
         self.roots = [*self.ports.roots, NONE, LOW, HIGH]
         self.tied = {
@@ -176,25 +166,20 @@ class CutProblem:
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
         for root, verdict in self.pins.verdicts.items():
-            (self.network.charge_high if verdict.low else self.network.charge_low)(
-                root, INFINITE
-            )
+            self.charge(root, INFINITE, low=not verdict.low)
         for p, q in self.pins.implies:
             self.network.arc(p, q, INFINITE)
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
-        gaining, worthy = (
-            roots - self.pins.verdicts.keys()
-            for roots in (self.pins.preferred, self.pins.worthy)
-        )
-        for index, variables in self.ports.of_node.items():
-            for root in map(self.roots.__getitem__, variables.values()):
+        gaining = self.pins.preferred - self.pins.verdicts.keys()
+        worthy = self.pins.worthy - self.pins.verdicts.keys()
+        for index in self.ports.of_node:
+            joined = self.problem.joined.get(index, ABSENT)
+            for root in self.ports.deciding(index):
                 if root in worthy:
                     self.product(index, root)
-                elif root in gaining and not self.is_high(
-                    self.problem.joined.get(index, ABSENT)
-                ):
+                elif root in gaining and not self.is_high(joined):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def product(self, index: int, root: int) -> None:
@@ -203,23 +188,16 @@ class CutProblem:
         The error costs up to a pair of Casts, as much as the hazard that applies above the limit.
         """
         node = self.graph.nodes[index]
-        ends = (node.input(0), node.outputs[0])
-        largest = max(
-            elements(self.graph.shapes[value]) for value in ends if value != ABSENT
-        )
-        pair = 2 * self.costs.cast(
-            min(largest, MAX_ELEMENTS), self.trips[node.scope], self.low
-        )
+        ends = {node.input(0), node.outputs[0]} - {ABSENT}
+        largest = min(MAX_ELEMENTS, max(map(self.size, ends)))
+        pair = 2 * self.costs.cast(largest, self.trips[node.scope], self.low)
         self.network.charge_high(root, int(pair * _WORTH))
         self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
-        roots = map(self.ports.root, self.ports.of(node))
-        return any(
-            pin is not None and not pin.low
-            for pin in map(self.pins.verdicts.get, roots)
-        )
+        pins = map(self.pins.verdicts.get, self.ports.deciding(node))
+        return any(pin is not None and not pin.low for pin in pins)
 
     def measured(self, network: Network, prices: Prices) -> None:
         """Charge each node its error in low precision, and its gain in float32, and what parts fused nodes."""
@@ -269,11 +247,13 @@ class CutProblem:
             self.deciding[index] = next(roots, NONE)
         return self.deciding[index]
 
+    def size(self, value: int) -> int:
+        """Return the number of elements of a value."""
+        return elements(self.graph.shapes[value])
+
     def cast(self, value: int, scope: int) -> int:
         """Return the cost of a Cast of a value in a scope."""
-        return self.costs.cast(
-            elements(self.graph.shapes[value]), self.trips[scope], self.low
-        )
+        return self.costs.cast(self.size(value), self.trips[scope], self.low)
 
     def idle_cast(self, node: Node) -> None:
         """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
@@ -287,25 +267,14 @@ class CutProblem:
         """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
         round more.
         """
-        source, result = node.input(0), node.output(0)
-        if (
-            ABSENT in (source, result)
-            or source not in self.exactly_high
-            or self.problem.options.level == Level.O3
-        ):
+        source, kind = node.input(0), self.graph.types[node.output(0)]
+        if source not in self.exactly_high or kind in (None, FLOAT):
             return
-        variable, kind = (
-            self.roots[self.ports.consumed[node.index][0]],
-            self.graph.types[result],
-        )
-        if (
-            variable >= 0
-            and kind != FLOAT
-            and is_lossless(element_name(FLOAT), element_name(kind))
-        ):
-            self.network.charge_low(
-                variable, self.cast(source, node.scope) * _ACCURACY_CASTS
-            )
+        variable = self.roots[self.ports.consumed[node.index][0]]
+        is_wider = is_lossless(element_name(FLOAT), element_name(kind))
+        if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
+            cost = self.cast(source, node.scope) * _ACCURACY_CASTS
+            self.network.charge_low(variable, cost)
 
     def gain(self, node: Node) -> int:
         """The time that a node saves by moving fewer bytes per element; always less than the pair of Casts it might
@@ -318,13 +287,11 @@ class CutProblem:
         largest = total = 0
         for value in (*node.inputs, *node.outputs):
             if self.ports.produced[value] != NONE:
-                count = min(elements(self.graph.shapes[value]), MAX_ELEMENTS)
+                count = min(self.size(value), MAX_ELEMENTS)
                 largest, total = max(largest, count), total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
-        return (
-            max(1, min(self.costs.traffic(self.saves * total), pair))
-            * self.trips[node.scope]
-        )
+        gain = min(self.costs.traffic(self.saves * total), pair)
+        return max(1, gain) * self.trips[node.scope]
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
@@ -334,43 +301,32 @@ class CutProblem:
             readers.add(roots[consumed[node][port]])
         for key in self.graph.results[value]:
             readers.add(roots[returned.get(key, NONE)])
-        readers.discard(NONE)
-        readers.discard(producer)
+        readers -= {NONE, producer}
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):
-            fits = value not in self.problem.unfit
-            self.weight(
-                producer, readers, elements(self.graph.shapes[value]) if fits else 0
-            )
+            self.weight(producer, readers, self.bytes_saved(value))
             return
         cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.casts(producer, readers, cost + charge, cost)
 
-    def weight(self, producer: int, readers: set[int], count: int) -> None:
+    def weight(self, producer: int, readers: set[int], saved: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""
-        saved = self.costs.stored(self.saves * count)
-        if (
-            len(readers) == 1
-            and (reader := max(readers)) >= 0
-            and self.is_alone(producer)
-        ):
-            self.roots[producer] = (
-                reader  # nothing else asks for it, so it is never stored twice
-            )
+        reader = max(readers)
+        is_bound = producer in self.tied or producer in self.pins.verdicts
+        if len(readers) == 1 and min(reader, producer) >= 0 and not is_bound:
+            # Nothing else asks for it, so it is never stored twice.
+            self.roots[producer] = reader
             self.network.charge_high(reader, saved)
             return
         self.network.charge_high(producer, saved)
         self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
 
-    def is_alone(self, variable: int) -> bool:
-        """Return whether the variable of a constant is neither pinned nor tied to another one."""
-        return (
-            variable >= 0
-            and variable not in self.tied
-            and variable not in self.pins.verdicts
-        )
+    def bytes_saved(self, value: int) -> int:
+        """Return the cost of the bytes that a constant saves in low precision; 0 if it does not fit that."""
+        is_fit = value not in self.problem.unfit
+        return self.costs.stored(self.saves * self.size(value)) if is_fit else 0
 
     def casts(
         self, producer: int, readers: set[int], raise_cost: int, lower_cost: int
@@ -380,13 +336,10 @@ class CutProblem:
         for up, there, cost in ((True, HIGH, raise_cost), (False, LOW, lower_cost)):
             if producer == there:
                 continue
-            if (
-                there in readers
-            ):  # one reader needs the Cast in any case; the others share it
+            if there in readers:
+                # One reader needs the Cast in any case; the others share it.
                 if producer >= 0:
-                    (self.network.charge_low if up else self.network.charge_high)(
-                        producer, cost
-                    )
+                    self.charge(producer, cost, low=up)
             elif len(variables) == 1:
                 self.edge(producer, variables[0], cost, up=up)
             elif variables:
@@ -395,10 +348,15 @@ class CutProblem:
                 for variable in variables:
                     self.edge(helper, variable, INFINITE, up=up)
 
+    def charge(self, variable: int, cost: int, *, low: bool) -> None:
+        """Charge a variable for being low, or else for being float32."""
+        charge = self.network.charge_low if low else self.network.charge_high
+        charge(variable, cost)
+
     def edge(self, first: int, second: int, cost: int, *, up: bool) -> None:
         """Charge if ``first`` is low and ``second`` float32 (``up``), or vice versa."""
         if first in _SETTLED:
-            (self.network.charge_high if up else self.network.charge_low)(second, cost)
+            self.charge(second, cost, low=not up)
         elif up:
             self.network.arc(first, second, cost)
         else:
@@ -414,13 +372,10 @@ class CutProblem:
         conversion would charge for less than the first.
         """
         made = [self.roots[variable] for variable in self.ports.produced]
-        high = {
-            HIGH,
-            *(root for root, pin in self.pins.verdicts.items() if not pin.low),
-        }
-        computed = {
-            value for value, root in enumerate(made) if root in high
-        } - self.ports.free
+        high = {root for root, pin in self.pins.verdicts.items() if not pin.low}
+        high.add(HIGH)
+        computed = {value for value, root in enumerate(made) if root in high}
+        computed -= self.ports.free
         computed -= {  # values that are up-casts of a low value
             self.graph.nodes[index].outputs[0] for index in self.graph.shields
         }
@@ -436,14 +391,12 @@ class CutProblem:
             ]
             if not found or node.key in op_facts().control_flow:
                 continue
-            known = [
-                one
-                for one in (computed, stored, heavy)
-                if not one.isdisjoint(node.inputs)
-            ]
-            for values in known:
-                values.update(found)
-            if known and not self.is_raised(node, weights):
+            is_reached = False
+            for values in (computed, stored, heavy):
+                if not values.isdisjoint(node.inputs):
+                    is_reached = True
+                    values.update(found)
+            if is_reached and not self.is_raised(node, weights):
                 reached.update(found)
         return computed | stored, (reached & computed) | ((reached & stored) - heavy)
 
@@ -468,10 +421,7 @@ class CutProblem:
 
     def is_heavy(self, value: int) -> bool:
         """Return whether a constant fits low precision and saves more there than the launch of a Cast."""
-        saves = (
-            self.costs.stored(self.saves * elements(self.graph.shapes[value])) > LAUNCH
-        )
-        return saves and value not in self.problem.unfit and self.is_stored(value)
+        return self.bytes_saved(value) > LAUNCH and self.is_stored(value)
 
     def is_stored(self, value: int) -> bool:
         """Return whether the value is an initializer or a Constant, of either precision."""

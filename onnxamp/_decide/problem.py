@@ -1,6 +1,6 @@
 """The precision problem of a graph: everything that is known before anything is decided."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from onnxamp._decide.hazards.long_products import SUM, accumulation_shares
 from onnxamp._decide.hazards.masks import sentinel_paths
 from onnxamp._decide.hazards.quantized import bounded_nodes
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
-from onnxamp._decide.ports import Layout, PortVariables
+from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard
@@ -27,7 +27,7 @@ from onnxamp._options.options import Options
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._patterns.patterns import patterns_of, split_products
 from onnxamp._target import target_of
-from onnxamp._target.kernels import Typed, deciding_form, freedom
+from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
 
 
 class Problem(NamedTuple):
@@ -35,6 +35,7 @@ class Problem(NamedTuple):
 
     Attributes:
         ports: the precision variables.
+        freedoms: node -> the choices that the target's kernels leave to its variables.
         hazards: the places where low precision is known to break or lose values.
         overrides: the user's overrides for single nodes.
         listed: the nodes that lists refer to.
@@ -54,6 +55,7 @@ class Problem(NamedTuple):
     graph: Graph
     options: Options
     ports: PortVariables
+    freedoms: Mapping[int, Freedom]
     hazards: Sequence[Hazard]
     overrides: Overrides
     listed: Listed
@@ -83,64 +85,62 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         ContradictionError: two overrides of a node exclude each other.
     """
     check_opset(graph.model, options)
-    low, judged = options.low, options.level != Level.O0
-    overrides = find_overrides(graph, options)
-    named = find_listed(graph, options)
-    listed = named.white.keys()
+    low, target, judged = options.low, options.target, options.level != Level.O0
+    overrides, listed = find_overrides(graph, options), find_listed(graph, options)
     wished = overrides.of_node.keys()
     sentinels, hazards = list[list[int]](), list[Hazard]()
     folds, groups = list[tuple[int, int]](), list[Sequence[int]]()
     if judged:
         sentinels = graph.ask(sentinel_paths, low)
-        norms = batch_norm_folds(graph, options)
         folds = [
-            pair for pair in norms if wished.isdisjoint(pair) and pair[1] not in listed
+            (product, norm)
+            for product, norm in batch_norm_folds(graph, options)
+            if wished.isdisjoint((product, norm)) and norm not in listed.white
         ]
         folds += _sums_of_parts(graph, options)
-        fitting, found = (
-            fitting_sums(graph, options),
-            graph.ask(hazards_on, low, options.target),
-        )
-        there = (
-            one
-            for one in found
-            if one.reason != accumulators.KIND or one.node not in fitting
-        )
-        hazards = [*graph.ask(find_hazards, low), *there]
+        fitting = fitting_sums(graph, options)
+        hazards += graph.ask(find_hazards, low)
+        for one in graph.ask(hazards_on, low, target):
+            if one.reason != accumulators.KIND or one.node not in fitting:
+                hazards.append(one)
     if judged and not replayed:
-        activations = (match.nodes for match in patterns_of(graph, "gelu", "silu"))
-        fused = [nodes for nodes in activations if wished.isdisjoint(nodes)]
-        fused += (match.nodes for match in patterns_of(graph, "normalization"))
-        groups += (
-            sorted(nodes) for nodes in fused if listed.isdisjoint(nodes)
-        )  # lists split them
+        groups += _patterns(graph, wished, listed)
         groups += [*folds, *(sentinels if options.hazards else ())]
     low_weights = frozenset(overrides.low_weights if judged else ())
     ports = find_variables(graph, options, groups, low_weights)
-    priced = (
-        options.hazards and not options.strict and options.level in (Level.O1, Level.O2)
-    )
-    shares = graph.ask(accumulation_shares, low, options.target) if priced else {}
+    freedoms = _freedoms(graph, options, ports)
+    is_priced = options.level in (Level.O1, Level.O2) and not options.strict
+    is_priced = is_priced and options.hazards
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
+    settled = {*wished, *(one.node for one in hazards)}
     return Problem(
         graph=graph,
         options=options,
         ports=ports,
+        freedoms=freedoms,
         hazards=hazards,
         overrides=overrides,
-        listed=named,
+        listed=listed,
         sentinels=sentinels,
         folded=frozenset(last for _, last in folds),
         unfit=unfit,
         constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
-        shares=shares,
-        twofold=_twofold(
-            graph, options, ports, {*wished, *(one.node for one in hazards)}
-        ),
-        bounded=graph.ask(bounded_nodes, options.target),
-        absorbed=frozenset(graph.ask(absorbed_casts, low, options.target)),
+        shares=graph.ask(accumulation_shares, low, target) if is_priced else {},
+        twofold=_twofold(graph, options, freedoms) - settled,
+        bounded=graph.ask(bounded_nodes, target),
+        absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
     )
+
+
+def _patterns(
+    graph: Graph, wished: AbstractSet[int], listed: Listed
+) -> Iterator[Sequence[int]]:
+    """Yield the nodes of decomposed ops, which need one precision, unless overrides or the user's lists split them."""
+    for match in patterns_of(graph, "gelu", "silu", "normalization"):
+        is_split = match.kind != "normalization" and not wished.isdisjoint(match.nodes)
+        if not is_split and listed.white.keys().isdisjoint(match.nodes):
+            yield sorted(match.nodes)
 
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
@@ -153,6 +153,22 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     )
 
 
+def _freedoms(
+    graph: Graph, options: Options, ports: PortVariables
+) -> dict[int, Freedom]:
+    """Return the choices that kernels leave to each node, by one look-up for each distinct form of a node."""
+    known, found = dict[object, Freedom](), dict[int, Freedom]()
+    for index, layout in ports.layouts.items():
+        node = graph.nodes[index]
+        assert node.signature is not None
+        key = layout, deciding_form(options.target, node)
+        if key not in known:
+            typed = Typed(node.signature, layout.bound, node.proto)
+            known[key] = freedom(options.target, typed, layout.params, options.low)
+        found[index] = known[key]
+    return found
+
+
 def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     floats = graph.constants.floats().items()
     return frozenset(
@@ -163,30 +179,18 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 
 
 def _twofold(
-    graph: Graph, options: Options, ports: PortVariables, settled: AbstractSet[int]
+    graph: Graph, options: Options, freedoms: Mapping[int, Freedom]
 ) -> frozenset[int]:
-    """Return nodes that dequantize, except settled ones: no Cast may separate them from nodes that an engine fuses with
-    them.
+    """Return nodes that dequantize: no Cast may separate them from nodes that an engine fuses with them.
 
     There are none if the target only fuses float32, or has no kernel that dequantizes to the low-precision type.
     """
     if target_of(options.target).fuses_quantized:
         return frozenset()
-    able = dict[tuple[Layout, object], bool]()
-    found = set[int]()
-    for node in graph.nodes_of(op_facts().dequantize):
-        layout = ports.layouts.get(node.index)
-        if layout is None or node.index in settled:
-            continue
-        key = (layout, deciding_form(options.target, node))
-        if key not in able:
-            assert node.signature is not None
-            typed = Typed(node.signature, layout.bound, node.proto)
-            free = freedom(options.target, typed, layout.params, options.low)
-            able[key] = not free.high
-        if able[key]:
-            found.add(node.index)
-    return frozenset(found)
+    nodes = {node.index for node in graph.nodes_of(op_facts().dequantize)}
+    return frozenset(
+        index for index in nodes & freedoms.keys() if not freedoms[index].high
+    )
 
 
 def _constant_fed(

@@ -1,8 +1,8 @@
 """Rewriting: preparation of a model, edits planned from a decision, and the one place that applies them.
 
-Here are the common parts of passes. A pass consists of a function that rewrites a draft, and one that returns whether
-this is necessary. :data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order. Those that rewrite single
-nodes do it at a :class:`Site`: it has facts about the node in the old model, and names for new nodes and values.
+Here are the common parts of passes. A pass is a function that rewrites a draft, and returns the same one if there is
+nothing to do. :data:`onnxamp._rewrite.prepare.PASSES` names all passes in their order. Those that rewrite single nodes
+do it at a :class:`Site`: it has facts about the node in the old model, and names for new nodes and values.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -83,11 +83,7 @@ class Passed:
         return self.draft.graph
 
 
-class Pass(NamedTuple):
-    """A pass: whether a draft needs it with these options, and the function that applies it."""
-
-    applies: Callable[[Draft, Options], bool]
-    apply: Callable[[Draft, Options], Passed]
+Pass: TypeAlias = Callable[[Draft, Options], Passed]
 
 
 class StuckError(Exception):

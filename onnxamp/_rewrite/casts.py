@@ -64,14 +64,11 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     return _find_removal(remove_pairs(Graph.of(model)).graph, lossy=lossy).apply()
 
 
-def applies(draft: Draft, options: Options) -> bool:
-    """Return whether there are Casts that may be removed; the user may want to keep all of them."""
-    may_go = options.level != Level.O0 and "Cast" not in options.black
-    return may_go and "Cast" in draft.graph.by_key
-
-
 def apply(draft: Draft, options: Options) -> Passed:
-    """Remove pairs of Casts, and nodes that become unused."""
+    """Remove pairs of Casts, and nodes that become unused; the user may want to keep all of them."""
+    is_kept = options.level == Level.O0 or "Cast" in options.black
+    if is_kept or "Cast" not in draft.graph.by_key:
+        return Passed(draft)
     kept = partial(_kept, options=options)
     freed = remove_pairs(draft.graph, options.target, kept)
     idle = _idle_casts(freed.graph, kept)

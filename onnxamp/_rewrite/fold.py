@@ -5,7 +5,7 @@ The forms are data (``_data/folds.toml``).
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from onnx import ModelProto, NodeProto, helper
@@ -120,48 +120,9 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
     return [*nodes, made]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The selection of folds.
-
-    Attributes:
-        every: all of them.
-        kinds: those of these kinds (:attr:`Fold.kind`) that contain none of the nodes ``spared``.
-        outputs: those that produce a value with one of these names.
-    """
-
-    every: bool = False
-    kinds: frozenset[str] = frozenset()
-    spared: frozenset[int] = frozenset()
-    outputs: frozenset[str] = frozenset()
-
-    @property
-    def changes_weights(self) -> bool:
-        """Whether some folds compute new weights, which requires reading the old ones."""
-        return self.every or BATCH_NORM in self.kinds
-
-    def takes(self, graph: Graph, fold: Fold) -> bool:
-        """Return whether a fold of the graph is applied."""
-        if self.every or output_of(graph, fold) in self.outputs:
-            return True
-        return fold.kind in self.kinds and fold.nodes.isdisjoint(self.spared)
-
-
 def output_of(graph: Graph, fold: Fold) -> str:
     """Return the name of the output of a fold."""
     return graph.nodes[fold.last].proto.output[0]
-
-
-def _selected(graph: Graph, options: Options) -> Selection:
-    """Return the folds that are applied before anything is decided."""
-    if options.folds:
-        return Selection(every=True)
-    kinds = _folded_first(options)
-    spared = (
-        frozenset(find_overrides(graph, options).of_node) if kinds else frozenset[int]()
-    )
-    outputs = frozenset(options.folded) if options.may_fold else frozenset[str]()
-    return Selection(kinds=kinds, spared=spared, outputs=outputs)
 
 
 def _folded_first(options: Options) -> frozenset[str]:
@@ -182,13 +143,6 @@ def _folded_first(options: Options) -> frozenset[str]:
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
 
-def applies(draft: Draft, options: Options) -> bool:
-    """Return whether there may be something to fold."""
-    del draft
-    named = options.may_fold and options.folded
-    return bool(options.folds or named or _folded_first(options))
-
-
 def apply(draft: Draft, options: Options) -> Passed:
     """Fold decomposed patterns into the equivalent standard ops; return the same draft if there is nothing to fold.
 
@@ -197,14 +151,26 @@ def apply(draft: Draft, options: Options) -> Passed:
     Raises:
         ModelError: the model breaks a rule of ONNX.
     """
-    graph, selection = draft.graph, _selected(draft.graph, options)
-    current, notes, refused = graph.book.opsets[""], list[str](), list[str]()
-    target, ceiling = options.target, options.highest_opset(current)
-    possible = [
-        fold
-        for fold in find_folds(graph, with_weights=False)
-        if selection.takes(graph, fold)
-    ]
+    kinds = _folded_first(options)
+    outputs = frozenset(options.folded if options.may_fold else ())
+    if not (options.folds or kinds or outputs):
+        return Passed(draft)
+    graph, notes, refused = draft.graph, list[str](), list[str]()
+    spared = find_overrides(graph, options).of_node.keys() if kinds else set[int]()
+    with_weights = options.folds or BATCH_NORM in kinds
+
+    def selected(*, with_weights: bool) -> list[Fold]:
+        return [
+            fold
+            for fold in find_folds(graph, with_weights=with_weights)
+            if options.folds
+            or output_of(graph, fold) in outputs
+            or (fold.kind in kinds and fold.nodes.isdisjoint(spared))
+        ]
+
+    current, target = graph.book.opsets[""], options.target
+    ceiling = options.highest_opset(current)
+    possible = selected(with_weights=False)
     wanted = reachable(graph, possible, target, ceiling)
     if wanted > current:
         try:
@@ -213,12 +179,11 @@ def apply(draft: Draft, options: Options) -> Passed:
             notes.append(f"Upgraded from opset {current} to {wanted} to fold {needed}.")
         except OpsetError as error:
             refused.append(str(error))
-    found = find_folds(graph, with_weights=selection.changes_weights)
-    folds = [fold for fold in found if selection.takes(graph, fold)]
     reached = graph.book.opsets[""]
-    folds = [_own(fold, target) if fold.opset > reached else fold for fold in folds]
-    ready = [fold for fold in folds if fold.opset <= reached]
-    late = [fold for fold in folds if fold.opset > reached]
+    ready, late = list[Fold](), list[Fold]()
+    for found in selected(with_weights=with_weights):
+        fold = _own(found, target) if found.opset > reached else found
+        (late if fold.opset > reached else ready).append(fold)
     if late:
         refused.append(_why_late(graph, late, target, ceiling))
     result = draft if graph is draft.graph else Draft.of(graph)

@@ -9,21 +9,15 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, Passed
 
 
-def applies(draft: Draft, options: Options) -> bool:
-    """Return whether there are functions to inline."""
-    return (
-        bool(draft.proto.functions)
-        and not options.keep_functions
-        and options.level != Level.O0
-    )
-
-
-def apply(draft: Draft, _: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> Passed:
     """Inline all functions that can be."""
+    is_kept = options.keep_functions or options.level == Level.O0
+    if is_kept or not draft.proto.functions:
+        return Passed(draft)
     result, note = inline(draft.proto)
-    return Passed(
-        draft if result is draft.proto else Draft(result, draft.folder), (note,)
-    )
+    if result is not draft.proto:
+        draft = Draft(result, draft.folder)
+    return Passed(draft, (note,))
 
 
 def inline(model: ModelProto) -> tuple[ModelProto, str]:

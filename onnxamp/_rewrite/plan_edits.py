@@ -3,32 +3,23 @@
 Complexity: linear in ports.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from onnx import TensorProto
 
 from onnxamp._decide.hazards.scales import vanishing_scales
-from onnxamp._decide.ports import LOW, NONE, PortVariables
+from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.editor import NewNames
-from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
 from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.apply import Edits, NewCast, NewConstant, NewDequantize
 
-
-@dataclass(slots=True)
-class Versions:
-    """Names of one float32 value in both precisions; None for a precision that has no readers."""
-
-    high: str | None = None
-    low: str | None = None
+_STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 
 
 class Source(NamedTuple):
@@ -39,26 +30,54 @@ class Source(NamedTuple):
     raised: str | None
 
 
-@dataclass(slots=True)
-class OriginalCasts:
-    """Handle the original Casts between float32 and low precision, and add the changes to the edits."""
+def plan_edits(problem: Problem, decision: Decision) -> Edits:
+    """Plan the edits that carry out a decision."""
+    planner = _Planner(problem, decision)
+    planner.values()
+    planner.lowered_values()
+    planner.dequantize_twice()
+    planner.remove_idle()
+    planner.readers()
+    planner.returns()
+    planner.remove_dead()
+    planner.halve_sentinels()
+    planner.keep_positive()
+    return planner.edits
 
-    graph: Graph
-    ports: PortVariables
-    low: Sequence[bool]
-    """Whether a port with a variable is low precision: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
-    edits: Edits
-    names: dict[int, Versions] = field(default_factory=dict)
-    """Value -> its name in each precision, as far as these are planned."""
-    aliases: dict[int, int] = field(default_factory=dict)
-    """Output of a removed Cast to low precision -> the value that it was cast from, which is low itself now."""
-    down_casts: dict[int, list[Node]] = field(default_factory=dict)
-    """float32 value -> Casts of it to low precision."""
 
-    def __post_init__(self) -> None:
+class _Planner:
+    """Plans the edits of values, of those that read and return them, and of the original Casts around them.
+
+    Attributes:
+        low: whether a port with a variable is low precision: HIGH, LOW and NONE are -1, -2 and -3, and stand at the
+            end.
+        names: value -> its name in float32 (False) and in low precision (True), as far as something reads it there.
+        shadowed: see :func:`shadowing`.
+        down_casts: float32 value -> original Casts of it to low precision.
+        aliases: output of a removed Cast to low precision -> the value that it was cast from, which is low itself now.
+        doubled: nodes that dequantize in both precisions -> the name of their second result. The last ones come
+            first, which may dequantize the scale of another.
+    """
+
+    def __init__(self, problem: Problem, decision: Decision) -> None:
+        self.problem, self.graph, self.ports = problem, problem.graph, problem.ports
+        self.low = [*decision.low, False, True, False]
+        self.edits, self.new = (
+            Edits(problem.options.low),
+            NewNames(self.graph.all_names()),
+        )
+        self.names = dict[int, dict[bool, str]]()
+        self.shadowed = self.graph.ask(shadowing)
+        self.down_casts, self.aliases = dict[int, list[Node]](), dict[int, int]()
         for node in self.graph.nodes_of({"Cast"}):
             if node.inputs and self.ports.consumed[node.index][0] == LOW:
                 self.down_casts.setdefault(node.inputs[0], []).append(node)
+        self.doubled = dict[int, str]()
+        for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
+            if len(self.needs(self.graph.nodes[index].outputs[0])) == 2:
+                self.doubled[index] = ""
+
+    # -- original Casts ----------------------------------------------------------------------------------------
 
     def public_name(self, value: Value) -> str:
         """Return the name of the graph output of a Cast that the value, now low itself, replaces."""
@@ -112,14 +131,14 @@ class OriginalCasts:
         """Return the source of a value that is low in the original model, through Casts that are removed."""
         while value in self.aliases:
             source = self.aliases[value]
-            names = self.names.get(source)
-            if names is not None and names.low is not None:
-                raised = names.high if self.low[self.ports.produced[source]] else None
-                return Source(names.low, self.graph.values[source].scope, raised)
+            names = self.names.get(source, {})
+            if True in names:
+                is_low = self.low[self.ports.produced[source]]
+                raised = names.get(False) if is_low else None
+                return Source(names[True], self.graph.values[source].scope, raised)
             value = self.ports.lowered[source]
-        return Source(
-            self.graph.values[value].name, self.graph.values[value].scope, None
-        )
+        held = self.graph.values[value]
+        return Source(held.name, held.scope, None)
 
     def remove_dead(self) -> None:
         """Remove Casts from low precision to float32 that lose all their readers."""
@@ -148,97 +167,37 @@ class OriginalCasts:
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue
             source, result = node.inputs[0], node.outputs[0]
-            low, names = self.names[source].low, self.names[result]
-            if (
-                self.graph.results[result]
-                or names.high is not None
-                or low is None
-                or source in self.graph.hidden
-            ):
+            low, names = self.names[source].get(True), self.names[result]
+            if self.graph.results[result] or False in names:
                 continue
-            self.edits.removed.add(node.index)
-            names.low = low
+            if low is not None and source not in self.graph.hidden:
+                self.edits.removed.add(node.index)
+                names[True] = low
 
+    # -- values --------------------------------------------------------------------------------------------------
 
-_STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
-
-
-def plan_edits(problem: Problem, decision: Decision) -> Edits:
-    """Plan the edits that carry out a decision."""
-    graph, ports = problem.graph, problem.ports
-    edits, new = Edits(problem.options.low), NewNames(graph.all_names())
-    low = [*decision.low, False, True, False]
-    originals = OriginalCasts(graph, ports, low, edits)
-    maker = _Maker(
-        graph=graph,
-        ports=ports,
-        low=low,
-        edits=edits,
-        new=new,
-        absorbed=problem.absorbed,
-        originals=originals,
-        names=originals.names,
-        shadowed=graph.ask(shadowing),
-    )
-    maker.find_doubled(problem)
-    for value, variable in enumerate(ports.produced):
-        if variable != NONE:
-            maker.value(graph.values[value])
-    maker.lowered_values()
-    maker.dequantize_twice()
-    originals.remove_idle()
-    maker.readers()
-    maker.returns()
-    originals.remove_dead()
-    maker.halve_sentinels(problem.sentinels)
-    maker.keep_positive()
-    return maker.edits
-
-
-@dataclass(slots=True)
-class _Maker:
-    """Plans the edits of values, and of those that read and return them."""
-
-    graph: Graph
-    ports: PortVariables
-    low: Sequence[bool]
-    """Whether a port with a variable is low precision: HIGH, LOW and NONE are -1, -2 and -3, and stand at the end."""
-    edits: Edits
-    new: NewNames
-    absorbed: frozenset[int]
-    originals: OriginalCasts
-    names: dict[int, Versions]
-    shadowed: Mapping[int, int]
-    """See :func:`shadowing`."""
-    doubled: dict[int, str] = field(default_factory=dict)
-    """Nodes that dequantize in both precisions -> the name of their second result."""
-
-    def find_doubled(self, problem: Problem) -> None:
-        """Find nodes that dequantize in both precisions; the last one first, which may dequantize a scale
-        of another.
-        """
-        for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
-            if all(self.needs(self.graph.nodes[index].outputs[0])):
-                self.doubled[index] = ""
+    def values(self) -> None:
+        """Plan the names and types of all values."""
+        for value, variable in enumerate(self.ports.produced):
+            if variable != NONE:
+                self.value(self.graph.values[value])
 
     def dequantize_twice(self) -> None:
         """Add the second nodes for nodes that dequantize in both precisions."""
         for index, target in self.doubled.items():
             node = self.graph.nodes[index]
-            scales = self.names[node.inputs[1]]
             is_low = self.low[self.ports.produced[node.outputs[0]]]
-            scale = scales.high if is_low else scales.low
-            assert scale is not None
+            scale = self.names[node.inputs[1]][not is_low]
             name = self.new.fresh(f"{target}/{node.proto.op_type}")
             elem = TensorProto.FLOAT if is_low else self.edits.low.elem
             self.edits.dequantized.append(
                 NewDequantize(index, scale, target, name, elem)
             )
 
-    def halve_sentinels(self, paths: Sequence[Sequence[int]]) -> None:
+    def halve_sentinels(self) -> None:
         """Let sentinels on low mask paths saturate to half the range, so that mask + score stays finite."""
         constants = self.graph.constants
-        for index in {node for path in paths for node in path}:
+        for index in {node for path in self.problem.sentinels for node in path}:
             for value, variable in zip(
                 self.graph.nodes[index].inputs, self.ports.consumed[index], strict=True
             ):
@@ -262,29 +221,28 @@ class _Maker:
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
         """Insert a Cast right after the value's producer, shielded if a fusion would absorb it."""
-        shielded = elem == TensorProto.FLOAT and value.index in self.absorbed
+        shielded = elem == TensorProto.FLOAT and value.index in self.problem.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
         name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(
             NewCast(value.scope, value.producer, source, target, elem, name, shield)
         )
 
-    def needs(self, value: int) -> tuple[bool, bool]:
-        """Return whether the value is read or returned in float32, and in low precision, original Casts apart."""
+    def needs(self, value: int) -> set[bool]:
+        """Return whether the value is read or returned in low precision, in float32, or both, original Casts apart."""
         consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
             if node in self.doubled:
-                return True, True  # its scale
+                return {False, True}  # its scale
             variable = consumed[node][port]
-            if variable >= 0 or (
-                variable != NONE and (variable != LOW or nodes[node].key != "Cast")
-            ):
+            is_own_cast = variable == LOW and nodes[node].key == "Cast"
+            if variable != NONE and not is_own_cast:
                 needed.add(low[variable])
         for key in self.graph.results[value]:
             if key in self.ports.returned:
                 needed.add(low[self.ports.returned[key]])
-        return False in needed, True in needed
+        return needed
 
     def public(self, value: int) -> bool | None:
         """Return whether the main graph returns the value in low precision; None if it does not return it."""
@@ -302,27 +260,23 @@ class _Maker:
         is_low = self.low[self.ports.produced[index]]
         if kind != FLOAT:
             own = self.own_name(value, is_low=is_low)
-            self.names[index] = Versions(high=own, low=own)
+            self.names[index] = {False: own, True: own}
             if is_low:
-                self.edits.types[index] = retyped(kind, self.edits.low)
                 self.make_low(value)
             return
         if index in self.ports.lowered:
             return  # the output of an original Cast from low precision: see lowered_values
-        need_high, need_low = self.needs(index)
-        if index in self.ports.free and need_high != need_low:
-            is_low = need_low  # whatever a Constant, or a Cast of integers, is pinned to, because nothing would read it
+        needed = self.needs(index)
+        if index in self.ports.free and len(needed) == 1:
+            # Whatever a Constant, or a Cast of integers, is pinned to, because nothing would read it.
+            is_low = True in needed
         if is_low:
-            self.originals.remove(index)
-            need_low = True
+            self.remove(index)
             self.make_low(value)
-            self.edits.types[index] = self.edits.low.tensor
-        else:
-            need_high = True
+        needed.add(is_low)
         own = self.own_name(value, is_low=is_low)
-        names = Versions(own if need_high else None, own if need_low else None)
-        self.names[index] = names
-        if not (need_high and need_low):
+        names = self.names[index] = dict.fromkeys(needed, own)
+        if len(needed) == 1:
             return
         public = self.public(index)
         if self.is_constant(index):
@@ -330,29 +284,24 @@ class _Maker:
             self.copy(value, names, base_low=bool(public) or replaces_cast)
             return
         keeps_name_low = is_low if public is None else public
-        reused = None if is_low or keeps_name_low else self.originals.reuse(value)
+        reused = None if is_low or keeps_name_low else self.reuse(value)
         if reused is not None:
-            names.low = reused
+            names[True] = reused
             return
-        other = self.fresh(value.name, low=not keeps_name_low)
-        names.high, names.low = (other, own) if keeps_name_low else (own, other)
+        other_low = not keeps_name_low
+        names[other_low] = self.fresh(value.name, low=other_low)
         self.second_version(value, names, is_low=is_low)
-        self.originals.remove(index, nested=not keeps_name_low)
+        self.remove(index, nested=other_low)
 
-    def second_version(self, value: Value, names: Versions, *, is_low: bool) -> None:
+    def second_version(
+        self, value: Value, names: dict[bool, str], *, is_low: bool
+    ) -> None:
         """Add the precision that the producer does not deliver, by a Cast of the value or of its integer source."""
-        assert names.high is not None
-        assert names.low is not None
-        own, other = (names.low, names.high) if is_low else (names.high, names.low)
-        if (
-            self.public(value.index) is not None
-            and own != value.name
-            and value.origin in _STORED
-        ):
+        own, other = names[is_low], names[not is_low]
+        is_renamed = own != value.name and self.public(value.index) is not None
+        if is_renamed and value.origin in _STORED:
             self.edits.renamed[value.index] = own
-        elif (
-            self.public(value.index) is not None and own != value.name
-        ):  # the Cast's output takes the public name
+        elif is_renamed:  # the Cast's output takes the public name
             self.edits.outputs[value.producer, value.port] = own
             self.edits.types.pop(value.index, None)
             if not is_low:
@@ -374,7 +323,7 @@ class _Maker:
         """
         outer = self.shadowed.get(value.index)
         if outer is None:
-            return self.originals.public_name(value) if is_low else value.name
+            return self.public_name(value) if is_low else value.name
         if not is_low and not self.low[self.ports.produced[outer]]:
             return value.name
         name = self.fresh(value.name, low=is_low)
@@ -394,10 +343,9 @@ class _Maker:
             producer is None or producer.key == "Constant"
         )
 
-    def copy(self, value: Value, names: Versions, *, base_low: bool) -> None:
+    def copy(self, value: Value, names: dict[bool, str], *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
-        other, own = self.fresh(value.name, low=not base_low), names.high
-        names.high, names.low = (other, own) if base_low else (own, other)
+        other = names[not base_low] = self.fresh(value.name, low=not base_low)
         node_name = (
             self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
         )
@@ -406,14 +354,16 @@ class _Maker:
         )
         if base_low:
             self.make_low(value)
-            self.edits.types[value.index] = self.edits.low.tensor
         else:
             self.edits.weights.discard(value.index)
             self.edits.attributes.discard(value.producer)
             self.edits.types.pop(value.index, None)
 
     def make_low(self, value: Value) -> None:
-        """Lower the producer's weight or attribute if that determines the value's type."""
+        """Lower the type of a value, and the producer's weight or attribute if that determines it."""
+        kind = self.graph.types[value.index]
+        assert kind is not None
+        self.edits.types[value.index] = retyped(kind, self.edits.low)
         if value.origin in _STORED:
             self.edits.weights.add(value.index)
             return
@@ -436,29 +386,22 @@ class _Maker:
         """Name values that an original Cast raises from low precision: low-precision readers bypass the Cast."""
         hidden = {self.graph.values[value].name for value in self.graph.hidden}
         for value, source in self.ports.lowered.items():
-            origin = self.originals.low_source(source)
-            raised = (
-                None
-                if self.graph.results[value] or origin.raised in hidden
-                else origin.raised
-            )
-            self.names[value] = Versions(
-                high=raised or self.graph.values[value].name, low=origin.name
-            )
+            origin, own = self.low_source(source), self.graph.values[value]
+            is_kept = self.graph.results[value] or origin.raised in hidden
+            raised = None if is_kept else origin.raised
+            names = {False: raised or own.name, True: origin.name}
+            self.names[value] = names
             if self.public(value) or self.leaves_body(value, origin.scope):
-                producer = self.graph.producer(value)
-                assert producer is not None
-                self.edits.attributes.add(producer.index)
+                self.edits.attributes.add(own.producer)
                 self.edits.types[value] = self.edits.low.tensor
-                own = self.graph.values[value]
-                self.names[value].low = own.name
-                need_high, _ = self.needs(value)
-                if need_high and origin.raised is None:
-                    high = self.fresh(own.name, low=False)
-                    self.names[value].high = high
-                    self.add_cast(own, origin.name, high, TensorProto.FLOAT)
-                elif need_high:
-                    self.names[value].high = origin.raised
+                names[True] = own.name
+                if False not in self.needs(value):
+                    continue
+                if origin.raised is not None:
+                    names[False] = origin.raised
+                    continue
+                names[False] = self.fresh(own.name, low=False)
+                self.add_cast(own, origin.name, names[False], TensorProto.FLOAT)
 
     def leaves_body(self, value: int, home: int) -> bool:
         """Return whether a body returns the value in low precision, which is a value of another scope."""
@@ -471,31 +414,25 @@ class _Maker:
 
     def readers(self) -> None:
         """Point each input to the version of the value that it reads."""
-        values, names, low, aliases = (
-            self.graph.values,
-            self.names,
-            self.low,
-            self.originals.aliases,
-        )
         for node in self.graph.nodes:
             consumed = self.ports.consumed[node.index]
             for port, value in enumerate(node.inputs):
                 variable = consumed[port]
-                if value == ABSENT or (variable == NONE and value not in aliases):
+                is_alias = value in self.aliases
+                if value == ABSENT or (variable == NONE and not is_alias):
                     continue
-                if value in aliases:
-                    name: str | None = self.originals.low_source(value).name
-                elif (
-                    variable == LOW and node.key == "Cast"
-                ):  # an original Cast reads what the producer delivers
+                is_low = self.low[variable]
+                if variable == LOW and node.key == "Cast":
+                    # An original Cast reads what the producer delivers.
                     is_low = (
                         value not in self.ports.lowered
-                        and low[self.ports.produced[value]]
+                        and self.low[self.ports.produced[value]]
                     )
-                    name = names[value].low if is_low else names[value].high
+                if is_alias:
+                    name: str | None = self.low_source(value).name
                 else:
-                    name = names[value].low if low[variable] else names[value].high
-                if name is not None and name != values[value].name:
+                    name = self.names[value].get(is_low)
+                if name is not None and name != self.graph.values[value].name:
                     self.edits.inputs[node.index, port] = name
 
     def returns(self) -> None:
@@ -503,14 +440,16 @@ class _Maker:
         for scope in self.graph.scopes:
             for position, value in enumerate(scope.outputs):
                 key = (scope.index, position)
-                if value in self.originals.aliases:
-                    self.edits.results[key] = self.originals.low_source(value).name
+                if value in self.aliases:
+                    self.edits.results[key] = self.low_source(value).name
                 if key not in self.ports.returned:
                     continue
-                is_low = self.low[self.ports.returned[key]]
-                kind, names = self.graph.types[value], self.names[value]
+                is_low, kind = (
+                    self.low[self.ports.returned[key]],
+                    self.graph.types[value],
+                )
                 assert kind is not None
-                name = names.low if is_low else names.high
+                name = self.names[value].get(is_low)
                 if name is not None and name != scope.proto.output[position].name:
                     self.edits.results[key] = name
                 if is_low:

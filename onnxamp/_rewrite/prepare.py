@@ -1,5 +1,6 @@
 """Preparation of a model for analysis: the passes that rewrite it before anything is decided."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite import (
     Draft,
     Pass,
+    Passed,
     casts,
     fold,
     freeze,
@@ -21,14 +23,14 @@ from onnxamp._rewrite import (
 )
 
 PASSES: Final = (
-    Pass(inline.applies, inline.apply),
-    Pass(upgrade.applies, upgrade.apply),
-    Pass(freeze.applies, freeze.apply),
-    Pass(fold.applies, fold.apply),
-    Pass(requantize.applies, requantize.apply),
-    Pass(rescale.applies, rescale.apply),
-    Pass(split_k.applies, split_k.apply),
-    Pass(casts.applies, casts.apply),
+    inline.apply,
+    upgrade.apply,
+    freeze.apply,
+    fold.apply,
+    requantize.apply,
+    rescale.apply,
+    split_k.apply,
+    casts.apply,
 )
 """All passes, in their order."""
 
@@ -82,24 +84,15 @@ def with_casts(model: Model, options: Options) -> Prepared:
     return _passed(model, options, _KEEPING_CASTS)
 
 
-def _passed(model: Model, options: Options, passes: tuple[Pass, ...]) -> Prepared:
-    draft = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
-    notes, refused, requested = list(model.repairs), list[str](), False
-    pairs = removed = 0
-    for step in passes:
-        if step.applies(draft, options):
-            passed = step.apply(draft, options)
-            draft = passed.draft
-            notes += passed.notes
-            refused += passed.refused
-            requested |= passed.requested
-            pairs += passed.pairs
-            removed += passed.casts
+def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:
+    done = [Passed(Draft(model.proto, model.folder, lambda: model.ask(graph_of)))]
+    for apply in passes:
+        done.append(apply(done[-1].draft, options))
     return Prepared(
-        graph=draft.graph,
-        notes=tuple(notes),
-        requested=requested,
-        pairs=pairs,
-        casts=removed,
-        unfolded=tuple(refused),
+        graph=done[-1].graph,
+        notes=(*model.repairs, *(note for one in done for note in one.notes)),
+        requested=any(one.requested for one in done),
+        pairs=sum(one.pairs for one in done),
+        casts=sum(one.casts for one in done),
+        unfolded=tuple(text for one in done for text in one.refused),
     )

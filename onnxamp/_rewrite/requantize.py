@@ -12,7 +12,6 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.levels import Level
 from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, Passed
@@ -20,18 +19,13 @@ from onnxamp._target import target_of
 from onnxamp._target.kernels import Typed, runs_on
 
 
-def applies(draft: Draft, options: Options) -> bool:
-    """Return whether scales may be low for the target, and there are some."""
-    if target_of(options.target).fuses_quantized or options.level == Level.O0:
-        return False
-    return not op_facts().quantize.isdisjoint(draft.graph.by_key)
-
-
 def apply(draft: Draft, options: Options) -> Passed:
     """Requantize before each Concat that may be low; return the same draft if there is none.
 
     Complexity: linear in nodes.
     """
+    if target_of(options.target).fuses_quantized or options.level == Level.O0:
+        return Passed(draft)
     graph = draft.graph
     pairs = list(_pairs(graph, options))
     if not pairs:
@@ -59,9 +53,10 @@ def apply(draft: Draft, options: Options) -> Passed:
 def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
     """Yield float32 nodes that are fused blindly, each with the node that quantizes its result by a single scale."""
     fused = list(fused_blindly(graph, options.low))
-    if not fused:
-        return
-    kept = {*find_overrides(graph, options).of_node, *find_listed(graph, options).black}
+    kept = set[int]()
+    if fused:
+        kept.update(find_overrides(graph, options).of_node)
+        kept.update(find_listed(graph, options).black)
     for hazard in fused:
         node = graph.nodes[hazard.node]
         quantize = graph.only_reader(node.outputs[0])

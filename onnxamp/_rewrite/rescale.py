@@ -25,13 +25,6 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, Passed
 
 
-def applies(_: Draft, options: Options) -> bool:
-    """Return whether there are exponents other than 0."""
-    if options.rescaling is None or options.level == Level.O0:
-        return False
-    return bool(options.rescaling.scaled)
-
-
 def apply(draft: Draft, options: Options) -> Passed:
     """Apply the exponents of the options.
 
@@ -39,8 +32,10 @@ def apply(draft: Draft, options: Options) -> Passed:
         ArgumentError: the exponents belong to another model.
         ExternalDataError: a constant cannot be read.
     """
-    graph, rescaling = draft.graph, options.rescaling
-    assert rescaling is not None
+    rescaling = options.rescaling
+    if rescaling is None or not rescaling.scaled or options.level == Level.O0:
+        return Passed(draft)
+    graph = draft.graph
     equations = find_equations(graph)
     exponents = complete(equations, rescaling)
     changes = _Rescaling(graph, equations, exponents)

@@ -26,16 +26,13 @@ _AXES_ARE_INPUT: Final = 13
 """First opset at which the axes of a sum are an input."""
 
 
-def applies(_: Draft, options: Options) -> bool:
-    """Return whether the target may sum up products in float16 over too many terms."""
-    return may_split(options)
-
-
 def apply(draft: Draft, options: Options) -> Passed:
     """Split products that are too long; return the same draft if there are none.
 
     Complexity: linear in nodes.
     """
+    if not may_split(options):
+        return Passed(draft)
     graph, found = draft.graph, find_splits(draft.graph, options)
     if not found:
         return Passed(draft)

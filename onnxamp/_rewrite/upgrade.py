@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,23 @@ from onnxamp._rewrite.upgrade_rules import (
 )
 
 
-class StuckAtError(Exception):
-    """A node cannot take the step to a version."""
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A node that cannot take the step to ``opset``, in the words of ``why``."""
 
-    def __init__(self, version: int, why: str) -> None:
-        super().__init__(why)
-        self.version = version
+    opset: int
+    node: str
+    op: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
+        )
 
 
-def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
-    """Return the nodes that stand in the place of the site's node at a newer opset.
-
-    Raises:
-        StuckAtError: it cannot take a step.
-    """
+def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto] | Obstacle:
+    """Return the nodes that stand in the place of the site's node at a newer opset, or why it cannot take a step."""
     done, waiting = list[NodeProto](), [(copied(site.node.proto), current)]
     while waiting:
         proto, version = waiting.pop()
@@ -47,7 +51,7 @@ def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto]:
         try:
             nodes = [proto] if step.is_silent else _taken(step, proto, site)
         except StuckError as stuck:
-            raise StuckAtError(step.version, str(stuck)) from None
+            return Obstacle(step.version, site.node.label, site.node.key, str(stuck))
         waiting += [(node, step.version) for node in reversed(nodes)]
     return done
 
@@ -141,21 +145,6 @@ def _constant(
     return site.editor.constant(np.asarray(value, np.float32), base, elem)
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """A node that cannot take the step to ``opset``, in the words of ``why``."""
-
-    opset: int
-    node: str
-    op: str
-    why: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
-        )
-
-
 @dataclass(frozen=True)
 class Upgrade:
     """The highest opset that a graph can reach, and the changes that it needs.
@@ -178,24 +167,13 @@ class Upgrade:
         if self.editor is None:
             return self.graph
         model = self.editor.finish()
-        self._declare(model)
-        return Graph.of(model, self.graph.folder)
-
-    def _declare(self, model: ModelProto) -> None:
-        """Write the opset."""
-        sets = [
-            model.opset_import,
-            *(function.opset_import for function in model.functions),
-        ]
-        for entry in (
-            entry
-            for entries in sets
-            for entry in entries
-            if default_domain(entry.domain) == ""
-        ):
-            entry.version = max(entry.version, self.opset)
-        if not any(default_domain(entry.domain) == "" for entry in model.opset_import):
+        if "" not in {default_domain(entry.domain) for entry in model.opset_import}:
             model.opset_import.add(domain="", version=self.opset)
+        inner = (function.opset_import for function in model.functions)
+        for entry in chain(model.opset_import, *inner):
+            if default_domain(entry.domain) == "":
+                entry.version = max(entry.version, self.opset)
+        return Graph.of(model, self.graph.folder)
 
 
 def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
@@ -224,12 +202,11 @@ def _attempt(
         for node in alike:
             if node.signature is None:
                 continue
-            try:
-                nodes = upgraded_nodes(Site(graph, node, editor), current, opset)
-            except StuckAtError as stuck:
-                found.append(Obstacle(stuck.version, node.label, key, str(stuck)))
+            done = upgraded_nodes(Site(graph, node, editor), current, opset)
+            if isinstance(done, Obstacle):
+                found.append(done)
             else:
-                editor.replace(node.index, nodes)
+                editor.replace(node.index, done)
     return min(found, key=lambda obstacle: obstacle.opset, default=None)
 
 
@@ -247,15 +224,11 @@ def _function_obstacles(model: ModelProto, opset: int) -> list[Obstacle]:
             if default_domain(node.domain) or "" not in imported:
                 continue
             steps = steps_of(node.op_type, imported[""], opset)
-            if (
-                step := next((step for step in steps if not step.is_silent), None)
-            ) is not None:
+            loud = [step.version for step in steps if not step.is_silent]
+            if loud:
                 why = f"it is in the function {function.name}, whose nodes onnxamp does not rewrite; inline it"
-                found.append(
-                    Obstacle(
-                        step.version, node.name or node.output[0], node.op_type, why
-                    )
-                )
+                name = node.name or node.output[0]
+                found.append(Obstacle(loud[0], name, node.op_type, why))
     return found
 
 
@@ -267,21 +240,15 @@ def upgraded(graph: Graph, opset: int) -> Graph:
     """
     plan = plan_upgrade(graph, opset)
     if plan.obstacle is not None:
-        far = plan.opset if plan.opset > graph.book.opsets[""] else None
-        advice = (
-            f" --opset {far} is the highest opset that the model can reach."
-            if far
-            else " Leave the opset out, or pass keep."
-        )
+        advice = "Leave the opset out, or pass keep."
+        if plan.opset > graph.book.opsets[""]:
+            advice = (
+                f"--opset {plan.opset} is the highest opset that the model can reach."
+            )
         raise OpsetError(
-            f"The model cannot be upgraded to opset {opset}: {plan.obstacle}.{advice}"
+            f"The model cannot be upgraded to opset {opset}: {plan.obstacle}. {advice}"
         )
     return plan.result
-
-
-def applies(_: Draft, options: Options) -> bool:
-    """Return whether the user asks for an opset."""
-    return isinstance(options.opset, int)
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -290,16 +257,14 @@ def apply(draft: Draft, options: Options) -> Passed:
     Raises:
         OpsetError: a node cannot follow.
     """
-    assert isinstance(options.opset, int)
-    graph, opset = draft.graph, options.opset
-    result, current = upgraded(graph, opset), graph.book.opsets[""]
-    if result is graph:
+    opset = options.opset
+    if not isinstance(opset, int):
+        return Passed(draft)
+    current = draft.graph.book.opsets[""]
+    if opset <= current:
         note = (
             f"The model already has opset {current}; --opset {opset} changes nothing."
         )
         return Passed(draft, (note,))
-    return Passed(
-        Draft.of(result),
-        (f"Upgraded from opset {current} to {opset}.",),
-        requested=True,
-    )
+    note = f"Upgraded from opset {current} to {opset}."
+    return Passed(Draft.of(upgraded(draft.graph, opset)), (note,), requested=True)
