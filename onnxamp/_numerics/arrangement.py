@@ -120,127 +120,135 @@ def rows_of(
     Returns:
         By group or direction, rows of K numbers; None if there is none.
     """
-    choice = _Choice(most, seed)
-    match product.form:
-        case "matrix":
-            rows = _matrix_rows(node, product, shape, value, choice)
-        case "windows":
-            rows = _window_rows(node, shape, value, choice)
-        case "spread":
-            rows = _spread_rows(node, shape, value, choice)
-        case "states":
-            rows = _states_rows(node, shape, value, choice)
-        case _:
-            rows = _same_rows(value.reshape(-1, value.shape[-1]), shape[0], choice)
+    rows = _Rows(node, product, shape, value, most, seed).found()
     return rows if rows.size else None
 
 
-class _Choice(NamedTuple):
+class _Rows(NamedTuple):
+    """What a node multiplies a weight by."""
+
+    node: NodeProto
+    product: Product
+    shape: Sequence[int]
+    value: Floats
     most: int
     seed: int
 
-    def of(self, count: int) -> NDArray[np.int64]:
+    def found(self) -> Floats:
+        """Return the rows by the form of the product."""
+        match self.product.form:
+            case "matrix":
+                return self._of_matrix()
+            case "windows":
+                return self._of_windows()
+            case "spread":
+                return self._of_spread()
+            case "states":
+                return self._of_states()
+        return self._same(self.value.reshape(-1, self.value.shape[-1]), self.shape[0])
+
+    def _chosen(self, count: int) -> NDArray[np.int64]:
         """Return the selected rows in order."""
         if count <= self.most:
             return np.arange(count)
-        return np.sort(
-            np.random.default_rng(self.seed).choice(count, self.most, replace=False)
-        )
+        random = np.random.default_rng(self.seed)
+        return np.sort(random.choice(count, self.most, replace=False))
 
+    def _same(self, rows: Floats, matrices: int) -> Floats:
+        """Return the rows that all matrices meet."""
+        chosen = rows[self._chosen(len(rows))]
+        return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
-def _matrix_rows(
-    node: NodeProto,
-    product: Product,
-    shape: Sequence[int],
-    value: Floats,
-    choice: _Choice,
-) -> Floats:
-    is_turned = _flag(node, product.rows_turned) != product.is_left
-    placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
-    batch, depth = prod(shape[:-2]), placed.shape[-1]
-    if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:
-        return _same_rows(placed.reshape(-1, depth), batch, choice)
-    groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
-    return groups[:, choice.of(groups.shape[1])]
+    def _of_matrix(self) -> Floats:
+        value, product = self.value, self.product
+        is_turned = _flag(self.node, product.rows_turned) != product.is_left
+        placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
+        batch, depth = prod(self.shape[:-2]), placed.shape[-1]
+        if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:
+            return self._same(placed.reshape(-1, depth), batch)
+        groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
+        return groups[:, self._chosen(groups.shape[1])]
 
+    def _of_states(self) -> Floats:
+        value = self.value
+        if attribute(self.node, "layout"):  # the batch comes first
+            value = value.transpose(1, 2, 0, 3)
+        direction = (attribute(self.node, "direction") or b"forward").decode()
+        states = []
+        for number in range(self.shape[0]):
+            is_backwards = direction == "reverse" or number
+            steps = value[1:, number] if is_backwards else value[:-1, number]
+            rows = steps.reshape(-1, self.shape[-1])
+            states.append(rows[self._chosen(len(rows))])
+        return np.stack(states)
 
-def _same_rows(rows: Floats, matrices: int, choice: _Choice) -> Floats:
-    """Return the rows that all matrices meet."""
-    chosen = rows[choice.of(len(rows))]
-    return np.broadcast_to(chosen, (matrices, *chosen.shape))
+    def _of_windows(self) -> Floats:
+        frame = _Frame.of(self.node, self.shape[2:])
+        sizes = self.value.shape[2:]
+        pads = frame.pads
+        if frame.auto.startswith("SAME"):
+            pads = [
+                frame.halves(max((-(-size // stride) - 1) * stride + reach - size, 0))
+                for size, stride, reach in zip(
+                    sizes, frame.strides, frame.reach, strict=True
+                )
+            ]
+        return self._picked(self.value, frame, pads, frame.strides)
 
-
-def _states_rows(
-    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
-) -> Floats:
-    if attribute(node, "layout"):  # the batch comes first
-        value = value.transpose(1, 2, 0, 3)
-    direction = (attribute(node, "direction") or b"forward").decode()
-    states = []
-    for number in range(shape[0]):
-        is_backwards = direction == "reverse" or number
-        steps = value[1:, number] if is_backwards else value[:-1, number]
-        rows = steps.reshape(-1, shape[-1])
-        states.append(rows[choice.of(len(rows))])
-    return np.stack(states)
-
-
-def _window_rows(
-    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
-) -> Floats:
-    frame = _Frame.of(node, shape[2:])
-    sizes = value.shape[2:]
-    if (auto := _auto_pad(node)).startswith("SAME"):
-        wanted = [
-            -(-size // stride)
-            for size, stride in zip(sizes, frame.strides, strict=True)
+    def _of_spread(self) -> Floats:
+        value, frame = self.value, _Frame.of(self.node, self.shape[2:])
+        sizes, strides = value.shape[2:], frame.strides
+        more = attribute(self.node, "output_padding") or [0] * len(sizes)
+        spans = [
+            stride * (size - 1) + 1 for size, stride in zip(sizes, strides, strict=True)
         ]
-        lacking = [
-            (want - 1) * stride + reach - size
-            for want, stride, reach, size in zip(
-                wanted, frame.strides, frame.reach, sizes, strict=True
-            )
+        wide = np.zeros((*value.shape[:2], *spans), np.float32)
+        spread = (slice(None, None, stride) for stride in strides)
+        wide[(slice(None), slice(None), *spread)] = value
+        pads, wanted = frame.pads, attribute(self.node, "output_shape")
+        if frame.auto.startswith("SAME") and not wanted:
+            wanted = [
+                size * stride for size, stride in zip(sizes, strides, strict=True)
+            ]
+        if wanted:
+            pads = [
+                frame.halves(span + reach - 1 + extra - want)
+                for span, reach, extra, want in zip(
+                    spans, frame.reach, more, wanted[-len(sizes) :], strict=True
+                )
+            ]
+        around = [
+            (reach - 1 - first, reach - 1 - last + extra)
+            for (first, last), reach, extra in zip(pads, frame.reach, more, strict=True)
         ]
-        pads = [
-            _halves(max(count, 0), is_late=auto == "SAME_UPPER") for count in lacking
-        ]
-    else:
-        pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
-    return _picked(value, frame, pads, choice, _group(node), strides=frame.strides)
+        return self._picked(wide, frame, around, [1] * len(sizes), is_mirrored=True)
 
-
-def _spread_rows(
-    node: NodeProto, shape: Sequence[int], value: Floats, choice: _Choice
-) -> Floats:
-    frame = _Frame.of(node, shape[2:])
-    sizes = value.shape[2:]
-    more = attribute(node, "output_padding") or [0] * len(sizes)
-    spans = [
-        stride * (size - 1) + 1
-        for size, stride in zip(sizes, frame.strides, strict=True)
-    ]
-    wide = np.zeros((*value.shape[:2], *spans), np.float32)
-    spread = (slice(None, None, stride) for stride in frame.strides)
-    wide[(slice(None), slice(None), *spread)] = value
-    auto, wanted = _auto_pad(node), attribute(node, "output_shape")
-    pads = frame.pads if auto == "NOTSET" else [(0, 0)] * len(sizes)
-    if auto.startswith("SAME") and not wanted:
-        wanted = [
-            size * stride for size, stride in zip(sizes, frame.strides, strict=True)
-        ]
-    if wanted:
-        spare = [
-            span + reach - 1 + extra - want
-            for span, reach, extra, want in zip(
-                spans, frame.reach, more, wanted[-len(sizes) :], strict=True
-            )
-        ]
-        pads = [_halves(count, is_late=auto == "SAME_UPPER") for count in spare]
-    around = [
-        (reach - 1 - first, reach - 1 - last + extra)
-        for (first, last), reach, extra in zip(pads, frame.reach, more, strict=True)
-    ]
-    return _picked(wide, frame, around, choice, _group(node), is_mirrored=True)
+    def _picked(
+        self,
+        value: Floats,
+        frame: "_Frame",
+        pads: Sequence[tuple[int, int]],
+        strides: Sequence[int],
+        *,
+        is_mirrored: bool = False,
+    ) -> Floats:
+        """Windows of a padded value as rows, by group."""
+        first, axes = (slice(None), slice(None)), len(pads)
+        cut = (slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
+        added = ((max(low, 0), max(high, 0)) for low, high in pads)
+        padded = np.pad(value[(*first, *cut)], [(0, 0), (0, 0), *added])
+        view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))
+        steps = (slice(None, None, step) for step in (*strides, *frame.dilations))
+        view = view[(*first, *steps)]
+        if is_mirrored:
+            view = view[first + (slice(None),) * axes + (slice(None, None, -1),) * axes]
+        places = (view.shape[0], *view.shape[2 : 2 + axes])
+        batch, *spots = np.unravel_index(self._chosen(prod(places)), places)
+        chosen: Any = (batch, slice(None), *spots)
+        rows, groups = view[chosen], _group(self.node)
+        depth = prod(rows.shape[1:]) // groups
+        found: Floats = rows.reshape(len(rows), groups, depth).transpose(1, 0, 2)
+        return found
 
 
 class _Frame(NamedTuple):
@@ -250,6 +258,7 @@ class _Frame(NamedTuple):
     dilations: list[int]
     pads: list[tuple[int, int]]
     reach: list[int]
+    auto: str
 
     @classmethod
     def of(cls, node: NodeProto, kernel: Sequence[int]) -> "_Frame":
@@ -258,62 +267,25 @@ class _Frame(NamedTuple):
             list(attribute(node, name) or [1] * axes)
             for name in ("strides", "dilations")
         )
-        pads = list(attribute(node, "pads") or [0] * (2 * axes))
+        auto = str((attribute(node, "auto_pad") or b"NOTSET").decode())
+        given = attribute(node, "pads") if auto == "NOTSET" else None
+        pads = list(given or [0] * (2 * axes))
         reach = [
             dilation * (size - 1) + 1
             for dilation, size in zip(dilations, kernel, strict=True)
         ]
-        return cls(
-            strides, dilations, list(zip(pads[:axes], pads[axes:], strict=True)), reach
-        )
+        pairs = list(zip(pads[:axes], pads[axes:], strict=True))
+        return cls(strides, dilations, pairs, reach, auto)
 
-
-def _picked(
-    value: Floats,
-    frame: _Frame,
-    pads: Sequence[tuple[int, int]],
-    choice: _Choice,
-    groups: int,
-    strides: Sequence[int] = (),
-    *,
-    is_mirrored: bool = False,
-) -> Floats:
-    """Windows of a padded value as rows, by group."""
-    first, axes = (slice(None), slice(None)), len(pads)
-    cut = tuple(slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
-    padded = np.pad(
-        value[first + cut],
-        [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in pads)],
-    )
-    every = tuple(slice(None, None, step) for step in strides or [1] * axes)
-    taps = tuple(slice(None, None, step) for step in frame.dilations)
-    view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))[
-        first + every + taps
-    ]
-    if is_mirrored:
-        view = view[first + (slice(None),) * axes + (slice(None, None, -1),) * axes]
-    places = (view.shape[0], *view.shape[2 : 2 + axes])
-    batch, *spots = np.unravel_index(choice.of(prod(places)), places)
-    chosen: Any = (batch, slice(None), *spots)
-    rows: Floats = view[chosen]
-    return rows.reshape(len(rows), groups, prod(rows.shape[1:]) // groups).transpose(
-        1, 0, 2
-    )
-
-
-def _halves(count: int, *, is_late: bool) -> tuple[int, int]:
-    """Split padding into the part before and the part after; an odd element goes after if ``is_late``."""
-    less = count // 2
-    return (less, count - less) if is_late else (count - less, less)
+    def halves(self, count: int) -> tuple[int, int]:
+        """Split padding into the part before and the part after; an odd element goes after for "SAME_UPPER"."""
+        less = count // 2
+        pads = less, count - less
+        return pads if self.auto == "SAME_UPPER" else pads[::-1]
 
 
 def _group(node: NodeProto) -> int:
     return attribute(node, "group") or 1
-
-
-def _auto_pad(node: NodeProto) -> str:
-    text: Any = attribute(node, "auto_pad") or b"NOTSET"
-    return str(text.decode())
 
 
 def _flag(node: NodeProto, name: str | None) -> bool:

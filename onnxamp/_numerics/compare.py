@@ -3,8 +3,9 @@
 Outputs are compared by :func:`compare`, in full; all other values by :func:`measure`, with sums that add up.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,30 +94,21 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
         "reference_dtype": _dtype_name(reference),
         "result_dtype": _dtype_name(result),
         "size": result.size,
-        **dict.fromkeys(("worst_index", "worst_reference", "worst_result", "bad")),
-        **dict.fromkeys(("argmax_agreement", "top5_agreement")),
-        "vanished": 0,
-        "differing": 0.0,
     }
     if reference.shape != result.shape:
-        facts |= {
-            **_counts("reference", np.zeros(reference.size) if is_text else reference),
-            **_counts("result", np.ones(result.size) if is_text else result),
-            **dict.fromkeys(_ERRORS, np.inf),
-            "snr_db": -np.inf,
-            "cosine": np.nan,
-            "differing": 1.0,
-        }
-        return TensorDiff(**facts)
+        if is_text:
+            reference, result = np.zeros(reference.size), np.ones(result.size)
+        facts |= dict.fromkeys(_ERRORS, np.inf) | _counts(reference, result)
+        return TensorDiff(**facts, snr_db=-np.inf, cosine=np.nan, differing=1.0)
     if is_text:
         differs = np.asarray(reference != result, np.float64)
         a, b = np.zeros(differs.size), differs.ravel()
     else:
         a, b = reference.ravel(), result.ravel()
-    facts |= {**_counts("reference", a), **_counts("result", b)}
+    facts |= _counts(a, b)
     if result.size == 0:
-        facts |= {**dict.fromkeys(_ERRORS, 0.0), "snr_db": np.inf, "cosine": 1.0}
-        return TensorDiff(**facts)
+        facts |= dict.fromkeys(_ERRORS, 0.0)
+        return TensorDiff(**facts, snr_db=np.inf, cosine=1.0)
     seen = _Extremes(a, b)
     worst = np.unravel_index(seen.worst, reference.shape)
     facts["worst_index"] = tuple(map(int, worst))
@@ -162,12 +154,13 @@ _PART: Final = 1 << 20
 """Elements of outputs that are compared at once."""
 
 
-def _counts(side: str, x: Array) -> dict[str, int]:
+def _counts(reference: Array, result: Array) -> dict[str, int]:
     kinds = {"nan": np.isnan, "inf": np.isinf, "zero": np.logical_not}
-    counts = {f"{side}_{kind}": 0 for kind in kinds}
-    for part, _ in _blocks(x.ravel(), x.ravel(), _PART):
-        for kind, is_one in kinds.items():
-            counts[f"{side}_{kind}"] += int(np.count_nonzero(is_one(part)))
+    counts = Counter[str]()
+    for side, x in (("reference", reference.ravel()), ("result", result.ravel())):
+        for part, _ in _blocks(x, x, _PART):
+            for kind, is_one in kinds.items():
+                counts[f"{side}_{kind}"] += int(np.count_nonzero(is_one(part)))
     return counts
 
 
@@ -438,7 +431,7 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
     """
     one = _flat(reference)
     other = one if found is reference else _flat(found)
-    total = _NOTHING
+    total = Measurement()
     with np.errstate(invalid="ignore", over="ignore"):
         for r, f in _blocks(one, other, _BLOCK):
             total += _block_measured(r, f)
@@ -472,12 +465,19 @@ def _block_measured(r: Array, f: Array) -> Measurement:
     abs_r, abs_f = np.abs(r), np.abs(f)
     zero_r, zero_f = r == 0, f == 0
     largest, found_max = float(abs_r.max()), float(abs_f.max())
-    flushed, counts = zero_f & ~zero_r, dict.fromkeys(_ODD, 0)
+    flushed, odd = zero_f & ~zero_r, dict[str, Array]()
     used = abs_r[~zero_r] if zero_r.any() else abs_r
     if not (largest < SENTINEL and found_max < np.inf):
         usual, finite = abs_r < SENTINEL, abs_f < np.inf
-        counts = dict(zip(_ODD, _odd(r, f, usual), strict=True))
-        flushed &= ~np.isnan(r)
+        nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
+        odd = {
+            "reference_nan": nan_r,
+            "found_nan": nan_f,
+            "reference_inf": np.isinf(r),
+            "found_inf": infinite_f,
+            "broken": (nan_f & ~nan_r) | (infinite_f & usual),
+        }
+        flushed &= ~nan_r
         largest = float(abs_r.max(where=usual, initial=0.0))
         found_max = float(abs_f.max(where=finite, initial=0.0))
         used = abs_r[usual & ~zero_r]
@@ -498,31 +498,5 @@ def _block_measured(r: Array, f: Array) -> Measurement:
         reference_zero=int(np.count_nonzero(zero_r)),
         found_zero=int(np.count_nonzero(zero_f)),
         flushed=int(np.count_nonzero(flushed)),
-        vanished=0,
-        **counts,
+        **{name: int(np.count_nonzero(mask)) for name, mask in odd.items()},
     )
-
-
-_ODD: Final = (
-    "reference_nan",
-    "found_nan",
-    "reference_inf",
-    "found_inf",
-    "broken",
-)
-"""Counts of a measurement that are zero in ordinary cases."""
-
-
-def _odd(r: Array, f: Array, usual: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """Return the counts of a block."""
-    nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
-    broken = (nan_f & ~nan_r) | (infinite_f & usual)
-    for mask in (nan_r, nan_f, np.isinf(r), infinite_f, broken):
-        yield int(np.count_nonzero(mask))
-
-
-_ZEROS: Final[dict[str, Any]] = {
-    field.name: 0 if field.type is int else 0.0 for field in fields(Measurement)
-}
-_NOTHING: Final = Measurement(**_ZEROS | {"reference_least": np.inf})
-"""The measurement of an empty tensor."""

@@ -64,39 +64,29 @@ class Recipe:
 
     def keeping(self, nodes: Sequence[str]) -> Options:
         """Return the options with these nodes also kept in float32."""
-        return replace(
-            self.options, keep_high=(*self.options.keep_high, *map(re.escape, nodes))
-        )
+        kept = (*self.options.keep_high, *map(re.escape, nodes))
+        return replace(self.options, keep_high=kept)
 
     def command(self, source: str, target: str, nodes: Sequence[str]) -> str:
         """Return the command for this conversion with these nodes kept in float32."""
+        level = ["--level", str(self.options.level)]
         keep = ["--keep-fp32", "|".join(map(re.escape, nodes))] if nodes else []
-        options = [
-            "--level",
-            str(self.options.level),
-            *self.options.written(),
-            *self.sampling,
-        ]
-        return shlex.join(["onnxamp", "convert", source, "-o", target, *options, *keep])
+        return self._written("convert", source, target, level, keep)
 
     def tuning(self, source: str, target: str, tolerance: float, made_up: int) -> str:
         """Return the command that lowers as much as measurements allow; ``made_up`` is the number of random samples, if
         any.
         """
-        count = (
-            ["--samples", str(made_up)]
-            if made_up and "--samples" not in self.sampling
-            else []
-        )
-        options = [
-            "--tolerance",
-            f"{tolerance:g}",
-            "--allow-slower",
-            *self.options.written(),
-            *self.sampling,
-            *count,
-        ]
-        return shlex.join(["onnxamp", "tune", source, "-o", target, *options])
+        limits = ["--tolerance", f"{tolerance:g}", "--allow-slower"]
+        is_counted = made_up and "--samples" not in self.sampling
+        count = ["--samples", str(made_up)] if is_counted else []
+        return self._written("tune", source, target, limits, count)
+
+    def _written(
+        self, verb: str, source: str, target: str, first: list[str], last: list[str]
+    ) -> str:
+        options = [*first, *self.options.written(), *self.sampling, *last]
+        return shlex.join(["onnxamp", verb, source, "-o", target, *options])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +160,7 @@ def cure_conversion(
     rows = report.layers if report is not None else ()
     rounded = sum(row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows)
     step = 1
-    while (
-        report is not None
-        and not report.passed
-        and search.trials < TRIALS
-        and not search.is_late
-    ):
+    while report is not None and not report.passed and search.goes_on(TRIALS):
         more = _suspects(report.layers, set(nodes), step)
         most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         if not more or len(nodes) >= most:
@@ -187,11 +172,8 @@ def cure_conversion(
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
         if advice is None:
             advice = other_ways(recipe.options.target, recipe.options.dtype)
-        misses = (
-            f": trials{kept} miss the limits as well"
-            if report is not None or nodes
-            else ""
-        )
+        is_tried = report is not None or nodes
+        misses = f": trials{kept} miss the limits as well" if is_tried else ""
         text = f"No fix was found{when}{misses}. {advice}".rstrip()
         return Cure("", nodes, text, confirmed=False, trials=search.trials)
     nodes = search.fewer(nodes)
@@ -228,6 +210,10 @@ class _Search:
         """Whether the time is up."""
         return monotonic() > self.until
 
+    def goes_on(self, most: int) -> bool:
+        """Return whether more may be tried."""
+        return self.trials < most and not self.is_late
+
     def compare(self, nodes: Sequence[str], *, layers: bool) -> DiffReport | None:
         """Convert with these nodes in float32, and compare; None if it cannot be converted so, or in time."""
         self.trials += 1
@@ -245,14 +231,14 @@ class _Search:
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Leave out halves of the nodes, quarters, ... as long as the rest is enough."""
         size = len(nodes) // 2
-        while size and self.trials < TRIALS + _MORE and not self.is_late:
+        while size and self.goes_on(TRIALS + _MORE):
             for start in range(0, len(nodes), size):
                 rest = nodes[:start] + nodes[start + size :]
                 report = self.compare(rest, layers=False)
                 if report is not None and report.passed:
                     nodes = rest
                     break
-                if self.trials >= TRIALS + _MORE or self.is_late:
+                if not self.goes_on(TRIALS + _MORE):
                     return nodes
             size = min(size // 2, len(nodes) // 2)
         return nodes
@@ -294,13 +280,10 @@ def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str
     """Return the nodes to keep next: those that break on the reference's own values; else those with the largest
     error.
     """
-    rounded = [
-        (row.node, row.local)
-        for row in rows
-        if row.local is not None
-        and row.node not in kept
-        and row.local.rel_l2 > _ROUNDED
+    local = [
+        (row.node, row.local) for row in rows if row.local and row.node not in kept
     ]
+    rounded = [(node, error) for node, error in local if error.rel_l2 > _ROUNDED]
     broken = [node for node, local in rounded if local.alarm]
     if broken:
         return list(dict.fromkeys(broken))
@@ -337,9 +320,8 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         around = _around_faults(checked)
         if not around:
             return None
-        if (
-            trials or known is None
-        ):  # the nodes that the target's arithmetic breaks may be enough
+        # The nodes that the target's arithmetic breaks may be enough.
+        if trials or known is None:
             if not around.keys() - nodes.keys():
                 break
             nodes |= around
@@ -363,17 +345,12 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         return Cure("", tuple(nodes), text, confirmed=False, trials=trials)
     options = [f"--target {target}"] if known is not None else []
     options += [f"--keep-fp32 {names}"] if nodes else []
+    how = f"for {target}" if known is not None else "again"
+    more = f" with {count}" if nodes else ""
+    text = f"Tried: converted {how}{more}, it has no fault there. Convert the original with"
     if is_emulated:
-        text = f"no fault is left with {count}. Convert the original again with"
-    else:
-        how = f"for {target}" if known is not None else "again"
-        more = f" with {count}" if nodes else ""
-        text = (
-            f"converted {how}{more}, it has no fault there. Convert the original with"
-        )
-    return Cure(
-        " ".join(options), tuple(nodes), f"Tried: {text}", confirmed=True, trials=trials
-    )
+        text = f"Tried: no fault is left with {count}. Convert the original again with"
+    return Cure(" ".join(options), tuple(nodes), text, confirmed=True, trials=trials)
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
@@ -408,10 +385,10 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         found: what checking it found.
         run: how it was checked.
     """
+    wide = (row for row in found.values if row.dtype in _TYPES)
     if not any(
-        row.dtype in _TYPES
-        and (row.measured.reference_max > FLOAT16.max_finite or row.fault in _FAULTS)
-        for row in found.values
+        row.measured.reference_max > FLOAT16.max_finite or row.fault in _FAULTS
+        for row in wide
     ):
         return None
     run = replace(run, provider=run.provider if run.engine.is_reference else None)
@@ -423,9 +400,7 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         helped = any(row.exponent for row in rows)
         result = Model(convert(model, options).embedded()) if helped else None
         again = None if result is None else Check(result, run.bare).report()
-    except (
-        OnnxAmpError
-    ):  # a model that runs in low precision need not run in float32; opaque ops may not
+    except OnnxAmpError:  # what runs in low precision need not run in float32
         return None
     if not rows:
         return None

@@ -67,9 +67,9 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
     return frozenset(outputs)
 
 
-def listed_outputs(model: Model, metric: str) -> frozenset[str]:
+def listed_outputs(model: Model, metric: object) -> frozenset[str]:
     """Return the outputs in which a metric looks for detections: all for "detections"; for "auto", those with rows that
-    an op selected.
+    an op selected. A function of the user matches rows itself.
     """
     if metric == "auto":
         selected = selected_outputs(model.ask(graph_of))
@@ -88,19 +88,16 @@ def _may_list(entries: Sequence[TypeProto.Tensor]) -> bool:
     """Return whether outputs of these types may list detections. Tokens that TopK routes to experts, for example, do
     not.
     """
-    floats = [entry for entry in entries if entry.elem_type in FLOAT_ELEMS]
-    integers = {
+    ranks = {
         len(entry.shape.dim) for entry in entries if entry.elem_type not in FLOAT_ELEMS
     }
-    return any(
-        not entry.HasField("shape")
-        or len(entry.shape.dim) in integers
-        or (
-            len(entry.shape.dim) in _LISTS
-            and entry.shape.dim[-1].dim_value in {0, 4, *_PACKED}
-        )
-        for entry in floats
-    )
+    for entry in entries:
+        if entry.elem_type in FLOAT_ELEMS:
+            dims = entry.shape.dim
+            is_list = len(dims) in _LISTS and dims[-1].dim_value in {0, 4, *_PACKED}
+            if not entry.HasField("shape") or len(dims) in ranks or is_list:
+                return True
+    return False
 
 
 class Columns(NamedTuple):
@@ -141,13 +138,14 @@ def _is_float(array: Array) -> bool:
 def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
     """Yield names of outputs that belong together: boxes and scores first, then labels."""
     free = dict(arrays)
+
+    def labels_of(shape: tuple[int, ...]) -> list[str]:
+        fitting = (name for name, a in free.items() if a.shape == shape)
+        return [name for name in fitting if not _is_float(free[name])][:1]
+
     for name, boxes in list(free.items()):
-        if (
-            name not in free
-            or not _is_float(boxes)
-            or boxes.ndim not in _LISTS
-            or boxes.shape[-1] != 4
-        ):
+        is_list = _is_float(boxes) and boxes.ndim in _LISTS and boxes.shape[-1] == 4
+        if name not in free or not is_list:
             continue
         rows = boxes.shape[:-1]
         scores = [
@@ -156,31 +154,18 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
             if other != name and _is_float(a) and _lists(a, rows)
         ]
         if scores:
-            labels = [
-                other
-                for other, a in free.items()
-                if not _is_float(a) and a.shape == rows
-            ]
-            group = (name, scores[0], *labels[:1])
+            group = (name, scores[0], *labels_of(rows))
             for member in group:
                 del free[member]
             yield group
     for name, array in list(free.items()):
-        if (
-            _is_float(array)
-            and array.ndim in _LISTS
-            and array.shape[-1] in _PACKED
-            and array.shape[-2] > 1
-        ):
+        is_list = _is_float(array) and array.ndim in _LISTS and array.shape[-2] > 1
+        if is_list and array.shape[-1] in _PACKED:
             del free[name]
             yield (name,)
     for name, scores_of in list(free.items()):
-        labels = [
-            other
-            for other, a in free.items()
-            if not _is_float(a) and a.shape == scores_of.shape
-        ]
-        if _is_float(scores_of) and labels and name in free:
+        labels = labels_of(scores_of.shape) if _is_float(scores_of) else []
+        if labels:
             del free[name], free[labels[0]]
             yield (name, labels[0])
 
@@ -198,13 +183,10 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
     boxes: Array | None = None
     labels: Array | None = None
     if len(numbers) == 1:
-        box, score, label = _PACKED[numbers[0].shape[-1]]
         rows = numbers[0]
-        boxes, scores, labels = (
-            rows[..., box],
-            rows[..., score],
-            None if label is None else rows[..., label],
-        )
+        box, score, label = _PACKED[rows.shape[-1]]
+        boxes, scores = rows[..., box], rows[..., score]
+        labels = None if label is None else rows[..., label]
     elif not _is_float(arrays[1]):
         scores, labels = numbers
     else:
@@ -213,11 +195,7 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
         if scores.ndim == boxes.ndim and scores.shape[-1] > 0:
             labels = scores.argmax(-1) if labels is None else labels
             scores = scores.max(-1)
-    batch = (
-        (-1, scores.shape[-1])
-        if scores.size
-        else (int(np.prod(scores.shape[:-1])), scores.shape[-1])
-    )
+    batch = prod(scores.shape[:-1]), scores.shape[-1]
     return Columns(
         None if boxes is None else boxes.reshape(*batch, 4),
         scores.reshape(batch),
@@ -271,9 +249,8 @@ class Detections:
     error: float
 
     def __add__(self, other: "Detections") -> "Detections":
-        overlaps = [
-            one for one in (self.worst_overlap, other.worst_overlap) if one is not None
-        ]
+        both = self.worst_overlap, other.worst_overlap
+        overlaps = [overlap for overlap in both if overlap is not None]
         return Detections(
             outputs=self.outputs,
             rows=self.rows + other.rows,
@@ -294,8 +271,8 @@ class MatchedRows(NamedTuple):
     """
 
     detections: Detections
-    reference: Mapping[str, Array]
-    result: Mapping[str, Array]
+    reference: dict[str, Array]
+    result: dict[str, Array]
 
 
 def compare_matched(
@@ -317,13 +294,10 @@ def compare_matched(
         if group is None:
             diffs += compare_outputs(name, value, result[name])
         else:
-            error = group.detections.error if name in group.detections.outputs else None
-            diffs.append(
-                replace(
-                    compare(name, group.reference[name], group.result[name]),
-                    detections=error,
-                )
-            )
+            found = group.detections
+            error = found.error if name in found.outputs else None
+            diff = compare(name, group.reference[name], group.result[name])
+            diffs.append(replace(diff, detections=error))
     return [group.detections for group in groups], diffs
 
 
@@ -349,31 +323,21 @@ def match_rows(
     found = []
     for names in groups(arrays):
         one, other = (
-            columns_of([reference[name] for name in names]),
-            columns_of([result[name] for name in names]),
+            columns_of([side[name] for name in names]) for side in (reference, result)
         )
         if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
             continue  # another number of images, or rows of detections that are matched already
         if one.boxes is not None and (one.scores < 0).any():
             one, other = one.squashed(), other.squashed()
         detections, rows, columns = _compared(names, one, other)
-        sides = (
-            (name, by_row(reference[name], one), by_row(result[name], other))
-            for name in arrays
-        )
-        along = {
-            name: (mine, theirs)
-            for name, mine, theirs in sides
-            if mine is not None and theirs is not None
-        }
-        arrays = {name: array for name, array in arrays.items() if name not in along}
-        found.append(
-            MatchedRows(
-                detections,
-                {name: mine[rows] for name, (mine, _) in along.items()},
-                {name: theirs[columns] for name, (_, theirs) in along.items()},
-            )
-        )
+        group = MatchedRows(detections, {}, {})
+        for name in list(arrays):
+            mine, theirs = by_row(reference[name], one), by_row(result[name], other)
+            if mine is not None and theirs is not None:
+                group.reference[name] = mine[rows]
+                group.result[name] = theirs[columns]
+                del arrays[name]
+        found.append(group)
     return tuple(found)
 
 
@@ -400,11 +364,9 @@ def _image(
     names: tuple[str, ...], one: Columns, other: Columns, scale: float
 ) -> tuple[Detections, Array, Array]:
     """Return the detections of one image, and the rows and columns that match."""
-    overlaps = (
-        None
-        if one.boxes is None or other.boxes is None
-        else _overlaps(one.boxes, other.boxes)
-    )
+    overlaps = None
+    if one.boxes is not None and other.boxes is not None:
+        overlaps = _overlaps(one.boxes, other.boxes)
     rows, columns = _matches(one, other, overlaps)
     gaps = np.abs(one.scores[rows] - other.scores[columns])
     errors = [gaps]

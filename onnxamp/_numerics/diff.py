@@ -302,12 +302,8 @@ class Comparison:
         report = self._judged(*found)
         if self._allow_for_integers(report):
             report = self._judged(*found)
-        if (
-            layers is None
-            and not report.passed
-            and report.outputs
-            and self.engine.runs_pieces
-        ):
+        is_open = layers is None and self.engine.runs_pieces
+        if is_open and not report.passed and report.outputs:
             until = monotonic() + seconds
             thorough = replace(probe, layers=True, generates=0)
             deep = self._judged(
@@ -485,10 +481,8 @@ class UpgradeProof:
         """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
         run.
         """
-        changed = (
-            graph.book.opsets[""],
-            frozenset((key, len(nodes)) for key, nodes in graph.by_key.items()),
-        )
+        counts = ((key, len(nodes)) for key, nodes in graph.by_key.items())
+        changed = graph.book.opsets[""], frozenset(counts)
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder)
             exact = replace(self.comparison, limits=_SAME)
@@ -496,12 +490,9 @@ class UpgradeProof:
                 upgraded, layers=False, activity="checking the upgrade"
             )
             why = report.failure or next(iter(report.warnings), "its outputs differ")
+            text = f"float32 results would change as well: {why.rstrip('.')}"
             is_same = report.passed or report.skipped
-            self._verdicts[changed] = (
-                None
-                if is_same
-                else f"float32 results would change as well: {why.rstrip('.')}"
-            )
+            self._verdicts[changed] = None if is_same else text
         return self._verdicts[changed]
 
     @property

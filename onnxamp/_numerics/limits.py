@@ -66,11 +66,9 @@ class Accept(NamedTuple):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes load it by its name, if that contains its location."""
-        return (
-            (Accept.of, (self.name,))
-            if ":" in self.name
-            else (Accept, (self.name, self.function))
-        )
+        if ":" in self.name:
+            return Accept.of, (self.name,)
+        return Accept, (self.name, self.function)
 
     @property
     def print(self) -> str:
@@ -138,13 +136,9 @@ def imported(what: str, name: str) -> Callable[..., Any]:
         ArgumentError: it cannot be imported, or is no function.
     """
     module, _, attribute = name.rpartition(":")
+    load = _from_file if module.endswith(".py") else import_module
     try:
-        function = getattr(
-            _from_file(Path(module))
-            if module.endswith(".py")
-            else import_module(module),
-            attribute,
-        )
+        function = getattr(load(module), attribute)
     except Exception as error:  # its module runs, and may raise anything
         raise ArgumentError(
             f"The {what} {name!r} cannot be imported: {_told(error)}."
@@ -155,8 +149,9 @@ def imported(what: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _from_file(path: Path) -> ModuleType:
+def _from_file(name: str) -> ModuleType:
     """Return the module in a file, which may import its neighbors."""
+    path = Path(name)
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -250,18 +245,12 @@ class Limits:
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
         """Return the share of the default tolerance that applies to an output; see :meth:`judge`."""
-        if (
-            not drawn
-            or lowest != "float16"
-            or self.tolerance is not None
-            or _given(self.of, diff)
-        ):
+        is_asked = self.tolerance is not None or _given(self.of, diff)
+        if not drawn or lowest != "float16" or is_asked:
             return 1.0
-        return (1 - self.margin) * (
-            min(1.0, (diff.size / NUMBERS) ** (1 / 3))
-            if diff.is_float and diff.size
-            else 1.0
-        )
+        size = diff.size if diff.is_float and diff.size else NUMBERS
+        share: float = (size / NUMBERS) ** (1 / 3)
+        return (1 - self.margin) * min(1.0, share)
 
     def _tolerance(self, lowest: str, noise: float | None) -> float:
         """Return the limit of outputs that have none."""
@@ -383,13 +372,9 @@ def _check_bounds(metric: str, output: str, limit: float) -> None:
     if least <= limit <= largest:
         return
     text = f"{output}={limit:g}" if output else f"{limit:g}"
-    between = (
-        f"between {least:g} and {largest:g}"
-        if largest < inf
-        else "0 or more"
-        if least == 0
-        else "a number"
-    )
+    between = "0 or more" if least == 0 else "a number"
+    if largest < inf:
+        between = f"between {least:g} and {largest:g}"
     raise ArgumentError(
         f"The limit {text!r} for the {metric_name(metric)} is out of range: it must be {between}."
     )
@@ -430,15 +415,11 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     judged = replace(
         report, judgements=judgements, warnings=warnings, first_bad=None, cure=None
     )
-    limit = min(
-        (j.limit for j in judgements if j.metric == "rel_l2"),
-        default=TOLERANCES[report.lowest],
-    )
-    return (
-        judged
-        if judged.passed
-        else replace(judged, first_bad=_first_bad(report.layers, limit))
-    )
+    if judged.passed:
+        return judged
+    usual = [j.limit for j in judgements if j.metric == "rel_l2"]
+    limit = min(usual, default=TOLERANCES[report.lowest])
+    return replace(judged, first_bad=_first_bad(report.layers, limit))
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
@@ -448,13 +429,9 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
     """
     floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
     for row in floats:
-        for measured in (row.local, row.accumulated):
-            if (
-                measured is not None
-                and measured.alarm
-                and (measured is row.local or measured.broken)
-            ):
-                return FirstBad(row.value, row.node, row.op, measured.alarm)
+        for one in (row.local, row.accumulated):
+            if one and one.alarm and (one is row.local or one.broken):
+                return FirstBad(row.value, row.node, row.op, one.alarm)
     start: LayerDiff | None = None
     for row in floats:
         if row.accumulated is not None:

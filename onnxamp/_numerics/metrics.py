@@ -145,7 +145,7 @@ class Bad:
     sample: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDiff:
     """Differences between a reference *a* and a result *b* of the same shape, computed in float64.
 
@@ -191,23 +191,23 @@ class TensorDiff:
     rmse: float
     snr_db: float
     cosine: float
-    argmax_agreement: float | None
+    argmax_agreement: float | None = None
     """None for scalars, for strings, and if the last axis has fewer than two elements."""
-    top5_agreement: float | None
+    top5_agreement: float | None = None
     """None for scalars, for strings, and if the last axis has fewer than ten elements."""
-    differing: float
-    reference_nan: int
-    result_nan: int
-    reference_inf: int
-    result_inf: int
-    reference_zero: int
-    result_zero: int
-    worst_index: Index | None
+    differing: float = 0.0
+    reference_nan: int = 0
+    result_nan: int = 0
+    reference_inf: int = 0
+    result_inf: int = 0
+    reference_zero: int = 0
+    result_zero: int = 0
+    worst_index: Index | None = None
     """The first element with the largest *e*; None for empty tensors and different shapes."""
-    worst_reference: float | str | None
-    worst_result: float | str | None
-    vanished: int
-    bad: Bad | None
+    worst_reference: float | str | None = None
+    worst_result: float | str | None = None
+    vanished: int = 0
+    bad: Bad | None = None
     worst_sample: int = 0
     """Number of the sample, from 0, that ``worst_index`` belongs to."""
     kl_divergence: float | None = None
@@ -279,34 +279,34 @@ class Measurement:
     attention masks, and may saturate. Counts are numbers of elements.
     """
 
-    elements: int
-    error_sum: float
+    elements: int = 0
+    error_sum: float = 0.0
     """sum of |f - r|"""
-    error_energy: float
+    error_energy: float = 0.0
     """sum of (f - r)^2"""
-    error_max: float
+    error_max: float = 0.0
     """max |f - r|"""
-    reference_energy: float
+    reference_energy: float = 0.0
     """sum of r^2"""
-    found_energy: float
+    found_energy: float = 0.0
     """sum of f^2"""
-    reference_max: float
+    reference_max: float = 0.0
     """max |r| below 1e30"""
-    found_max: float
+    found_max: float = 0.0
     """max |f| over finite f"""
-    reference_least: float
+    reference_least: float = inf
     """min |r| below 1e30 that is not zero; inf where there is none"""
-    reference_nan: int
-    found_nan: int
-    reference_inf: int
-    found_inf: int
-    reference_zero: int
-    found_zero: int
-    broken: int
+    reference_nan: int = 0
+    found_nan: int = 0
+    reference_inf: int = 0
+    found_inf: int = 0
+    reference_zero: int = 0
+    found_zero: int = 0
+    broken: int = 0
     """f is NaN where r is none, or infinite where |r| < 1e30"""
-    flushed: int
+    flushed: int = 0
     """f is zero where r is not"""
-    vanished: int
+    vanished: int = 0
     """f is zero where |r| is more than 5 % of ``reference_max``"""
 
     @property

@@ -209,20 +209,17 @@ def _seeds(
         arrays = {name: array for name, array in arrays.items() if array.size}
         few = any(1 < array.size < _MANY for array in arrays.values())
         signs = {name: _signs(array, random) for name, array in arrays.items()}
-        vectors = _orthogonal(signs) if few else [signs]
+        vectors = [signs]
+        if few:  # over each four elements, the vectors are orthogonal
+            vectors = [
+                {
+                    name: np.asarray(one * np.resize(turns, one.shape))
+                    for name, one in signs.items()
+                }
+                for turns in _TURNS
+            ]
         for gradients in vectors if arrays else ():
             yield Seed(number, len(vectors), gradients)
-
-
-def _orthogonal(signs: Mapping[str, Floats]) -> list[dict[str, Floats]]:
-    """Return a vector of signs for each row of ``_TURNS``; over each four elements, the vectors are orthogonal."""
-    return [
-        {
-            name: np.asarray(one * np.resize(turns, one.shape))
-            for name, one in signs.items()
-        }
-        for turns in _TURNS
-    ]
 
 
 def _signs(array: Floats, random: np.random.Generator) -> Floats:

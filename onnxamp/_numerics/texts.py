@@ -99,18 +99,18 @@ def generated(
             )
             return
         same += 1
-        feeds = (
-            decoder.step(feeds[0], outputs[0], token),
-            decoder.step(feeds[1], outputs[1], token),
+        mine, others = (
+            decoder.step(before, made, token)
+            for before, made in zip(feeds, outputs, strict=True)
         )
         try:
-            following = None if same == most else models[0].run(feeds[0])
+            following = None if same == most else models[0].run(mine)
         except RuntimeFailure:  # a decoder ends where its positions do
             following = None
         if following is None:
             yield Parting("", 1, sample=sample, same=same)
             return
-        outputs = following, models[1].run(feeds[1])
+        feeds, outputs = (mine, others), (following, models[1].run(others))
 
 
 def _token_outputs(flow: DataflowGraph) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ changes. Files are renamed model by model, so each is complete at all times.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
@@ -303,8 +303,7 @@ def run_tuning(
         unmatched = find_unmatched(pipeline)
         folder = stack.enter_context(temporary_folder())
         kept = stack.enter_context(opened(options.state))
-        job = _Job.of(pipeline, asked, options, folder, kept)
-        job.unmatched = unmatched
+        job = _Job(pipeline, asked, options, folder, kept, unmatched)
         search = job.searched()
         if output is None:
             return job.outcome(search, {}, None, None, "nothing was written")
@@ -324,26 +323,18 @@ def run_tuning(
         return job.outcome(search, made, output, error, note)
 
 
-@dataclass(slots=True)
 class _Job:
-    """One tuning: the runner of the pipeline, and its measurements."""
+    """One tuning: the runner of the pipeline, and its measurements. It begins with two runs in float32."""
 
-    runs: PipelineRuns
-    asked: Search
-    options: RunOptions
-    noise: float = 0.0
-    unmatched: UnmatchedNames = field(default_factory=lambda: UnmatchedNames({}, ()))
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         pipeline: Pipeline,
         asked: Search,
         options: RunOptions,
         folder: Path,
         kept: State | None,
-    ) -> "_Job":
-        """Create a job by running the pipeline twice in float32."""
+        unmatched: UnmatchedNames,
+    ) -> None:
         metric = make_metric(pipeline.metric, pipeline.tolerance)
         targets = {
             member.name: member.asked(Level.O2, "float16").target
@@ -358,7 +349,8 @@ class _Job:
         part = None
         if kept is not None:
             part = kept.part(PART, facts_of(pipeline, metric.name, low))
-        runs = PipelineRuns(
+        self.options, self.unmatched = options, unmatched
+        self.runs = PipelineRuns(
             pipeline=pipeline,
             engines=engines,
             metric=metric,
@@ -367,16 +359,15 @@ class _Job:
             state=PipelineState(part),
         )
         device = meant_device(asked.device, common.pop() if len(common) == 1 else "")
-        asked = replace(asked, tolerance=metric.tolerance, device=device)
+        self.asked = replace(asked, tolerance=metric.tolerance, device=device)
         options.report("running in float32", 0, asked.runs)
-        runs.start()
-        noise = runs.measure({}).error
-        if noise > asked.tolerance:
+        self.runs.start()
+        self.noise = self.runs.measure({}).error
+        if self.noise > metric.tolerance:
             raise RuntimeFailure(
                 f"The function {pipeline.called!r} returns different results each time: two runs in float32 differ by"
-                f" {noise:.2g}, more than the tolerance of {asked.tolerance:g}. Seed everything random in it."
+                f" {self.noise:.2g}, more than the tolerance of {metric.tolerance:g}. Seed everything random in it."
             )
-        return cls(runs, asked, options, noise)
 
     def searched(self) -> PipelineSearch:
         """Search, and return the finished search."""

@@ -115,13 +115,6 @@ class CandidateSolver:
             )
         return self._noted(decision)[2]
 
-    def _lowered(self, decision: Decision, pins: Mapping[int, str]) -> Choice:
-        return frozenset(
-            unit.key
-            for unit in self.space.units
-            if self._is_low(decision, unit) and unit.node not in pins
-        )
-
     def parts(
         self,
         keys: Choice,
@@ -199,7 +192,11 @@ class CandidateSolver:
 
     def _noted(self, decision: Decision) -> tuple[list[int], int, Choice]:
         """Return the values that a decision casts, the bytes of its weights, and the nodes that it lowers."""
-        low = self._lowered(decision, self.pins)
+        low = frozenset(
+            unit.key
+            for unit in self.space.units
+            if self._is_low(decision, unit) and unit.node not in self.pins
+        )
         if low not in self._costs:
             estimate, ports = self.space.estimate, self.base.ports
             casts = estimate.casts(ports, decision)
@@ -224,12 +221,11 @@ class CandidateSolver:
         exact: set[int] = set()
         for unit in low:  # in execution order
             node = graph.nodes[unit.node]
-            sources = [node.inputs[port] for port in unit.ports.inputs]
-            if any(
-                self._is_exact(decision, value) or graph.values[value].producer in exact
-                for value in sources
-            ):
-                exact.add(unit.node)
+            for value in (node.inputs[port] for port in unit.ports.inputs):
+                is_low = decision.is_low(ports.produced[value])
+                is_rounded = value not in ports.free and is_low
+                if not is_rounded or graph.values[value].producer in exact:
+                    exact.add(unit.node)
         read: set[int] = set()
         for unit in reversed(low):
             for value in (
@@ -249,11 +245,6 @@ class CandidateSolver:
         tunable = self.space.tunable if found else ()
         tied = {root for unit in tunable for root in self._roots(unit.node)}
         return {index for index in found if tied.isdisjoint(self._roots(index))}
-
-    def _is_exact(self, decision: Decision, value: int) -> bool:
-        """Return whether a value is available in float32, unrounded."""
-        ports = self.base.ports
-        return value in ports.free or not decision.is_low(ports.produced[value])
 
     def _roots(self, node: int) -> set[int]:
         """Return the variables that decide a node: an exact op that shares one with a tunable node follows it."""
@@ -362,7 +353,8 @@ class Frontier:
 
         def rate(row: tuple[Candidate, Choice]) -> float:
             error = row[0].predicted ** 2 - start.predicted**2
-            return self._gain(start, row[0]) / error if error else 0.0
+            gain = self.aim.merit(start) - self.aim.merit(row[0])
+            return gain / error if error else 0.0
 
         low, rising = start.low, sorted(alone, key=rate)
         if not all(part <= start.low for _, part in alone):
@@ -370,12 +362,6 @@ class Frontier:
         for _, part in rising:
             low ^= part
             yield self._priced(low)
-
-    def _gain(self, one: Candidate, other: Candidate) -> float:
-        """Return the advantage of a choice over another."""
-        if self.aim.allow_slower:
-            return other.flops + other.bytes - one.flops - one.bytes
-        return one.time - other.time
 
     def _parts(self, keys: Choice, most: float) -> list[Part]:
         if self.aim.allow_slower:

@@ -113,14 +113,8 @@ class Job:
     @cached_property
     def pins(self) -> dict[int, str]:
         """Nodes that must stay float32: those, and those that cannot be measured."""
-        return {
-            **self.space.pins,
-            **{
-                u.node: self.broken[u.key]
-                for u in self.space.tunable
-                if u.key in self.broken
-            },
-        }
+        units = (unit for unit in self.space.tunable if unit.key in self.broken)
+        return {**self.space.pins, **{u.node: self.broken[u.key] for u in units}}
 
     @cached_property
     def base(self) -> Analysis:
@@ -148,12 +142,8 @@ class Job:
             return ()
         if self.origin is not self:
             return self.origin.sensitivities
-        return measured_sensitivities(
-            self.space.all_low,
-            self.run,
-            self.engine,
-            self.state.measured(self.samples),
-        )
+        known = self.state.measured(self.samples)
+        return measured_sensitivities(self.space.all_low, self.run, self.engine, known)
 
     @property
     def may_overflow(self) -> bool:
@@ -207,13 +197,12 @@ class Job:
         Raises:
             RuntimeFailure: it misses the tolerance.
         """
-        noise = self.state.error(
-            (),
-            "noise",
-            lambda: run_noise(
-                self.prepared, self.samples[0], self.metric, self.engine.reference
-            ),
-        )
+
+        def measure() -> float:
+            engine, sample = self.engine.reference, self.samples[0]
+            return run_noise(self.prepared, sample, self.metric, engine)
+
+        noise = self.state.error((), "noise", measure)
         if not self.metric.holds(noise):
             raise RuntimeFailure(
                 f"The float32 model is not deterministic: two runs on the same inputs differ by {noise:.2g}, more than"
@@ -280,14 +269,10 @@ class Job:
         limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
         readers = {reader.node.index for weight in weights for reader in weight.readers}
-        costs = zip(
-            (unit.node in readers for unit in self.space.tunable),
-            self.expected.prices,
-            strict=True,
-        )
-        rows = [(reads, cost) for reads, cost in costs if reads or cost <= limit]
-        total = sum(cost for _, cost in rows)
-        share = sum(cost for reads, cost in rows if reads) / total if total else 0.0
+        reads = (unit.node in readers for unit in self.space.tunable)
+        costs = list(zip(reads, self.expected.prices, strict=True))
+        total = sum(cost for reads, cost in costs if reads or cost <= limit)
+        share = sum(cost for reads, cost in costs if reads) / total if total else 0.0
         return Compensation(share, rounding_seconds(weights))
 
     @cached_property
@@ -460,21 +445,18 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
     where = job.engine.name(job.low.name)
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
-        made = converted_model(
-            job.lowering(low),
-            job.prepared.stock.size,
-            job.folder / f"timed{number}.onnx",
-        )
+        path, size = job.folder / f"timed{number}.onnx", job.prepared.stock.size
+        made = converted_model(job.lowering(low), size, path)
         return made.path or made.embedded()
 
     def run() -> list[float]:
-        models = [
-            job.prepared.path or job.prepared.embedded(),
-            *(model(low, n) for n, low in enumerate(choices)),
-        ]
-        how = BenchOptions(seconds=_SECONDS, profile=False)
+        made = (model(low, number) for number, low in enumerate(choices))
         report = bench_models(
-            *models, provider=job.engine.provider, feeds=feeds, options=how
+            job.prepared.path or job.prepared.embedded(),
+            *made,
+            provider=job.engine.provider,
+            feeds=feeds,
+            options=BenchOptions(seconds=_SECONDS, profile=False),
         )
         return [timing.latency.median for timing in report.timings]
 

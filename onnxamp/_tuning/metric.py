@@ -113,12 +113,12 @@ def make_metric(
             f"The tolerance must be a positive number, not {tolerance}."
         )
     made_from = (name, tolerance, selected, accept)
-    if not isinstance(name, str):
-        if not callable(name):
-            raise ArgumentTypeError(
-                f"metric must be a name or a function, not {type(name).__name__}."
-            )
+    if callable(name):
         measure, name = _measured(name_of(name), name), name_of(name)
+    elif not isinstance(name, str):
+        raise ArgumentTypeError(
+            f"metric must be a name or a function, not {type(name).__name__}."
+        )
     elif ":" in name:
         measure = _measured(name, imported("metric", name))
     elif name not in {"auto", *METRICS}:
@@ -140,11 +140,9 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
     of_output = _OF_OUTPUT.get(name, _OF_OUTPUT["rel-l2"])
 
     def measure(reference: Outputs, result: Outputs) -> float:
-        listed = (
-            (selected or frozenset(reference))
-            if name == "detections"
-            else frozenset[str]()
-        )
+        listed = frozenset[str]()
+        if name == "detections":
+            listed = selected or frozenset(reference)
         _, diffs = compare_matched(reference, result, listed)
         if any(diff.alarm and diff.bad and diff.bad.kind != "zero" for diff in diffs):
             return inf

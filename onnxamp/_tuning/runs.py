@@ -8,8 +8,6 @@ from math import inf, isfinite
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
-from onnx import ModelProto
-
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
@@ -151,17 +149,6 @@ def options_print(
     arithmetic = engine.arithmetic.name if engine.arithmetic else ""
     rounding = ["compensated"] * options.compensates
     return fingerprint(options.low.name, arithmetic, changed, *units, *rounding)
-
-
-def _without_empty_inputs(
-    model: ModelProto, sample: "Mapping[str, Feed]", provider: Provider
-) -> ModelProto:
-    """Return the model with empty optional inputs of a sample, which cannot be fed, created inside."""
-    if all(feed is not None for feed in sample.values()):
-        return model
-    return settle(model, None, sample, emulated=False, provider=provider, keep=_ALL)[
-        0
-    ].model
 
 
 def converted_error(
@@ -325,7 +312,11 @@ def profile_nodes(model: Model, sample: Sample, provider: Provider) -> dict[str,
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    named = copied(_without_empty_inputs(model.embedded(), sample, provider))
+    named = copied(model.embedded())
+    if any(feed is None for feed in sample.values()):
+        # Empty optional inputs cannot be fed, and are created inside.
+        how: Any = {"emulated": False, "provider": provider, "keep": _ALL}
+        named = copied(settle(named, None, sample, **how)[0].model)
     for node in Graph.of(named).nodes:
         node.proto.name = node.first_output
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

@@ -48,7 +48,6 @@ class CandidateSearch:
     Attributes:
         front: the candidates, best first.
         ratio: what errors are as multiples of those that are predicted, after the last that was measured.
-        errors: choice -> error of the converted model on all samples.
         is_erratic: whether errors are far from what others of them let expect.
         stopped: whether the search ended because the time was over.
     """
@@ -60,7 +59,6 @@ class CandidateSearch:
         self.aim = Aim(nothing, asked.allow_slower)
         self.frontier = Frontier(self.solver, self.aim)
         self.front = self.frontier.choices() if job.space.tunable else []
-        self.errors = dict[Choice, float]()
         self.ratio, self.is_erratic, self.stopped = 1.0, False, False
         self.started = monotonic()
 
@@ -95,7 +93,7 @@ class CandidateSearch:
             place = self._promising(able, first, end)
             if place is None:
                 break
-            if able[place].low not in self.errors and self._is_over:
+            if able[place].low not in self.job.errors and self._is_over:
                 self.stopped = True
                 break
             if self.measure(able[place].low) <= self.limit:
@@ -116,24 +114,25 @@ class CandidateSearch:
 
     @property
     def _is_over(self) -> bool:
-        spent = monotonic() - self.started > self.asked.seconds
-        return len(self.errors) >= self.asked.runs or (bool(self.errors) and spent)
+        spent, runs = monotonic() - self.started, len(self.job.errors)
+        return runs >= self.asked.runs or (runs > 0 and spent > self.asked.seconds)
 
     def expected(self, one: Candidate) -> float:
         """Return the error of the converted model, or its expected error."""
-        return self.errors.get(one.low, one.predicted * self.ratio)
+        if one.low in self.job.errors:
+            return self.job.metric.amplitude(self.job.errors[one.low])
+        return one.predicted * self.ratio
 
     def measure(self, low: Choice) -> float:
         """Convert a choice, and learn from its error on all samples."""
-        if low not in self.errors:
-            job, count = self.job, len(self.errors) + 1
+        job, count = self.job, len(self.job.errors) + 1
+        if low not in job.errors:
             job.run.report("verifying the converted model", count, count)
             error = job.metric.amplitude(job.error(low))
             predicted = job.expected.predicted(low)
             ratio = error / predicted if predicted else 1.0
             lowest, highest = sorted((ratio, self.ratio))
-            self.is_erratic |= bool(self.errors) and highest > _FAR * lowest
-            self.errors[low] = error
+            self.is_erratic |= count > 1 and highest > _FAR * lowest
             self.ratio = ratio if error < inf else self.ratio * _FAR
             _LOG.info(
                 "%d nodes low: error %.3g, %.2f times the one predicted",
@@ -141,11 +140,11 @@ class CandidateSearch:
                 error,
                 ratio,
             )
-        return self.errors[low]
+        return job.metric.amplitude(job.errors[low])
 
     def told(self, one: Candidate) -> Candidate:
         """Return a candidate with its error in units of the metric."""
-        metric, is_known = self.job.metric, one.low in self.errors
+        metric, is_known = self.job.metric, one.low in self.job.errors
         return replace(
             one,
             predicted=metric.of_amplitude(one.predicted),
@@ -219,16 +218,17 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """
     job, asked, nothing = search.job, search.asked, search.aim.nothing
     judge, best = job.metric, search.best()
-    if best is None and search.errors and noise is None:
+    if best is None and job.errors and noise is None:
         noise = job.noise
     low = nothing.low if best is None else best.low
     search.measure(low)
-    front = (
-        *map(search.told, search.front),
-        replace(nothing, error=job.errors.get(nothing.low, noise or 0.0)),
+    keeps_types = job.space.all_low.options.keep_io_types is True
+    float32 = replace(
+        nothing,
+        error=job.errors.get(nothing.low, noise or 0.0),
+        verified=nothing.low in job.errors or keeps_types,
     )
-    if nothing.low in job.errors or job.space.all_low.options.keep_io_types is True:
-        front = (*front[:-1], replace(front[-1], verified=True))
+    front = (*map(search.told, search.front), float32)
     recalled = job.origin.state.recalled if job.sensitivities else 0
     tuned = Tuned(
         **_written(job, front, low),

@@ -46,7 +46,7 @@ from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts
 from onnxamp._target import Device, device_called
 from onnxamp._tuning.job import Job, measure_times
-from onnxamp._tuning.metric import Metric, MetricLike, make_metric
+from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.results import Compensation, Exponents, Search, Tuned, meant_device
 from onnxamp._tuning.runs import (
     PARTS,
@@ -96,7 +96,7 @@ def tune(
     options = replace(options, strict_options=False)
     search = replace(search, device=meant_device(search.device, options.target))
     engine = judging_engine(run.provider, options.target)
-    listed = _listed(model, search.metric)
+    listed = listed_outputs(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
     coarse = _cost_of_integers(model, run, metric, engine)
     if coarse:
@@ -319,11 +319,6 @@ def _tuned(job: Job, search: Search) -> Outcome:
     if search.times == "measured" and not job.engine.emulates and space.tunable:
         tuned = timed(candidates, tuned)
     return Outcome(tuned, job)
-
-
-def _listed(model: Model, metric: MetricLike) -> frozenset[str]:
-    """Outputs whose rows are matched; a function of the user does that itself."""
-    return listed_outputs(model, metric) if isinstance(metric, str) else frozenset()
 
 
 def measured_plan(
