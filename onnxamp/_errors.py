@@ -237,11 +237,13 @@ def warn(
     messages: Iterable[str], category: type[OnnxAmpWarning] = OptionWarning
 ) -> None:
     """Issue warnings that point at the line that called onnxamp."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(
         (_PACKAGE, _CONTEXTS)
     ):
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     for message in messages:
         warnings.warn(printable(message), category, stacklevel=level)
 

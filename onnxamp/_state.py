@@ -165,7 +165,8 @@ class State:
             self._file.seek(self._end)
             self._file.write(data)
             self._file.flush()
-        place, self._end = (self._end, len(data)), self._end + len(data)
+        place = (self._end, len(data))
+        self._end = self._end + len(data)
         if monotonic() - self._saved > _SAVE_EVERY:
             self._upload()
         return place

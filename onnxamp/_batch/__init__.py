@@ -148,7 +148,8 @@ def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
     """
     waiting = [folder]
     while waiting:
-        here, below = waiting.pop(), list[Path]()
+        here = waiting.pop()
+        below = list[Path]()
         with suppress(OSError):
             below = sorted(path for path in here.iterdir() if path.name[0] != ".")
         folders = [path for path in below if path.is_dir()]

@@ -129,12 +129,15 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[Job]:
         raise ArgumentError(
             f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
         )
-    jobs, left_out, packages = list[Job](), list[str](), Packages(source)
+    jobs = list[Job]()
+    left_out = list[str]()
+    packages = Packages(source)
     models = (
         path for path in files_below(source, {home}) if path.suffix.lower() == ".onnx"
     )
     for path in models:
-        name, package = path.relative_to(source), packages.of(path)
+        name = path.relative_to(source)
+        package = packages.of(path)
         called = SAME if package is None else package.kind.name_of(path)
         if called.is_left_out:
             left_out.append(name.as_posix())
@@ -325,7 +328,8 @@ def run_folder(
 
     A result without a requested page is converted again.
     """
-    start, index = time.perf_counter(), index_of(html)
+    start = time.perf_counter()
+    index = index_of(html)
     check_options(options)
     found = find_jobs(source, target, inputs)
     for package in {
@@ -333,7 +337,8 @@ def run_folder(
     }.values():
         package.check(options.conversion.dtype)
     made_folder(target)
-    prints, used = _fingerprints(options), 1
+    prints = _fingerprints(options)
+    used = 1
     searches = None
     if options.conversion.level == Level.AUTO and not is_remote(target):
         searches = target / SEARCHES
@@ -416,7 +421,8 @@ def _shipped(
             name = package.folder.relative_to(source).as_posix()
             yield Shipped(name=name, kind=package.kind.name, failed=failed)
         else:
-            part, others = state.part(PART, {}), owned.keys() - {package.folder}
+            part = state.part(PART, {})
+            others = owned.keys() - {package.folder}
             yield ship(package, own, done, source, target, part, others)
 
 
@@ -433,7 +439,8 @@ def _known(
     retry: bool,
 ) -> tuple[dict[str, Entry], list[Job]]:
     """Return the outcomes that are known, and the other jobs, with any known cures."""
-    known, waiting = dict[str, Entry](), list[Job]()
+    known = dict[str, Entry]()
+    waiting = list[Job]()
     for job in jobs:
         entry = state.get(job.name)
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
@@ -489,7 +496,8 @@ def _work(
     With ``once``, each worker does a single job: plugins keep compiled kernels between models and may mix them up.
     """
     running: dict[int, str] = {}
-    finished, total = before, before + len(jobs)
+    finished = before
+    total = before + len(jobs)
     if not jobs:
         return
 

@@ -377,7 +377,8 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     asked = options.conversion if cured is None else Options.from_json(cured)
     if job.package is not None and cured is None:
         asked = job.package.kind.adapted(asked, options.given, model)
-    judge, inputs = options.judge, _inputs(options, job, model)
+    judge = options.judge
+    inputs = _inputs(options, job, model)
     validation = Validation(
         tolerance=options.tolerance,
         limits={} if job.package is None else job.package.kind.limits_of(model),
@@ -471,7 +472,8 @@ def _hazards(plan: Plan) -> Counter[str]:
 
 def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     """Return the outcome for a model that was converted."""
-    nodes, diff = conversion.summary.nodes, conversion.validation
+    nodes = conversion.summary.nodes
+    diff = conversion.validation
     row = Row(
         job.name,
         "converted",

@@ -80,7 +80,8 @@ def put_in_place(
     Raises:
         OutputError: a file cannot be moved, or would replace a data file that is not onnxamp's. Nothing has changed.
     """
-    home, stage = jobs[0].home, jobs[0].stage
+    home = jobs[0].home
+    stage = jobs[0].stage
     assert stage is not None
     old = home / _REPLACED
     waiting = [job for job in jobs if job.result != job.target]
@@ -195,8 +196,11 @@ def ship(
     """
     needed = list(_needed(package, jobs, entries))
     without = {path.resolve() for path in (target, *others)}
-    written, kept, new = list[str](), list[str](), list[str]()
-    home, stage = jobs[0].home, jobs[0].stage
+    written = list[str]()
+    kept = list[str]()
+    new = list[str]()
+    home = jobs[0].home
+    stage = jobs[0].stage
     waits = any(job.result != job.target for job in jobs)
     for path in files_below(package.folder, without):
         if not path.is_file() or not is_companion(path.name):
@@ -206,7 +210,8 @@ def ship(
         data = _changed(
             path.read_bytes(), [one for one in needed if one.file == inside]
         )
-        place, wanted = home / inside, fingerprint(data)
+        place = home / inside
+        wanted = fingerprint(data)
         known = fingerprint(place.read_bytes()) if place.is_file() else None
         if known is not None and known != wanted and known not in part.get(name, ()):
             kept.append(name)
@@ -365,8 +370,10 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
         The bytes that are left in it; None if nothing changed.
     """
     path = sink.stage or sink.target
-    model, folder = load_model(path), folder_of(path)
-    others, own = set[Path](), dict[bytes, DataLocation]()
+    model = load_model(path)
+    folder = folder_of(path)
+    others = set[Path]()
+    own = dict[bytes, DataLocation]()
     digests = dict[int, bytes]()
     for number, tensor, place in _placed(model, folder):
         digest = digests[number] = _digest(place)
@@ -438,7 +445,8 @@ def _point(tensor: TensorProto, place: DataLocation, folder: Path) -> None:
 
 def _digest(place: DataLocation) -> bytes:
     """Return the digest that identifies a weight."""
-    digest, left = sha256(), place.length
+    digest = sha256()
+    left = place.length
     with place.opened() as file:
         while left:
             piece = file.read(min(left, PIECE))

@@ -45,7 +45,8 @@ def run(given: Given) -> None:
         raise click.UsageError(
             "--html and --state write files for a single model: check the models one by one, or drop these options."
         )
-    models, checks = dict.fromkeys(given.models), {}
+    models = dict.fromkeys(given.models)
+    checks = {}
     for path in models:
         audit, run = checks[str(path)] = _checked(path, given)
         if given.format != "json" or len(checks) == len(models):
@@ -78,9 +79,11 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
 
 
 def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
-    ops, place = OpFilter(frozenset(given.only), frozenset(given.skip)), place_of(given)
+    ops = OpFilter(frozenset(given.only), frozenset(given.skip))
+    place = place_of(given)
     with progress_bar(quiet=given.quiet) as progress, opened(given.state) as state:
-        provider, islands = given.provider, not computes_low(given.target)
+        provider = given.provider
+        islands = not computes_low(given.target)
         check = partial(
             check_run,
             samples=samples,

@@ -204,7 +204,9 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
     wanted = [path for path in outputs if path is not None]
     here = [path for path in wanted if not is_remote(path)]
     for path in wanted:
-        target, name, fault = path.resolve(), repr(str(path)), ""
+        target = path.resolve()
+        name = repr(str(path))
+        fault = ""
         if target in taken:
             fault = f"{name} is already read or written by this command: choose another name for the output."
         elif target.is_dir():
@@ -434,7 +436,8 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     if package is None or options.dtype not in package.kind.dtypes:
         return options
     if not given.quiet:
-        folder, here = package.folder, Path.cwd()
+        folder = package.folder
+        here = Path.cwd()
         folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
         text = (
             f"This model is in a folder for {package.kind.name}, so it gets the types that are usual there."

@@ -92,7 +92,8 @@ def _convert(given: Given) -> None:
             else lambda _: None,  # they were printed with the plan
         )
         outcome = convert_to_file(request, sink_of(given, target))
-    conversion, validation = outcome.conversion, outcome.conversion.validation
+    conversion = outcome.conversion
+    validation = outcome.conversion.validation
     keep_outcome(given, outcome)
     if not given.quiet:
         from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415

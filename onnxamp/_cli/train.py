@@ -97,9 +97,11 @@ def _fit(net: TrainNetwork, batches: Batches, given: Given) -> list[tuple[float,
             progress=not given.quiet,
             report=lambda _, result: results.append(result),  # noqa: B023
         )
-        last, skipped = results[-1], sum(result.overflow for result in results)
+        last = results[-1]
+        skipped = sum(result.overflow for result in results)
         rows.append((epoch + 1, mean, last.grad_norm, last.scale, skipped))
-        updates, skips = updates + len(results), skips + skipped
+        updates = updates + len(results)
+        skips = skips + skipped
         if given.checkpoint:
             net.save(given.checkpoint)
     if updates and updates == skips:

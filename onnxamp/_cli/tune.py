@@ -79,7 +79,9 @@ def _tune(given: Given) -> None:
             warn=tell,
         )
         outcome = convert_to_file(request, sink_of(given, target))
-    conversion, tuned, compared = outcome.conversion, outcome.tuned, outcome.compared
+    conversion = outcome.conversion
+    tuned = outcome.tuned
+    compared = outcome.compared
     assert tuned is not None
     keep_outcome(given, outcome)
     report = partial(
@@ -113,7 +115,8 @@ def tune_manifest(given: Given) -> None:
         ArgumentError: an option does not apply to a pipeline, or is wrong. Others as
             :func:`onnxamp._pipeline.tune.tune_pipeline`.
     """
-    typed, manifest = typed_options(), given.model
+    typed = typed_options()
+    manifest = given.model
     for name in _OF_MODELS.keys() & typed:
         raise ArgumentError(
             f"{flag_of(name)} is for a single model, and {str(manifest)!r} is a pipeline: {_OF_MODELS[name]}."

@@ -84,7 +84,8 @@ class Analysis:
     @property
     def on_cpu(self) -> list[int]:
         """Nodes that the target leaves to the CPU in the precision that they have."""
-        is_low, found = self.decision.is_low, list[int]()
+        is_low = self.decision.is_low
+        found = list[int]()
         for index, free in self.problem.freedoms.items():
             is_fine = free.only_low and all(map(is_low, self.ports.of(index)))
             if free.falls_back and not is_fine:
@@ -169,7 +170,8 @@ class RoundedWeights:
             return "No product outside subgraphs has a low-precision weight to round with compensation."
         if not self.chosen:
             return f"Compensated rounding does not help: all {self.weights:,} weights are rounded to nearest."
-        kept, rest = self.weights - len(self.chosen), ""
+        kept = self.weights - len(self.chosen)
+        rest = ""
         if kept:
             rest = f"; {kept:,} {'is' if kept == 1 else 'are'} rounded to nearest"
         wide = f" ({self.wide:,} are too wide)" if self.wide else ""
@@ -206,7 +208,8 @@ def with_rounding(
             " (--inputs), or round to nearest (--rounding nearest)."
         )
     found = rounder(analysis)
-    pins, edits = analysis.pins, analysis.edits
+    pins = analysis.pins
+    edits = analysis.edits
     if found.made_up and found.chosen:
         pins = pins._replace(warnings=(*pins.warnings, MADE_UP))
     edits = replace(edits, rounded={**edits.rounded, **found.chosen})
@@ -215,7 +218,8 @@ def with_rounding(
 
 def constant_nodes(graph: Graph) -> frozenset[int]:
     """Return the nodes that depend on constants only: runtimes compute them once, while they load the model."""
-    known, folded = {ABSENT, *graph.constants.tensors}, set[int]()
+    known = {ABSENT, *graph.constants.tensors}
+    folded = set[int]()
     for node in graph.order:
         is_settled = node.key not in op_facts().random and not node.bodies
         if is_settled and known.issuperset(node.inputs):
@@ -344,7 +348,8 @@ def expected_speed_up(
         analysis: the analysis.
         shapes: shapes of the inputs, by name; by default, those that the model declares.
     """
-    device, graph = _usual_device(analysis.options.target), analysis.graph
+    device = _usual_device(analysis.options.target)
+    graph = analysis.graph
     declared = declared_shapes(graph) if shapes is None else shapes
     if not device or declared is None or not any(analysis.decision.low):
         return None
@@ -382,7 +387,8 @@ def time_on_target(analysis: Analysis) -> float:
     """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
     in the cut.
     """
-    graph, target = analysis.graph, target_of(analysis.options.target)
+    graph = analysis.graph
+    target = target_of(analysis.options.target)
     device = device_called(target.device or DEFAULT_DEVICE)
     estimate = Estimate(graph, device, graph.shapes, analysis.options.low)
     fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
@@ -402,8 +408,10 @@ def low_nodes(analysis: Analysis) -> frozenset[int]:
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:
     """Return the low-precision ports of a node."""
-    types, is_low = analysis.graph.types, analysis.decision.is_low
-    consumed, made = analysis.ports.consumed[node.index], analysis.ports.produced
+    types = analysis.graph.types
+    is_low = analysis.decision.is_low
+    consumed = analysis.ports.consumed[node.index]
+    made = analysis.ports.produced
     inputs = [
         port
         for port, value in enumerate(node.inputs)
@@ -436,7 +444,8 @@ def shapes_at(
         for dim, size in zip(dims, given.get(entry.name, ()), strict=False):
             if dim.dim_param:
                 named[dim.dim_param] = size
-    inferred, declared = graph.shapes_of(given), graph.shapes_at(named)
+    inferred = graph.shapes_of(given)
+    declared = graph.shapes_at(named)
     return [
         other
         if one is None or (_is_open(one) and other and not _is_open(other))

@@ -73,7 +73,8 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
 
     Complexity: one solution of the cut for each kind of reason that keeps nodes in float32, if there are Casts at all.
     """
-    options, kept = analysis.options, _kept_nodes(analysis)
+    options = analysis.options
+    kept = _kept_nodes(analysis)
     if options.level in (Level.O0, Level.AUTO):
         return ()
 
@@ -96,7 +97,8 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     def kept_for(reasons: Iterable[Basis]) -> set[int]:
         return set[int]().union(*(kept.get(reason, ()) for reason in reasons))
 
-    black, causes = frozenset({Reason.BLACK}), list[Cause]()
+    black = frozenset({Reason.BLACK})
+    causes = list[Cause]()
     for advice, nodes in _black_listed(analysis, kept.get(Reason.BLACK, ())).items():
         causes += ignoring(Reason.BLACK.value, advice, black, nodes)
     advice = "--force-low REGEX lowers some of them anyway; --no-hazards lowers all"
@@ -127,7 +129,8 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
 
 def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
     """Return the nodes that stay float32 by the reason of their pin, with those that share their precision."""
-    ports, kept = analysis.ports, dict[Basis, set[int]]()
+    ports = analysis.ports
+    kept = dict[Basis, set[int]]()
     for index, variable in enumerate(ports.variables):
         pin = analysis.pins.verdicts.get(ports.root(index))
         if pin is not None and not pin.low and variable.node != ABSENT:
@@ -200,10 +203,12 @@ def opset_hint(analysis: Analysis) -> str | None:
 
     The hint names the first opset at which all those ops that ever get a low-precision kernel have one.
     """
-    options, graph = analysis.options, analysis.graph
+    options = analysis.options
+    graph = analysis.graph
     if options.level == Level.O0 or options.opset == "auto":
         return None
-    held, current = held_back(analysis), graph.book.opsets[""]
+    held = held_back(analysis)
+    current = graph.book.opsets[""]
     newer = max(held.first.values(), default=0)
     if newer <= current:
         return None
@@ -211,7 +216,8 @@ def opset_hint(analysis: Analysis) -> str | None:
     if reach.obstacle is not None:
         return f"Opset {newer} has low-precision kernels for {', '.join(held.ops)}, but {reach.obstacle}."
     before = analysis.casts
-    saved, ops = before - held.freed.casts, ", ".join(held.ops)
+    saved = before - held.freed.casts
+    ops = ", ".join(held.ops)
     if saved > 0:
         return f"{saved} of {before} new Casts vanish with --opset {newer}, which brings low-precision kernels for {ops}."
     return f"--opset {newer} brings low-precision kernels for {ops}; at opset {current} there are none."
@@ -219,7 +225,8 @@ def opset_hint(analysis: Analysis) -> str | None:
 
 def fold_hint(analysis: Analysis) -> str | None:
     """Return a hint about decomposed patterns and the Casts that folding saves; None if there are none."""
-    options, graph = analysis.options, analysis.graph
+    options = analysis.options
+    graph = analysis.graph
     if options.fold is not False or options.folds or options.level == Level.O0:
         return None
     folds = graph.ask(find_folds, with_weights=False)
@@ -229,7 +236,8 @@ def fold_hint(analysis: Analysis) -> str | None:
     folds = [fold for fold in folds if fold.opset <= opset]
     if not folds:
         return None
-    inside, freed = set[int](), dict[int, frozenset[Basis]]()
+    inside = set[int]()
+    freed = dict[int, frozenset[Basis]]()
     for fold in folds:
         is_lowered = all(is_low(analysis, node) for node in fold.nodes)
         if not is_lowered and fold.op not in options.black:
@@ -251,7 +259,8 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
 
     ONNX Runtime folds a BatchNormalization into the weights of its producer only if there is no Cast between them.
     """
-    options, graph = analysis.options, analysis.graph
+    options = analysis.options
+    graph = analysis.graph
     if options.folds or options.level == Level.O0:
         return None
     stored = graph.constants.tensors.__contains__
@@ -305,7 +314,8 @@ def decomposed(graph: Graph) -> str | None:
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return None
-    casts, around = set().union(*(_casts_around(graph, fold) for fold in folds)), ""
+    casts = set().union(*(_casts_around(graph, fold) for fold in folds))
+    around = ""
     if casts:
         around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
     return f"{_told_as_decomposed(folds)}{around}"

@@ -174,7 +174,8 @@ def _in_float32(
 
 def _folded(model: Model, unfolded: Analysis) -> tuple[Prepared, Analysis] | None:
     """Return the analysis with those patterns folded that become low by it; None if the result is no faster."""
-    options, candidates = unfolded.options, _candidates(unfolded)
+    options = unfolded.options
+    candidates = _candidates(unfolded)
     if not candidates:
         return None
     prepared, analysis = at_best_opset(model, replace(options, folded=candidates))

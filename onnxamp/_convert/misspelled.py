@@ -81,7 +81,8 @@ def _changed(graph: Graph, options: Options) -> Iterator[str]:
     """Sentences about inputs and outputs that cannot keep their types."""
     main = graph.scopes[0]
     for value in dict.fromkeys((*main.inputs, *main.outputs)):
-        name, kind = graph.values[value].name, graph.types[value] or ""
+        name = graph.values[value].name
+        kind = graph.types[value] or ""
         is_low = any(low.tensor in kind for low in FORMATS.values())
         if is_low and element_name(kind) == "" and options.keeps_io(name):
             yield (
@@ -166,7 +167,8 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     A text that suggests another name is preferred to one that does not.
     """
     rows = list(found)
-    keys, names = list(map(_keys, rows)), _told_once(itertools.chain(*rows))
+    keys = list(map(_keys, rows))
+    names = _told_once(itertools.chain(*rows))
     return tuple(
         one for one in names if all((one.option, one.name) in row for row in keys)
     )

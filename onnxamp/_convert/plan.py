@@ -236,7 +236,9 @@ class Plan(Shown):
 
 def make_plan(analysis: Analysis) -> Plan:
     """Return the plan of an analysis."""
-    graph, rows, variables = analysis.graph, [], analysis.ports.variables
+    graph = analysis.graph
+    rows = []
+    variables = analysis.ports.variables
     names = variable_names(graph, variables)
     of_nodes = dict[int, list[PlanRow]]()
     for name, variable in zip(names, variables, strict=True):
@@ -273,7 +275,8 @@ def _parts(
         ):
             parts.setdefault(quantized.get(node.index, _REST), []).append(node)
     for (kind, role), nodes in sorted(parts.items(), key=lambda part: part[0] == _REST):
-        lows, kept = 0, dict[str, str]()
+        lows = 0
+        kept = dict[str, str]()
         for node in nodes:
             rows = of_nodes.get(node.index, ())
             high = [row.why for row in rows if not row.low]
@@ -291,7 +294,8 @@ def _units(
     graph: Graph, low: str, of_nodes: Mapping[int, Sequence[PlanRow]]
 ) -> Iterator[QuantizedUnit]:
     """Yield the units between integers, those that are alike once, in the order in which they come."""
-    quantized, facts = graph.ask(quantized_nodes), op_facts()
+    quantized = graph.ask(quantized_nodes)
+    facts = op_facts()
 
     def precision(node: Node) -> str:
         """Of what a node computes with; of a scale that is not decided its own."""
@@ -308,7 +312,8 @@ def _units(
             if node.key in keys
         )
 
-    firsts, counts = dict[object, QuantizedUnit](), Counter[object]()
+    firsts = dict[object, QuantizedUnit]()
+    counts = Counter[object]()
     for inside, ends in units_between(graph):
         ops = dict[str, Counter[str]]()
         for node in inside:

@@ -52,7 +52,8 @@ def kept_weights(
     """
     if analysis.options.level == Level.O0:
         return ()
-    graph, found = analysis.graph, []
+    graph = analysis.graph
+    found = []
     rows = () if plan is None else plan.rows
     planned = {row.node: _told(row.reason, row.detail) for row in rows if not row.low}
     copies = {copy.value for copy in analysis.edits.copies}
@@ -78,7 +79,8 @@ def kept_weights(
 
 def _float32_readers(analysis: Analysis, value: int) -> Iterator[tuple[str, str]]:
     """Return the readers that keep a weight in float32, with the reasons."""
-    graph, ports = analysis.graph, analysis.ports
+    graph = analysis.graph
+    ports = analysis.ports
     if graph.values[value].origin is Origin.DEFAULT:
         yield (
             graph.values[value].name,
@@ -163,7 +165,8 @@ def summarize(
         analysis: the analysis.
         plan: the plan that it repeated, if any.
     """
-    graph, edits = analysis.graph, analysis.edits
+    graph = analysis.graph
+    edits = analysis.edits
     nodes: Counter[str] = Counter()
     before: Counter[str] = Counter()
     ops: Counter[tuple[str, str]] = Counter()

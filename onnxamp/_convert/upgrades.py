@@ -63,7 +63,8 @@ class HeldBack:
 
     def may_pay(self) -> bool:
         """Return whether low kernels may change anything. If a schema lacks the type, only the newer one decides."""
-        of_node, exact = self.analysis.ports.of_node, self.analysis.graph.exact
+        of_node = self.analysis.ports.of_node
+        exact = self.analysis.graph.exact
         if any(not of_node.get(node) for node in self.able):
             return True
         if self.freed.casts < self.analysis.casts:
@@ -90,7 +91,8 @@ def held_back(analysis: Analysis) -> HeldBack:
 
     Complexity: linear in nodes.
     """
-    first, found = dict[Signature, int](), dict[int, int]()
+    first = dict[Signature, int]()
+    found = dict[int, int]()
     is_off = analysis.options.level == Level.O0
     for index in () if is_off else sorted(_without_kernel(analysis)):
         node = analysis.graph.nodes[index]
@@ -105,7 +107,8 @@ def held_back(analysis: Analysis) -> HeldBack:
 
 def _without_kernel(analysis: Analysis) -> set[int]:
     """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
-    ports, nodes = analysis.ports, analysis.graph.nodes
+    ports = analysis.ports
+    nodes = analysis.graph.nodes
     pins = (
         pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL
     )
@@ -134,7 +137,8 @@ def _given(node: Node, layout: Layout) -> Iterator[str]:
 
 def _is_wanted(analysis: Analysis, node: int) -> bool:
     """Return whether the user, lists and level leave the node low if it can be."""
-    problem, level = analysis.problem, analysis.options.level
+    problem = analysis.problem
+    level = analysis.options.level
     override = problem.overrides.of_node.get(node)
     if override is not None:
         return override.low
@@ -145,7 +149,8 @@ def _is_wanted(analysis: Analysis, node: int) -> bool:
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
     """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
-    options, bound = analysis.options, analysis.ports.layouts[node.index].bound
+    options = analysis.options
+    bound = analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
     names_type = not node.signature.params.keys() >= set(params)
@@ -210,7 +215,8 @@ class _Choice:
         self, original: Prepared, options: Options, proof: Proof | None
     ) -> None:
         self.original = self.base = original
-        self.options, self.proof = options, proof
+        self.options = options
+        self.proof = proof
         self.current = original.graph.book.opsets[""]
         self.refused = list[str]()
         self.plan = cache(partial(plan_upgrade, original.graph))
@@ -244,8 +250,10 @@ class _Choice:
         candidates = sorted({*held.first.values()} - {0}, reverse=True)
         if not candidates or not held.may_pay():
             return self.settled(self.base, before, ())
-        reach, result = self.plan(candidates[0]), (self.base, before)
-        obstacle, target = reach.obstacle, self.options.target
+        reach = self.plan(candidates[0])
+        result = (self.base, before)
+        obstacle = reach.obstacle
+        target = self.options.target
         for opset in candidates:
             if opset > reach.opset:
                 continue
@@ -285,7 +293,9 @@ class _Choice:
             other = analyze(less.graph, self.options)
             as_low = len(held.lowered(other)) >= len(lowered)
             if as_low and other.casts <= after.casts:
-                opset, prepared, after = enough, less, other
+                opset = enough
+                prepared = less
+                after = other
         return (prepared, after) if self.is_proven(prepared.graph) else None
 
     def is_proven(self, graph: Graph) -> bool:
@@ -316,7 +326,8 @@ class _Choice:
         return replace(prepared, notes=notes, refused=tuple(self.refused)), analysis
 
     def _needed(self) -> str:
-        opset, low = self.base.graph.book.opsets[""], self.options.low
+        opset = self.base.graph.book.opsets[""]
+        low = self.options.low
         why = f", the first with {low.name}" if self.current < low.min_opset else ""
         return f"Upgraded from opset {self.current} to {opset}{why}."
 
@@ -328,7 +339,9 @@ class _Choice:
         obstacle: Obstacle | None,
     ) -> tuple[str, ...]:
         """Return sentences about the benefits and obstacles of an upgrade."""
-        graph, told, why = after.graph, list[str](), list[str]()
+        graph = after.graph
+        told = list[str]()
+        why = list[str]()
         if graph is not before.graph:
             if after.casts < before.casts:
                 saved = before.casts - after.casts
@@ -351,7 +364,9 @@ class _Choice:
 
 def fallen(before: Analysis, after: Analysis) -> str:
     """Return the op types that the target leaves to the CPU after an upgrade, but not before."""
-    graph, target, lost = before.graph, before.options.target, list[str]()
+    graph = before.graph
+    target = before.options.target
+    lost = list[str]()
     then, now = (
         {
             one.graph.nodes[index].key
@@ -378,14 +393,18 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     places = {target, cpu_of(target)} if place.limits_types else {*with_kernels()}
     places |= {CPU} if place.builds else set()
     for key, nodes in graph.by_key.items():
-        node, steps = nodes[0], steps_of(key, current, opset)
+        node = nodes[0]
+        steps = steps_of(key, current, opset)
         if not steps or node.signature is None or key in op_facts().kernel_free:
             continue
-        op, version = steps[-1].op, steps[-1].version
+        op = steps[-1].op
+        version = steps[-1].version
         newer = lookup("", op, opset)
         if newer is None:
             continue
-        before, after, old = set[str](), set[str](), Typed.of(node, graph.types)
+        before = set[str]()
+        after = set[str]()
+        old = Typed.of(node, graph.types)
         for one in places:
             if newer.has_function:
                 runs = runs_on(one, old), runs_on(one, old._replace(signature=newer))
@@ -409,7 +428,8 @@ def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
     """A node that is low precision already, and that the target runs only as long as the opset stays."""
     current = graph.book.opsets[""]
     for key, nodes in graph.by_key.items():
-        steps, signature = steps_of(key, current, opset), nodes[0].signature
+        steps = steps_of(key, current, opset)
+        signature = nodes[0].signature
         op = steps[-1].op if steps else key
         has_body = (
             signature is not None and signature.has_function

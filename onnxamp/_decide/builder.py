@@ -74,7 +74,8 @@ class Builder:
     @cached_property
     def reads(self) -> list[Read]:
         """Yield all reads that allow no Cast from low precision. Complexity: linear in nodes, and in moved data."""
-        graph, reads = self.graph, list[Read]()
+        graph = self.graph
+        reads = list[Read]()
         for node, position in self.ports("uncast_inputs"):
             reads += self._upstream(
                 Read(node, node.input(position), node.index, position)
@@ -82,11 +83,13 @@ class Builder:
         for node in self.nodes("uncast_scans"):
             states = len(carried(graph, node))
             for _, body in node.bodies:
-                inputs, outputs = graph.scopes[body].inputs, graph.scopes[body].outputs
+                inputs = graph.scopes[body].inputs
+                outputs = graph.scopes[body].outputs
                 sources = body_sources(node, len(inputs)) if node.key == "Scan" else ()
                 sliced = dict(zip(inputs, sources, strict=False))
                 for position, target in enumerate(body_targets(node, len(outputs))):
-                    value, leaves = outputs[position], (body, position)
+                    value = outputs[position]
+                    leaves = (body, position)
                     read = Read(node, value, node.index, ABSENT, leaves)
                     moved = self._upstream(read)
                     if target >= states:
@@ -99,7 +102,8 @@ class Builder:
 
     def _upstream(self, first: Read) -> list[Read]:
         """Return a read and those of the data movement upstream, which includes last states that bodies return."""
-        reads, read = list[Read](), first
+        reads = list[Read]()
+        read = first
         while read.value != ABSENT:
             reads.append(read)
             producer = self.graph.producer(read.value)
@@ -133,7 +137,8 @@ class Builder:
         """Return the input that a node passes on without computing anything; ABSENT if it computes."""
         if not node.outputs:
             return ABSENT
-        types, facts = self.graph.types, op_facts()
+        types = self.graph.types
+        facts = op_facts()
         kind = types[node.outputs[0]]
         alike = {value for value in node.reads if types[value] == kind}
         if node.key in facts.carriers | facts.eliminated:
@@ -143,7 +148,8 @@ class Builder:
 
     def _downstream(self, value: int) -> list[int]:
         """Return a value and all values that data movement makes from it."""
-        values, types = [value], self.graph.types
+        values = [value]
+        types = self.graph.types
         for moved in values:
             for node, port in self.graph.consumers(moved):
                 if self._passes_on(node) == port:
@@ -160,7 +166,8 @@ class Builder:
     @cached_property
     def states(self) -> list[tuple[int, list[int]]]:
         """Last states that a loop's body moves from elsewhere without computing them, each with its moved copies."""
-        graph, states = self.graph, list[tuple[int, list[int]]]()
+        graph = self.graph
+        states = list[tuple[int, list[int]]]()
         for node in self.nodes("uncast_states"):
             for _, body in node.bodies:
                 outputs = graph.scopes[body].outputs
@@ -179,7 +186,8 @@ class Builder:
     @cached_property
     def captures(self) -> list[tuple[int, Node, int]]:
         """(value from outside a body, node in the body that reads it, position), where no output of it is read."""
-        graph, captures = self.graph, list[tuple[int, Node, int]]()
+        graph = self.graph
+        captures = list[tuple[int, Node, int]]()
         for owner in self.nodes("unread_outputs"):
             for _, body in owner.bodies if owner.scope else ():
                 outputs = graph.scopes[body].outputs
@@ -293,7 +301,9 @@ class Builder:
         """Return the nodes that dequantize values, also through ops that read one computed value. Complexity: linear in
         nodes.
         """
-        graph, facts, origins = self.graph, op_facts(), dict[int, int]()
+        graph = self.graph
+        facts = op_facts()
+        origins = dict[int, int]()
         known: dict[int, Dequantized] = {}
         for node in graph.order if graph.nodes_of(facts.dequantize) else ():
             if node.key in facts.dequantize:
@@ -464,7 +474,8 @@ class Builder:
 
 def _captured(graph: Graph, body: int, value: int) -> Iterator[tuple[int, Node, int]]:
     """Yield (value from outside, node, position) of the nodes in a body that a value of the body depends on."""
-    waiting, seen = [value], set[int]()
+    waiting = [value]
+    seen = set[int]()
     while waiting:
         node = graph.producer(waiting.pop())
         if node is None or node.scope != body or node.index in seen:

@@ -134,7 +134,8 @@ def prove(
     if len(members) > _MEMBERS:
         return Proof({}, None)
     program = _Program(classes, members, rows)
-    best, limits = list(exponents), list[int]()
+    best = list(exponents)
+    limits = list[int]()
     for position in range(len(known)):
         value = objective_of(classes, best, members)[position]
         if not value:  # nothing is less
@@ -225,7 +226,8 @@ class _Program:
             np.int32
         )  # milp of scipy 1.14 accepts no others
         matrix.indptr = matrix.indptr.astype(np.int32)
-        least, most = np.zeros(self.count), np.full(self.count, np.inf)
+        least = np.zeros(self.count)
+        most = np.full(self.count, np.inf)
         least[: self.members], most[: self.members] = -_LARGEST, _LARGEST
         most[self.starts[2] :] = 1
         constraints = LinearConstraint(
@@ -301,8 +303,11 @@ def solve(problem: Problem) -> Solution:
 
 def _improved(search: "_Search") -> int | None:
     """Apply improvements by integer programs; return a bound on further ones."""
-    classes, exponents = search.classes, search.exponents
-    found, before, gaps = related(classes), list(exponents), list[int | None]()
+    classes = search.classes
+    exponents = search.exponents
+    found = related(classes)
+    before = list(exponents)
+    gaps = list[int | None]()
     of_member = {member: k for k, members in enumerate(found) for member in members}
     rows: list[list[int]] = [[] for _ in found]
     for row, relation in enumerate(classes.relations):
@@ -342,7 +347,8 @@ class _Search:
     """
 
     def __init__(self, classes: Classes) -> None:
-        self.classes, windows = classes, classes.windows
+        self.classes = classes
+        windows = classes.windows
         self.exponents = [0] * len(windows)
         self.uses: list[list[int]] = [[] for _ in windows]
         for index, row in enumerate(classes.relations):
@@ -362,7 +368,8 @@ class _Search:
             for c, number in relation.items()
             if len(self.uses[c]) == 1 and abs(number) == 1
         ]
-        costs, windows = self.classes.costs, self.classes.windows
+        costs = self.classes.costs
+        windows = self.classes.windows
         return max(found, key=lambda c: (costs[c] > 0, not windows[c]), default=ZERO)
 
     def run(self) -> None:
@@ -409,7 +416,9 @@ class _Search:
 
     def improve(self, member: int, *, together: bool) -> Iterable[int]:
         """Make the best move of a class, and return the classes that it changed."""
-        best, gain, now = dict[int, int](), 0, self.cost(member, self.exponents[member])
+        best = dict[int, int]()
+        gain = 0
+        now = self.cost(member, self.exponents[member])
         for target in self.targets(member):
             changes = self.move(member, target, together=together)
             if changes is None and now >= _UNDER:
@@ -421,7 +430,8 @@ class _Search:
                 for c, new in changes.items()
             )
             if saved > gain:
-                best, gain = changes, saved
+                best = changes
+                gain = saved
         for changed, new in best.items():
             self.exponents[changed] = new
         return best
@@ -454,7 +464,8 @@ class _Search:
 
         Leaves are changed first; ``together``, what costs least, so that neighbors move along.
         """
-        changes, pending = {member: target}, [member]
+        changes = {member: target}
+        pending = [member]
         most = (
             _CHANGES
             if self.cost(member, self.exponents[member]) >= _UNDER

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 INFINITE = -1
 """Capacity of an arc that must not be cut."""
 
-_SOURCE, _SINK = 0, 1
+_SOURCE = 0
+_SINK = 1
 _INT32_MAX = 2**31 - 1
 _SMALL = 16_384
 """Arcs up to which solving in Python takes less time than importing scipy."""
@@ -40,7 +41,8 @@ class Network:
 
     def add(self, count: int = 1) -> int:
         """Add questions, and return the number of the first."""
-        first, self.size = self.size, self.size + count
+        first = self.size
+        self.size = self.size + count
         return first
 
     def copy(self) -> "Network":
@@ -171,12 +173,15 @@ def _dinic(
     Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """
     arcs: list[list[int]] = [[] for _ in range(size)]
-    ends, left = list[int](), list[int]()  # arc 2k and its reverse 2k + 1
+    # arc 2k and its reverse 2k + 1
+    ends = list[int]()
+    left = list[int]()
     joins = capacities == infinite
     pinned = _pinned(zip(tails[joins].tolist(), heads[joins].tolist(), strict=True))
     merged = np.arange(size)
     merged[list(pinned)] = list(pinned.values())
-    tails, heads = merged[tails], merged[heads]
+    tails = merged[tails]
+    heads = merged[heads]
     open_arcs = (tails != heads) & (tails != _SINK) & (heads != _SOURCE)
     columns = (column[open_arcs].tolist() for column in (tails, heads, capacities))
     for tail, head, capacity in zip(*columns, strict=True):

@@ -98,7 +98,9 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
     """
     names = dict.fromkeys((*options.white_list, *options.black_list))
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
-    unknown, unseen, known = dict[str, str](), dict[str, str](), dict[str, str]()
+    unknown = dict[str, str]()
+    unseen = dict[str, str]()
+    known = dict[str, str]()
     for name in sorted(name for name in names if not named_nodes(graph, name)):
         text = f"The op type {name!r} in your lists does not occur in the model."
         cores = ", ".join(unrecognized(graph, name))
@@ -154,7 +156,8 @@ def unmatched_names(graph: Graph, options: Options) -> tuple[Unmatched, ...]:
     Complexity: linear in nodes for each pattern, and slower only if a pattern matches nothing.
     """
     is_asked = options.keep_nodes or options.keep_patterns or options.low_patterns
-    nodes, weights = node_names(graph) if is_asked else [], set[str]()
+    nodes = node_names(graph) if is_asked else []
+    weights = set[str]()
     if options.weight_patterns:
         weights.update(*(names for _, names in _weights(graph)))
     return (
@@ -328,7 +331,8 @@ def _lost(
             if hazard.value == ABSENT
             else (hazard.value,)
         ):
-            source, loses = graph.constants.source(value), hazard.reason.loses
+            source = graph.constants.source(value)
+            loses = hazard.reason.loses
             if source in weights and loses is not None and loses(graph, source, low):
                 yield source, hazard
 
@@ -340,7 +344,8 @@ _SMALL: Final = 256
 
 def _all_weights(graph: Graph, options: Options) -> list[int]:
     """Return the float32 constants that are worth being stored low, and lose nothing but digits by it."""
-    found, low = set[int](), options.low
+    found = set[int]()
+    low = options.low
     for value, _ in _weights(graph):
         if elements(graph.shapes[value]) < _SMALL:
             continue
@@ -357,7 +362,8 @@ def _told(risks: Iterable[tuple[str, str, Hazard]], does: str) -> Iterator[str]:
     for option, name, hazard in risks:
         found.setdefault((option, hazard.reason), {}).setdefault(name, hazard)
     for (option, reason), rows in found.items():
-        what, first = does.format(first_of(rows)), next(iter(rows.values()))
+        what = does.format(first_of(rows))
+        first = next(iter(rows.values()))
         yield f"{option} {what} although that is known to break: {reason.value}: {first.detail}."
 
 
@@ -487,6 +493,7 @@ _WAYS_OUT: Final = {
 
 
 def _sentence(entry: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
-    where, why = first_of([node.label for node, _ in nodes]), told(reason, nodes[0][1])
+    where = first_of([node.label for node, _ in nodes])
+    why = told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
     return f"{entry} stays float32 in {where}: {why}. {way_out}".rstrip()

@@ -41,14 +41,17 @@ class VariableName(NamedTuple):
 
 def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
     """One name per variable."""
-    names, taken = list[VariableName](), Counter[tuple[str, str, str]]()
+    names = list[VariableName]()
+    taken = Counter[tuple[str, str, str]]()
     for variable in variables:
         if variable.node == ABSENT:
             value = graph.values[variable.value]
-            scope, label = value.scope, value.name
+            scope = value.scope
+            label = value.name
         else:
             node = graph.nodes[variable.node]
-            scope, label = node.scope, node.label
+            scope = node.scope
+            label = node.label
         key = scope_path(graph, scope), label, variable.param
         names.append(VariableName(*key, rank=taken[key]))
         taken[key] += 1
@@ -91,7 +94,9 @@ def find_pins(
         freed: node -> reasons to ignore, to find out how many Casts they cause.
     """
     freed = freed or {}
-    graph, options, ports = problem.graph, problem.options, problem.ports
+    graph = problem.graph
+    options = problem.options
+    ports = problem.ports
     claims = _Claims(problem, freed)
     for variable in ports.fixed_high:
         why = "shares its type with a float32 value"
@@ -179,12 +184,11 @@ class _Claims:
     """
 
     def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Basis]]) -> None:
-        self.problem, self.freed = problem, freed
-        self.graph, self.options, self.ports = (
-            problem.graph,
-            problem.options,
-            problem.ports,
-        )
+        self.problem = problem
+        self.freed = freed
+        self.graph = problem.graph
+        self.options = problem.options
+        self.ports = problem.ports
         self.builder = builder_of(self.graph, self.options.target)
         self.hard, self.forced, self.kept = _Pinned(), _Pinned(), _Pinned()
         self.high, self.asked = _Pinned(), _Pinned()
@@ -231,7 +235,8 @@ class _Claims:
 
     def heeds(self, hazard: Hazard) -> bool:
         """Return whether the options let a hazard decide."""
-        level, options = self.options.level, self.options
+        level = self.options.level
+        options = self.options
         is_measured = (
             level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
         )
@@ -245,10 +250,8 @@ class _Claims:
 
     def kernels(self, node: Node) -> None:
         """Add the pins and implications of the target's kernels."""
-        variables, free = (
-            self.ports.of_node[node.index],
-            self.problem.freedoms[node.index],
-        )
+        variables = self.ports.of_node[node.index]
+        free = self.problem.freedoms[node.index]
         for param in free.high:
             why = self.no_kernel(node, param)
             self.pin(self.hard, variables[param], False, Reason.NO_KERNEL, why)
@@ -263,7 +266,9 @@ class _Claims:
 
     def no_kernel(self, node: Node, param: str) -> str:
         """Return why the target has no kernel for a parameter in low precision."""
-        target, low, signature = self.options.target, self.options.low, node.signature
+        target = self.options.target
+        low = self.options.low
+        signature = node.signature
         assert signature is not None
         bound = self.ports.layouts[node.index].bound
         lowered = {**bound, param: retyped(bound[param], low)}
@@ -312,7 +317,9 @@ class _Claims:
 
     def lists(self) -> None:
         """Add the pins of the lists and, for all other ops, of the level."""
-        options, problem, all_exact = self.options, self.problem, self.graph.exact
+        options = self.options
+        problem = self.problem
+        all_exact = self.graph.exact
         listed = problem.listed
         by_user = listed.white if options.level != Level.O0 else {}
         if options.level == Level.O1 and options.preset.follows:
@@ -322,9 +329,11 @@ class _Claims:
             settled = set(self.forced).union(*map(self.ports.deciding, by_user))
             hard = self.hard.keys()
             self.stranded = stranded(self.graph, self.ports, hard, settled)
-        gains, following = options.level == Level.O2, op_facts().following
+        gains = options.level == Level.O2
+        following = op_facts().following
         for index, variables in self.ports.of_node.items():
-            node, exact = self.graph.nodes[index], index in all_exact
+            node = self.graph.nodes[index]
+            exact = index in all_exact
             follows = (
                 node.key in following
                 or index in problem.folded
@@ -360,7 +369,9 @@ class _Claims:
             exact: whether low precision costs it no accuracy.
             follows: whether it has no preference of its own.
         """
-        options, level, index = self.options, self.options.level, node.index
+        options = self.options
+        level = self.options.level
+        index = node.index
         listed = self.problem.listed
         is_own = index in listed.white or index in listed.black
         if level == Level.AUTO and not is_own:
@@ -384,7 +395,8 @@ class _Claims:
 
     def find_followers(self) -> frozenset[int]:
         """Return the nodes on no list that are low since all that they read is."""
-        high, low = self.hard.keys() | self.kept.keys() | self.high.keys(), set[int]()
+        high = self.hard.keys() | self.kept.keys() | self.high.keys()
+        low = set[int]()
         for index in self.ports.of_node:
             roots = self.ports.deciding(index)
             if self.black_entry(index) is not None:
@@ -442,7 +454,8 @@ class _Claims:
             ContradictionError: overrides pull a variable both ways.
         """
         for root in self.forced.keys() & self.kept.keys():
-            low, high = self.forced[root], self.kept[root]
+            low = self.forced[root]
+            high = self.kept[root]
             one, other = (f"{self.label(pin)!r} ({pin.detail})" for pin in (low, high))
             raise ContradictionError(
                 f"{one} and {other} share one precision: drop one of the two."
@@ -452,7 +465,8 @@ class _Claims:
             if own in self.forced and q not in self.kept:
                 self.forced.setdefault(q, self.forced[own])
         for root in sorted(self.hard.keys() & self.forced.keys()):
-            label, why = self.label(self.forced[root]), self.hard[root].detail
+            label = self.label(self.forced[root])
+            why = self.hard[root].detail
             self.warnings.append(f"{label!r} cannot be forced low: {why}.")
         overrides = self.forced, self.kept
         by_strength = self.hard, *overrides, self.high, self.asked, self.default

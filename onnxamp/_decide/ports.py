@@ -80,13 +80,16 @@ def _layout(
         port = signature.output(position)
         if port is not None and kind is not None:
             bound.setdefault(signature.param(port, position), kind)
-    facts, key, params = op_facts(), signature.key, list[str]()
+    facts = op_facts()
+    key = signature.key
+    params = list[str]()
 
     def place(port: Port, position: int) -> int:
         """Return the position in ``params`` of the port's parameter; HIGH if schema or facts rule out the low type."""
         param = signature.param(port, position)
         if param not in params:
-            kind, allowed = bound.get(param), signature.params.get(port.type, ())
+            kind = bound.get(param)
+            allowed = signature.params.get(port.type, ())
             is_pinned = param in facts.pinned_parameters.get(key, ())
             if kind is None or not holds_float(kind) or is_pinned:
                 return HIGH
@@ -211,7 +214,8 @@ def followers(
         high: variables that are float32.
         settled: nodes that are low in any case if they have no such variable.
     """
-    low, found = set[int](), set[int]()
+    low = set[int]()
+    found = set[int]()
     for node in graph.order:
         roots = ports.deciding(node.index)
         if not roots or not high.isdisjoint(roots):

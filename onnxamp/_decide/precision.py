@@ -70,8 +70,10 @@ def verdict_on(
     problem: Problem, pins: Pins, decision: Decision, variable: int
 ) -> Verdict:
     """Return the verdict for one variable."""
-    variables, low = problem.ports.variables, decision.low[variable]
-    own, root = variables[variable], problem.ports.root(variable)
+    variables = problem.ports.variables
+    low = decision.low[variable]
+    own = variables[variable]
+    root = problem.ports.root(variable)
     pin = pins.verdicts.get(root)
     if pin is not None:
         if pin.variable == variable or variables[pin.variable].node == own.node:
@@ -126,8 +128,10 @@ class CutProblem:
     """
 
     def __init__(self, problem: Problem, pins: Pins) -> None:
-        self.problem, self.pins = problem, pins
-        self.graph, self.ports = problem.graph, problem.ports
+        self.problem = problem
+        self.pins = pins
+        self.graph = problem.graph
+        self.ports = problem.ports
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
@@ -231,7 +235,8 @@ class CutProblem:
     def decides(self, index: int) -> int:
         """Return the variable that decides for a node: of its first output that has one, otherwise of an input."""
         if index not in self.deciding:
-            outputs, produced = self.graph.nodes[index].outputs, self.ports.produced
+            outputs = self.graph.nodes[index].outputs
+            produced = self.ports.produced
             variables = [produced[value] for value in outputs]
             variables += self.ports.of(index)
             roots = (self.roots[variable] for variable in variables if variable >= 0)
@@ -258,7 +263,8 @@ class CutProblem:
         """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
         round more.
         """
-        source, kind = node.input(0), self.graph.types[node.output(0)]
+        source = node.input(0)
+        kind = self.graph.types[node.output(0)]
         if source not in self.exactly_high or kind in (None, FLOAT):
             return
         variable = self.roots[self.ports.consumed[node.index][0]]
@@ -279,7 +285,8 @@ class CutProblem:
         for value in (*node.inputs, *node.outputs):
             if self.ports.produced[value] != NONE:
                 count = min(self.size(value), MAX_ELEMENTS)
-                largest, total = max(largest, count), total + count
+                largest = max(largest, count)
+                total = total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
         gain = min(self.costs.traffic(self.saves * total), pair)
         return max(1, gain) * self.trips[node.scope]
@@ -395,7 +402,8 @@ class CutProblem:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
             return True
-        types, low = self.graph.types, self.low.tensor
+        types = self.graph.types
+        low = self.low.tensor
         if node.key == "Cast":
             source = node.input(0)
             return source != ABSENT and {types[value], types[source]} == {FLOAT, low}

@@ -85,11 +85,16 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         ContradictionError: two overrides of a node exclude each other.
     """
     check_opset(graph.model, options)
-    low, target, judged = options.low, options.target, options.level != Level.O0
-    overrides, listed = find_overrides(graph, options), find_listed(graph, options)
+    low = options.low
+    target = options.target
+    judged = options.level != Level.O0
+    overrides = find_overrides(graph, options)
+    listed = find_listed(graph, options)
     wished = overrides.of_node.keys()
-    sentinels, hazards = list[list[int]](), list[Hazard]()
-    folds, groups = list[tuple[int, int]](), list[Sequence[int]]()
+    sentinels = list[list[int]]()
+    hazards = list[Hazard]()
+    folds = list[tuple[int, int]]()
+    groups = list[Sequence[int]]()
     if judged:
         sentinels = graph.ask(sentinel_paths, low)
         folds = [
@@ -157,7 +162,8 @@ def _freedoms(
     graph: Graph, options: Options, ports: PortVariables
 ) -> dict[int, Freedom]:
     """Return the choices that kernels leave to each node, by one look-up for each distinct form of a node."""
-    known, found = dict[object, Freedom](), dict[int, Freedom]()
+    known = dict[object, Freedom]()
+    found = dict[int, Freedom]()
     for index, layout in ports.layouts.items():
         node = graph.nodes[index]
         assert node.signature is not None
@@ -212,7 +218,8 @@ def check_opset(model: ModelProto, options: Options) -> None:
     Raises:
         OpsetError: it has not; the message names the first opset that has one.
     """
-    version, low = opset_imports(model)[""], options.low
+    version = opset_imports(model)[""]
+    low = options.low
     if version < low.min_opset and options.level != Level.O0:
         raise OpsetError(
             f"The model's opset {version} has no Cast to {low.name}, which needs opset {low.min_opset}: convert"

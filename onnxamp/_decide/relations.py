@@ -160,7 +160,8 @@ class _Union:
 
     def root(self, variable: int) -> tuple[int, int]:
         """Return the representative of a variable and its ties, and the variable's factor relative to it."""
-        parents, path = self.parents, []
+        parents = self.parents
+        path = []
         while parents[variable][0] != variable:
             path.append(variable)
             variable = parents[variable][0]

@@ -154,9 +154,12 @@ class _Finder:
         low_weights: AbstractSet[int],
         uncast: AbstractSet[int],
     ) -> None:
-        self.graph, self.options = graph, options
-        self.low_weights, self.uncast = low_weights, uncast
-        self.facts, self.low = op_facts(), options.low
+        self.graph = graph
+        self.options = options
+        self.low_weights = low_weights
+        self.uncast = uncast
+        self.facts = op_facts()
+        self.low = options.low
         self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
         self.variables, self.parents = list[Variable](), list[int]()
@@ -231,8 +234,10 @@ class _Finder:
         A value that no Cast can follow is low only if its readers can be: containers, and values that the target reads
         without Casts.
         """
-        index, options = value.index, self.options
-        outputs, names = self.graph.scopes[0].proto.output, {value.name}
+        index = value.index
+        options = self.options
+        outputs = self.graph.scopes[0].proto.output
+        names = {value.name}
         for scope, port in self.graph.results[index]:
             if scope == 0:
                 names.add(outputs[port].name)
@@ -277,7 +282,8 @@ class _Finder:
 
     def plain(self, node: Node) -> None:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
-        index, kinds = node.index, self.kinds
+        index = node.index
+        kinds = self.kinds
         inputs = tuple([kinds[value] for value in node.inputs])
         outputs = tuple([kinds[value] for value in node.outputs])
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
@@ -313,10 +319,13 @@ class _Finder:
 
     def cast(self, node: Node) -> None:
         """Assign variables to both sides of an original Cast."""
-        source, result = node.input(0), node.output(0)
+        source = node.input(0)
+        result = node.output(0)
         if ABSENT in (source, result):
             return
-        before, after, low = self.kinds[source], self.kinds[result], self.low.tensor
+        before = self.kinds[source]
+        after = self.kinds[result]
+        low = self.low.tensor
         if before == FLOAT and after == low:
             stays = self.options.level == Level.O0 or node.key in self.options.black
             stays |= source in self.uncast and source in self.lowered
@@ -340,7 +349,8 @@ class _Finder:
 
     def control_flow(self, node: Node) -> None:
         """Create one variable per value that enters or leaves the bodies: control flow moves data without rounding."""
-        outer, untyped = dict[int, int](), set[int]()
+        outer = dict[int, int]()
+        untyped = set[int]()
         for _, body in node.bodies:
             scope = self.graph.scopes[body]
             sources = body_sources(node, len(scope.inputs))
@@ -391,7 +401,8 @@ class _Finder:
             for position, value in enumerate(scope.outputs):
                 if not self.is_float(value):
                     continue
-                named, variable = self.graph.values[value], HIGH
+                named = self.graph.values[value]
+                variable = HIGH
                 if not scope.opaque and named.origin in (Origin.INPUT, Origin.DEFAULT):
                     variable = self.produced[value]  # one name has one type
                 elif not scope.opaque:

@@ -18,12 +18,17 @@ def _matmul(call: Call) -> Grads:
 
     A vector counts as a matrix of one row or column.
     """
-    rank_a, rank_b = call.rank(0), call.rank(1)
-    a, b, dy = call[0], call[1], replace(call.dy, dims=call.y.dims)
+    rank_a = call.rank(0)
+    rank_b = call.rank(1)
+    a = call[0]
+    b = call[1]
+    dy = replace(call.dy, dims=call.y.dims)
     if rank_b == 1:
-        b, dy = _unsqueezed(b, -1), _unsqueezed(dy, -1)
+        b = _unsqueezed(b, -1)
+        dy = _unsqueezed(dy, -1)
     if rank_a == 1:
-        a, dy = _unsqueezed(a, -2), _unsqueezed(dy, -2)
+        a = _unsqueezed(a, -2)
+        dy = _unsqueezed(dy, -2)
     return [
         lambda: (
             _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b)
@@ -63,7 +68,8 @@ def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
     assert b.dims is not None
     if len(b.dims) == 2:
         if len(a.dims) > 2:
-            a, dy = a.reshape(-1, a.size(-1)), dy.reshape(-1, b.size(-1))
+            a = a.reshape(-1, a.size(-1))
+            dy = dy.reshape(-1, b.size(-1))
         return a.op("Gemm", dy, transA=1)
     product = _transposed(a).op("MatMul", dy)
     return sum_to(
@@ -97,7 +103,8 @@ def _einsum(call: Call) -> Grads:
             raise call.error(
                 f"has the equation {equation!r}, which sums over a letter of one operand only"
             )
-        reverse, operands = f"{','.join(known)}->{term}", [call[i] for i in others]
+        reverse = f"{','.join(known)}->{term}"
+        operands = [call[i] for i in others]
         grads.append(partial(call.dy.op, "Einsum", *operands, equation=reverse))
     return grads
 
@@ -147,7 +154,8 @@ def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
     strides = tuple(call.attribute("strides") or (1,) * rank)
     dilations = tuple(call.attribute("dilations") or (1,) * rank)
     pads = tuple(call.attribute("pads") or (0,) * (2 * rank))
-    before, after = pads[:rank], pads[rank:]
+    before = pads[:rank]
+    after = pads[rank:]
     auto = call.attribute("auto_pad")
     if auto.startswith("SAME"):
         totals = []
@@ -184,8 +192,11 @@ def _kernel_of(call: Call) -> list[int]:
 
 
 def _conv(call: Call) -> Grads:
-    dy, x, weight = call.dy, call[0], call[1]
-    window, group = _window(call, _kernel_of(call)), call.attribute("group")
+    dy = call.dy
+    x = call[0]
+    weight = call[1]
+    window = _window(call, _kernel_of(call))
+    group = call.attribute("group")
     return [
         lambda: _spread(dy, weight, window, group, x),
         lambda: _weight_gradient(x, dy, window, group),
@@ -249,7 +260,9 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
 
 def _conv_transpose(call: Call) -> Grads:
     """Return the gradients of the convolution that this one transposes, with input and output swapped."""
-    dy, x, weight = call.dy, call[0], call[1]
+    dy = call.dy
+    x = call[0]
+    weight = call[1]
     group = call.attribute("group")
     if call.attribute("output_shape") or call.attribute("auto_pad").startswith("SAME"):
         raise call.error(
@@ -280,7 +293,8 @@ def _max_pool(call: Call) -> Grads:
     """Return the gradient of a MaxPool: each element goes to the position of its maximum; overlaps add up."""
     if not call.saved:
         return _to_first_maxima(call)
-    x, places = call.x, call.saved[0].reshape(-1)
+    x = call.x
+    places = call.saved[0].reshape(-1)
     zeros = x.op("Size").reshape(1).zeros(call.dy.elem)
     flat = zeros.op(
         "ScatterElements", places, call.dy.reshape(-1), axis=0, reduction="add"
@@ -293,9 +307,12 @@ def _to_first_maxima(call: Call) -> Tensor:
 
     Channels join the batch, and the positions in a window become the channels, which a ConvTranspose moves into place.
     """
-    y, dy, window = call.y, call.dy, _window(call)
+    y = call.y
+    dy = call.dy
+    window = _window(call)
     x = call.x.cast(dy.elem)
-    axes, count = window.axes, prod(window.kernel)
+    axes = window.axes
+    count = prod(window.kernel)
     more = [
         after + call.attribute("ceil_mode") * (stride - 1)
         for after, stride in zip(window.after, window.strides, strict=True)
@@ -304,7 +321,8 @@ def _to_first_maxima(call: Call) -> Tensor:
     if any((*window.before, *more)):
         least = np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min
         padded = x.op("Pad", [0, 0, *window.before, 0, 0, *more], x.like(least))
-    inner, places = y.op("Shape", start=2), []
+    inner = y.op("Shape", start=2)
+    places = []
     for place in np.ndindex(*window.kernel):
         starts = [at * step for at, step in zip(place, window.dilations, strict=True)]
         spans = zip(axes, window.strides, starts, strict=True)
@@ -326,7 +344,9 @@ def _average_pool(call: Call) -> Grads:
 
     Channels join the batch, so that one kernel of ones serves all of them.
     """
-    x, dy, window = call.x, call.dy, _window(call)
+    x = call.x
+    dy = call.dy
+    window = _window(call)
     ones = dy.like(np.ones((1, 1, *window.kernel)))
     sizes = call.writer.vector(-1, 1, dy.op("Shape", start=2))
     share = (dy / dy.like(_counts(call, window))).reshape(sizes)
@@ -339,17 +359,20 @@ def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
     Raises:
         GradientError: the number differs between windows and depends on unknown sizes.
     """
-    with_pads, ceil = call.attribute("count_include_pad"), call.attribute("ceil_mode")
+    with_pads = call.attribute("count_include_pad")
+    ceil = call.attribute("ceil_mode")
     if not ceil and (with_pads or not any(window.pads)):
         return prod(window.kernel)
     counts = np.ones(())
     for number, axis in enumerate(window.axes):
-        size, out = call.x.known_size(axis), call.y.known_size(axis)
+        size = call.x.known_size(axis)
+        out = call.y.known_size(axis)
         if size is None or out is None:
             raise call.error(
                 f"averages beyond the edge of axis {axis}, whose size is unknown"
             )
-        before, after = window.before[number], window.after[number]
+        before = window.before[number]
+        after = window.after[number]
         starts = np.arange(out)[:, None] * window.strides[number] - before
         places = starts + np.arange(window.kernel[number]) * window.dilations[number]
         low, high = (-before, size + after) if with_pads else (0, size)

@@ -38,11 +38,13 @@ def _split(call: Call) -> Grads:
 
 def _slice(call: Call) -> Grads:
     """Return the padded gradient of a Slice; with steps other than 1, scatter each axis to its elements' origins."""
-    dy, rank = call.dy, call.rank()
+    dy = call.dy
+    rank = call.rank()
     axes, steps = _slice_axes(call, rank)
     pads: dict[int, tuple[_Size, _Size]] = {}
     for position, (axis, step) in enumerate(zip(axes, steps, strict=True)):
-        size, places = call.x.size(axis), _places(call, position, axis, step)
+        size = call.x.size(axis)
+        places = _places(call, position, axis, step)
         if step != 1:
             dy = scatter(dy, places, axis, size, rank)
         elif isinstance(places, Tensor):
@@ -61,7 +63,9 @@ def _slice(call: Call) -> Grads:
 
 def _places(call: Call, position: int, axis: int, step: int) -> _Places:
     """Return the indices that the slice took along the axis: an array if they are constant."""
-    size, starts, ends = call.x.known_size(axis), call.constant(1), call.constant(2)
+    size = call.x.known_size(axis)
+    starts = call.constant(1)
+    ends = call.constant(2)
     if size is not None and starts is not None and ends is not None:
         return np.arange(size, dtype=np.int64)[
             int(starts[position]) : int(ends[position]) : step
@@ -80,7 +84,8 @@ def _slice_axes(call: Call, rank: int) -> tuple[list[int], list[int]]:
     Raises:
         GradientError: they are computed, or their number is unknown.
     """
-    axes, steps = call.constant(3), call.constant(4)
+    axes = call.constant(3)
+    steps = call.constant(4)
     for port, name, known in ((3, "axes", axes), (4, "steps", steps)):
         if call.has(port) and known is None:
             raise call.error(
@@ -115,7 +120,9 @@ def scatter(dy: Tensor, places: _Places, axis: int, size: _Size, rank: int) -> T
 def _pad(call: Call) -> Grads:
     """Return the gradient of a Pad: crop additions, fill cropped parts with zeros, add copied edges to their source."""
     mode = call.attribute("mode")
-    rank, pads, given = call.rank(), call.constant(1), call.constant(3)
+    rank = call.rank()
+    pads = call.constant(1)
+    given = call.constant(3)
     if pads is None or (call.has(3) and given is None):
         raise call.error(
             "computes its pads or axes; only constant ones have a gradient rule"
@@ -154,13 +161,16 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
 
 def _gather(call: Call) -> Grads:
     """Return the rows, added up at their indices. The axes of the indices become one, in place of the gathered axis."""
-    data, indices, dy = call[0], call[1], call.dy
+    data = call[0]
+    indices = call[1]
+    dy = call.dy
     axis = call.attribute("axis")
     axis = axis if axis == 0 else axis % call.rank(0)
     if indices.dims is None or len(indices.dims) != 1:
         head = [data.op("Shape", start=0, end=axis)] if axis else []
         dy = dy.reshape(*head, -1, data.op("Shape", start=axis + 1))
-    size, rank = data.size(axis), call.rank(0) if axis else 1
+    size = data.size(axis)
+    rank = call.rank(0) if axis else 1
     return scatter(dy, indices.cast(TensorProto.INT64), axis, size, rank)
 
 
@@ -169,9 +179,11 @@ def _resize(call: Call) -> Grads:
 
     Otherwise, measure the matrix of the axis by resizing the identity, and multiply the gradient by it.
     """
-    dy, rank = call.dy, call.rank()
+    dy = call.dy
+    rank = call.rank()
     for axis, scale in _resized(call).items():
-        before, after = call.x.known_size(axis), call.y.known_size(axis)
+        before = call.x.known_size(axis)
+        after = call.y.known_size(axis)
         is_known = before is not None and after is not None
         if not is_known and (scale is None or scale != int(scale)):
             raise call.error(f"resizes axis {axis}, whose size is unknown")
@@ -190,12 +202,14 @@ def _resize(call: Call) -> Grads:
 
 def _resized(call: Call) -> dict[int, float | None]:
     """Return the resized axes, with their scales if these are constant."""
-    rank, scales = call.rank(), call.constant(2)
+    rank = call.rank()
+    scales = call.constant(2)
     axes = [int(axis) % rank for axis in call.attribute("axes") or range(rank)]
     if scales is not None and scales.size:
         pairs = zip(axes, scales.tolist(), strict=True)
         return {axis: scale for axis, scale in pairs if scale != 1}
-    x, y = call.x.dims or (), call.y.dims or (None,) * rank
+    x = call.x.dims or ()
+    y = call.y.dims or (None,) * rank
     # Computed sizes repeat those of batch and channels, even if shape inference cannot show it.
     unclear = [
         axis

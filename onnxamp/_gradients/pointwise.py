@@ -80,7 +80,9 @@ def _refuse_moments(call: Call, changes: Sequence[Tensor | None]) -> None:
 def _layer(call: Call) -> Grads:
     """Return gradients of normalizations of each row; their mean and deviation outputs have no rule."""
     _refuse_moments(call, call.dys[1:])
-    centered, dy, scale = call.node.key == "LayerNormalization", call.dy, call[1]
+    centered = call.node.key == "LayerNormalization"
+    dy = call.dy
+    scale = call[1]
     start = call.attribute("axis", -1)
     axes = range(start, 0 if start < 0 else call.rank())
     unit, inverse, *_ = _normalized(
@@ -115,7 +117,8 @@ def _skip(call: Call) -> Grads:
 
 
 def _instance(call: Call) -> Grads:
-    dy, rank = call.dy, call.rank()
+    dy = call.dy
+    rank = call.rank()
     axes = range(2, rank)
     unit, inverse, *_ = _normalized(call.x, axes, call.attribute("epsilon"))
     return [
@@ -162,9 +165,11 @@ def _batch_forward(call: Call) -> tuple[Tensor, ...]:
 
 def _batch(call: Call) -> Grads:
     """Return the gradients. The running statistics have one if they, not the input's statistics, normalize."""
-    dy, rank = call.dy, call.rank()
+    dy = call.dy
+    rank = call.rank()
     axes = [0, *range(2, rank)]
-    scale, statistics = _per_channel(call[1], rank), list[Callable[[], Tensor]]()
+    scale = _per_channel(call[1], rank)
+    statistics = list[Callable[[], Tensor]]()
     if call.saved:
         unit, inverse = call.saved
     else:
@@ -208,8 +213,10 @@ def _broadcast(local: Callable[[Call], Several]) -> Rule:
 
 
 def _pow(call: Call) -> Several:
-    x, given = call.x, call[1]
-    exponent, known = given.cast(x.elem), call.constant(1)
+    x = call.x
+    given = call[1]
+    exponent = given.cast(x.elem)
+    known = call.constant(1)
 
     def base() -> Tensor:
         if known is not None and np.all(known == 2):

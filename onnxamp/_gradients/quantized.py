@@ -40,7 +40,8 @@ def _dequantize(call: Call) -> Grads:
 
     The scale of a stored weight moves all numbers by their integers.
     """
-    view, integers = call.writer.editor.view, call.node.inputs[0]
+    view = call.writer.editor.view
+    integers = call.node.inputs[0]
     is_stored = view.values[integers].origin is Origin.INITIALIZER
     return [
         lambda: call.dy * _along(call),
@@ -51,7 +52,8 @@ def _dequantize(call: Call) -> Grads:
 def _inside(y: Tensor, dy: Tensor) -> Tensor:
     """Return ``dy`` with zeros where an integer is the first or the last one of its grid."""
     name = ELEM_NAMES[y.elem]
-    grid, number = grids().get(name), y.cast(TensorProto.FLOAT)
+    grid = grids().get(name)
+    number = y.cast(TensorProto.FLOAT)
     if grid is None:
         return dy
     if name.startswith("uint"):
@@ -82,7 +84,8 @@ def _axis(call: Call) -> int:
 
 def _of_scale(call: Call) -> Tensor:
     """Return the summed gradient of each scale."""
-    scale, terms = call[_SCALE], call.dy * call.y / _along(call)
+    scale = call[_SCALE]
+    terms = call.dy * call.y / _along(call)
     if scale.dims in ((), (1,)):
         return terms.op("ReduceSum", keepdims=0).reshape_like(scale)
     axes = [axis for axis in range(call.rank()) if axis != _axis(call)]
@@ -118,7 +121,8 @@ def _product(rule: Rule) -> Rule:
 def _matmul_n_bits(call: Call) -> Grads:
     """Return the gradients of a product with a matrix in blocks of few bits, and of the blocks' scales."""
     rows, columns, block = (call.attribute(name) for name in ("N", "K", "block_size"))
-    bits, blocks = call.attribute("bits", 4), -(-columns // block)
+    bits = call.attribute("bits", 4)
+    blocks = -(-columns // block)
     if bits not in _UNPACKED:
         raise call.error("has a matrix in a form without a gradient rule")
     zeros: Tensor | float = 2.0 ** (bits - 1)
@@ -168,16 +172,16 @@ def _unpacked(x: Tensor, bits: int) -> Tensor:
 
 def _gather_blocks(call: Call) -> Grads:
     """Return the gradients of the scales of rows that are looked up."""
-    gathered, quantized = (
-        call.attribute("gather_axis", 0),
-        call.attribute("quantize_axis", 1),
-    )
-    rank, places = call.rank(), call[1]
+    gathered = call.attribute("gather_axis", 0)
+    quantized = call.attribute("quantize_axis", 1)
+    rank = call.rank()
+    places = call[1]
     if gathered % rank or quantized % rank != rank - 1:
         raise call.error("looks up or quantizes along an axis without a gradient rule")
     used = call[2].op("Gather", places)
     lead = [0] * (call.rank(1) + rank - 2)
-    terms, block = call.dy * call.y, call.attribute("block_size", 128)
+    terms = call.dy * call.y
+    block = call.attribute("block_size", 128)
     packs = (
         _BYTE // call.attribute("bits", 4) if call.x.elem == TensorProto.UINT8 else 1
     )

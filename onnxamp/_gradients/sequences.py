@@ -22,7 +22,9 @@ _PAST: Final = (3, 4)
 _LENGTHS: Final = 5
 _ANGLES: Final = 7
 """Positions of inputs of GroupQueryAttention: the old cache, tokens less one, and tables of angles."""
-_BIAS, _PADDING, _SCORES = 3, 4, 5
+_BIAS = 3
+_PADDING = 4
+_SCORES = 5
 _OLD: Final = (6, 7)
 """Those of MultiHeadAttention: biases, mask, addends of scores, and the old cache."""
 _GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
@@ -68,10 +70,12 @@ class _Attention(NamedTuple):
         if not scale:
             factor = query.op("Shape", start=4).cast(query.elem).op("Sqrt")
             factor = factor.op("Reciprocal")
-        scores, slope = query.op("MatMul", _turned(key)) * factor, factor
+        scores = query.op("MatMul", _turned(key)) * factor
+        slope = factor
         if softcap:
             capped = (scores / softcap).op("Tanh")
-            scores, slope = capped * softcap, (1 - capped * capped) * factor
+            scores = capped * softcap
+            slope = (1 - capped * capped) * factor
         if bias is not None:
             scores = scores + bias
         if visible is not None:
@@ -181,12 +185,14 @@ class _Places(NamedTuple):
     @classmethod
     def of(cls, call: Call) -> "_Places":
         """Write the positions, as ONNX Runtime's description of the op says."""
-        length, writer = call.x.size(1), call.writer
+        length = call.x.size(1)
+        writer = call.writer
         steps = writer.count(length).op("Unsqueeze", [0])
         until = call[_LENGTHS].cast(TensorProto.INT64).reshape(-1, 1) + 1
         count = writer.vector(length)
         past = (until - count).op("Max", until.like(0))
-        new, old = steps + past, None
+        new = steps + past
+        old = None
         if call.has(_PAST[0]):
             old = _rows(call, past, call[_PAST[0]].size(2))
         present = call.output(1)
@@ -196,7 +202,8 @@ class _Places(NamedTuple):
 
     def visible(self, window: int) -> Tensor:
         """Return which keys each query sees: none after it, and if ``window`` is above 0, so many up to itself."""
-        query, key = self.new.op("Unsqueeze", [-1]), self.keys.op("Unsqueeze", [1])
+        query = self.new.op("Unsqueeze", [-1])
+        key = self.keys.op("Unsqueeze", [1])
         seen = (key > query).op("Not")
         if window > 0:
             seen = seen.op("And", key > query - window)
@@ -204,7 +211,8 @@ class _Places(NamedTuple):
 
     def through(self, written: Tensor) -> Tensor:
         """Return the gradient of all keys from that of the cache that is written, [batch, heads, length, size]."""
-        keys, rows = self.keys.op("Unsqueeze", [-1]), self.written.op("Unsqueeze", [1])
+        keys = self.keys.op("Unsqueeze", [-1])
+        rows = self.written.op("Unsqueeze", [1])
         same = keys.equals(rows).op("And", rows < _NOWHERE).cast(written.elem)
         moved = same.op("Unsqueeze", [1]).op("MatMul", written)
         return moved.op("Unsqueeze", [2])
@@ -212,7 +220,8 @@ class _Places(NamedTuple):
 
 def _rows(call: Call, until: Tensor, size: "int | Tensor") -> Tensor:
     """Return the positions of a cache's rows after ``until`` tokens; those of unused rows are beyond all others."""
-    writer, held = call.writer, until
+    writer = call.writer
+    held = until
     if call.attribute("sliding_window_cache", 0):
         capacity = writer.vector(call[_PAST[0]].size(2))
         spare = capacity - call.attribute("local_window_size", -1) + 1
@@ -230,7 +239,8 @@ def _group_query(call: Call) -> Grads:
         _grouped(x, shared, group)
         for x, group in zip(_parts(call), (heads // shared, 1, 1), strict=True)
     )
-    places, turn = _Places.of(call), None
+    places = _Places.of(call)
+    turn = None
     turned = query, key
     if call.attribute("do_rotary", 0):
         rows = call[_ANGLES + 2] if call.has(_ANGLES + 2) else places.new
@@ -247,7 +257,8 @@ def _group_query(call: Call) -> Grads:
         visible=places.visible(call.attribute("local_window_size", -1)),
     )
     old, new = _apart(call, found, _PAST, places.through)
-    gradients, tables = [found.query, *new], list[Tensor]()
+    gradients = [found.query, *new]
+    tables = list[Tensor]()
     if turn is not None:
         pairs = [
             turn.tables(*pair) for pair in zip((query, key), gradients, strict=False)
@@ -296,7 +307,8 @@ def _apart(
 
     ``through`` returns the gradient of all keys or values from that of the new cache.
     """
-    old, new = list[Tensor | None](), list[Tensor]()
+    old = list[Tensor | None]()
+    new = list[Tensor]()
     written = (*call.dys[1:3], None, None)
     for gradient, at, dy in zip((found.key, found.value), past, written, strict=False):
         total = gradient if dy is None else gradient + through(dy)
@@ -317,7 +329,8 @@ def _multi_head(call: Call) -> Grads:
     is_padded = call.has(_PADDING) and call.rank(_PADDING) != 2
     if is_packed or is_padded or call.rank() != 3:
         raise call.error("has a form without a gradient rule")
-    heads, parts = call.attribute("num_heads"), [call[at] for at in range(3)]
+    heads = call.attribute("num_heads")
+    parts = [call[at] for at in range(3)]
     if call.has(_BIAS):
         biases = call[_BIAS].split([part.size(-1) for part in parts], 0)
         parts = [part + bias for part, bias in zip(parts, biases, strict=True)]
@@ -370,7 +383,8 @@ def _seen(call: Call, keys: Tensor) -> Tensor | None:
 
 def _rotary(call: Call) -> Grads:
     """Return the gradients of RotaryEmbedding of ONNX Runtime."""
-    is_apart, length = call.rank() == 4, call.x.size(2 if call.rank() == 4 else 1)
+    is_apart = call.rank() == 4
+    length = call.x.size(2 if call.rank() == 4 else 1)
     places = call[1]
     if call.rank(1) == 1:  # the first position of each sequence
         steps = call.writer.count(length).op("Unsqueeze", [0])
@@ -386,7 +400,8 @@ def _rotary(call: Call) -> Grads:
             return _grouped(x, heads)
         return x.reshape(0, 0, -1, 1, turn.size).transpose([0, 2, 3, 1, 4])
 
-    x, dy = split(call.x), split(call.dy)
+    x = split(call.x)
+    dy = split(call.dy)
     back = turn.turn(dy, back=True)
     tables = turn.tables(x, dy)
     return [back.op("Squeeze", [2]) if is_apart else _merged(back), None, *tables]
@@ -406,7 +421,8 @@ def unroll(call: Call) -> None:
         GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
             peepholes, clipping, non-default activations.
     """
-    layout, directions = call.attribute("layout"), call.attribute("direction")
+    layout = call.attribute("layout")
+    directions = call.attribute("direction")
     count = 2 if directions == "bidirectional" else 1
     length = _checked_length(call, count)
     x = call.x.transpose([1, 0, 2]) if layout else call.x
@@ -461,7 +477,8 @@ def _run(
     call: Call, x: Tensor, given: Mapping[int, Tensor], length: int, *, backward: bool
 ) -> tuple[list[Tensor], _State]:
     """Return the hidden states by time and the final state of one direction; ``given`` has its inputs by port."""
-    kind, width = call.node.key, call.attribute("hidden_size")
+    kind = call.node.key
+    width = call.attribute("hidden_size")
     inputs = x.op("MatMul", given[1].transpose([1, 0]))
     late_bias = None
     if 3 in given:

@@ -81,7 +81,10 @@ class Pass:
         lacks: Container[str],
         rules: Mapping[str, Rule] = RULES,
     ) -> None:
-        self.graph, self.path, self.moved, self.rules = graph, path, moved, rules
+        self.graph = graph
+        self.path = path
+        self.moved = moved
+        self.rules = rules
         self.writer = Writer(GraphEditor(graph), lacks=lacks)
         self.dims = graph.ask(symbolic_shapes)
         self.known = _constants(graph, self.dims)
@@ -106,15 +109,14 @@ class Pass:
         """Return the handle of a value for rules; None for an absent value."""
         if value == ABSENT:
             return None
-        name, elem = self.graph.values[value].name, elem_of(self.graph.types[value])
+        name = self.graph.values[value].name
+        elem = elem_of(self.graph.types[value])
         return Tensor(self.writer, name, elem, self.dims[value])
 
     def call(self, node: Node, **more: Any) -> Call:
         """Return the handle of a node for rules."""
-        inputs, outputs = (
-            tuple(map(self.handle, node.inputs)),
-            tuple(map(self.handle, node.outputs)),
-        )
+        inputs = tuple(map(self.handle, node.inputs))
+        outputs = tuple(map(self.handle, node.outputs))
         return Call(self.writer, node, inputs, outputs, self.known, **more)
 
     def unrolled(self, nodes: Iterable[Node]) -> ModelProto:
@@ -129,7 +131,8 @@ class Pass:
 
     def write_forward(self) -> dict[int, tuple[Tensor, ...]]:
         """Write the changes of the forward pass; return the values that nodes store for their rules, by node index."""
-        saved, on_path = {}, {node.index for node in self.path}
+        saved = {}
+        on_path = {node.index for node in self.path}
         for node in self.graph.order:
             always = node.key in ALWAYS and node.scope == 0
             if node.key in FORWARD and (always or node.index in on_path):
@@ -320,7 +323,9 @@ def find_path(
     Returns:
         The nodes in order, and the values that depend on a wanted value. Complexity: linear.
     """
-    needs, moved, movers = wire(graph).needs, set(wanted), list[Node]()
+    needs = wire(graph).needs
+    moved = set(wanted)
+    movers = list[Node]()
     differentiable = FLOAT_ELEMS | {0}  # values of unknown type may be floats
     for node in (node for node in graph.order if node.index in needs):
         if node.key not in FLAT and not moved.isdisjoint(needs[node.index]):
@@ -330,7 +335,8 @@ def find_path(
                 for value in node.writes
                 if elem_of(graph.types[value]) in differentiable
             )
-    needed, between = {loss} & moved, []
+    needed = {loss} & moved
+    between = []
     for node in reversed(movers):
         if not needed.isdisjoint(node.outputs):
             between.append(node)
@@ -350,7 +356,8 @@ def _constants(graph: Graph, dims: Sequence[Dims | None]) -> _Known:
         and elements(tuple(tensor.dims)) <= SMALL
         and tensor.data_location != TensorProto.EXTERNAL
     }
-    known, computed = set(constants), []
+    known = set(constants)
+    computed = []
     for node in graph.order:
         if node.scope or node.bodies or node.key in op_facts().random:
             continue
@@ -475,7 +482,8 @@ def differentiate(
     found = expand(model, loss, names, lacks)
     start = value_of(found.graph, loss)
     gradients = found.write_gradients(lambda: {start: found.seed(start)})
-    writer, outputs = found.writer, dict[str, str]()
+    writer = found.writer
+    outputs = dict[str, str]()
     for name in names:
         value = value_of(found.graph, name)
         if value not in gradients:

@@ -56,11 +56,14 @@ class Tensor:
     dims: Dims | None = None
 
     __add__ = __radd__ = _binary("Add")
-    __sub__, __rsub__ = _binary("Sub"), _binary("Sub", swapped=True)
+    __sub__ = _binary("Sub")
+    __rsub__ = _binary("Sub", swapped=True)
     __mul__ = __rmul__ = _binary("Mul")
-    __truediv__, __rtruediv__ = _binary("Div"), _binary("Div", swapped=True)
+    __truediv__ = _binary("Div")
+    __rtruediv__ = _binary("Div", swapped=True)
     __pow__ = _binary("Pow")
-    __lt__, __gt__ = _binary("Less"), _binary("Greater")
+    __lt__ = _binary("Less")
+    __gt__ = _binary("Greater")
     equals = _binary("Equal")
     """Elementwise equality (``==`` compares the handles)."""
 

@@ -243,7 +243,8 @@ def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     """
     if ABSENT in (node.input(0), node.outputs[0]):
         return None
-    before, after = shapes[node.inputs[0]], shapes[node.outputs[0]]
+    before = shapes[node.inputs[0]]
+    after = shapes[node.outputs[0]]
     if node.key == "AveragePool":
         return prod(attribute(node.proto, "kernel_shape") or ())
     if before is None or after is None:
@@ -258,7 +259,8 @@ def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
 
 
 def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
-    first, second = shapes[node.input(0)], shapes[node.input(1)]
+    first = shapes[node.input(0)]
+    second = shapes[node.input(1)]
     if first and first[-1] is not None:
         return first[-1]
     return _axis(

@@ -93,7 +93,8 @@ class Relations:
 
 def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
     """Return the relations of the main graph's ops for these shapes."""
-    found, rules = Relations(), dimension_rules()
+    found = Relations()
+    rules = dimension_rules()
     for node in graph.at(graph.scopes[0].nodes):
         for rule in rules.get(node.key, ()):
             if rule.counted:
@@ -108,7 +109,8 @@ def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
-    source, result = shapes[node.input(0)], shapes[node.outputs[0]]
+    source = shapes[node.input(0)]
+    result = shapes[node.outputs[0]]
     if source is not None and result is not None and None not in source:
         yield source, result
 
@@ -141,7 +143,9 @@ class _Solver:
     def __init__(
         self, relations: Relations, usual: Mapping[str, int], batches: Collection[str]
     ) -> None:
-        self.relations, self.usual, self.batches = relations, usual, batches
+        self.relations = relations
+        self.usual = usual
+        self.batches = batches
         self.sizes: dict[str | _Letter, int] = {}
         self.fresh: deque[str | _Letter] = deque()
         self.letters: dict[str, list[tuple[_Letter, int]]] = {}
@@ -223,7 +227,8 @@ class _Solver:
 
     def _count(self, before: Dims, after: Dims) -> None:
         """An otherwise undetermined dimension is chosen so that both shapes have the same number of elements."""
-        source, result = list(before), list(after)
+        source = list(before)
+        result = list(after)
         for dim in before:
             if isinstance(dim, str) and dim in result:
                 source.remove(dim)

@@ -25,9 +25,11 @@ class NewNames:
 
     def fresh(self, base: str) -> str:
         """Return ``base``, or ``base`` with a number if that name is taken. The result is taken from then on."""
-        name, number = base, self._next.get(base, 1)
+        name = base
+        number = self._next.get(base, 1)
         while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
+            name = f"{base}_{number}"
+            number = number + 1
         self._next[base] = number
         self.taken.add(name)
         return name

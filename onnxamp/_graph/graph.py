@@ -79,7 +79,9 @@ class _Builder:
         self, graph: GraphProto, parent: int, owner: int, attribute: str, opaque: bool
     ) -> list[_Pending]:
         """Add a scope with everything it defines, and return the bodies of its nodes."""
-        scope, names, first = len(self.scopes), {}, len(self.rows)  # type: ignore[var-annotated]
+        scope = len(self.scopes)
+        names: dict[str, int] = {}
+        first = len(self.rows)
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
         listed = (
@@ -87,7 +89,8 @@ class _Builder:
             if scope == 0 and self.overridable
             else set()
         )
-        stored, overridable = Origin.INITIALIZER, Origin.DEFAULT
+        stored = Origin.INITIALIZER
+        overridable = Origin.DEFAULT
         for item in graph.initializer:
             name = item.name
             self._add(names, name, scope, overridable if name in listed else stored)
@@ -100,13 +103,12 @@ class _Builder:
             ):
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
-        origin, values, control_flow = (
-            Origin.NODE,
-            self.values,
-            op_facts().control_flow,
-        )
+        origin = Origin.NODE
+        values = self.values
+        control_flow = op_facts().control_flow
         for index, node in enumerate(graph.node, first):
-            key, signature = op_key(node), self.book.get(node.domain, node.op_type)
+            key = op_key(node)
+            signature = self.book.get(node.domain, node.op_type)
             outputs = []
             for port, name in enumerate(
                 node.output[:]
@@ -127,10 +129,8 @@ class _Builder:
                     (body, scope, index, name, unknown)
                     for name, body in node_bodies(node)
                 ]
-        nodes, inputs = (
-            range(first, len(self.rows)),
-            tuple([names[entry.name] for entry in graph.input]),
-        )
+        nodes = range(first, len(self.rows))
+        inputs = tuple([names[entry.name] for entry in graph.input])
         self.scopes.append(
             Scope(
                 index=scope,
@@ -180,7 +180,8 @@ class _Builder:
                 if self.values[value].producer >= reader:
                     raise self._cyclic(reader)
                 return value
-            reader, scope = self.scopes[scope].owner, self.scopes[scope].parent
+            reader = self.scopes[scope].owner
+            scope = self.scopes[scope].parent
         return ABSENT
 
     def _cyclic(self, reader: int) -> "_DisorderError":
@@ -195,7 +196,8 @@ class _Builder:
         values = self.values
         self.results = [()] * (len(values) + 1)
         for index, (proto, home, key, signature, outputs) in enumerate(self.rows):
-            names, inputs = self.scopes[home].names, []
+            names = self.scopes[home].names
+            inputs = []
             for name in proto.input[:]:
                 value = names.get(name)
                 if value is None:

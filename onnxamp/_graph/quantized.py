@@ -52,7 +52,8 @@ class Quantized(NamedTuple):
 
 def quantized_nodes(graph: Graph) -> Mapping[int, Quantized]:
     """Return the nodes of a quantized network that hold its integers, by index. Complexity: linear in nodes."""
-    facts, types = op_facts(), graph.types
+    facts = op_facts()
+    types = graph.types
     found = dict[int, Quantized]()
     grids = dict[int, str]()
     """Values of few bits, and their types."""
@@ -94,10 +95,13 @@ def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]
 
     Complexity: linear in nodes.
     """
-    quantized, seen = graph.ask(quantized_nodes), set[int]()
+    quantized = graph.ask(quantized_nodes)
+    seen = set[int]()
     scales = {index for index, one in quantized.items() if one.role == SCALES}
     for first in graph.nodes if scales else ():
-        stack, inside, ends = [first.index], set[int](), set[int]()
+        stack = [first.index]
+        inside = set[int]()
+        ends = set[int]()
         while stack:
             index = stack.pop()
             if index in scales:
@@ -214,7 +218,8 @@ class _Form:
     """The nodes that replace one node on integers."""
 
     def __init__(self, editor: GraphEditor, node: Node) -> None:
-        self._editor, self._node = editor, node
+        self._editor = editor
+        self._node = node
         self._inputs = node.proto.input
         versions = opset_imports(editor.view.model)
         self._domain = "" if versions[""] >= _PER_AXIS else _OWN
@@ -283,14 +288,16 @@ def without_grids(model: Model) -> Model | None:
         return None
     graph = Graph.of(as_floats(model.embedded()))
     editor = GraphEditor(graph)
-    before, products = _before(graph, editor), [*_products(graph)]
+    before = _before(graph, editor)
+    products = [*_products(graph)]
     pairs = [
         (node, before[node.input(0)])
         for node in graph.nodes_of(op_facts().dequantize)
         if before.get(node.input(0), _NONE).type == graph.types[node.outputs[0]]
     ]
     for node, moved in pairs:
-        name, outputs = node.proto.name, node.proto.output[:1]
+        name = node.proto.name
+        outputs = node.proto.output[:1]
         identity = editor.make("Identity", [moved.name], outputs, name)
         editor.replace(node.index, [identity])
     for node, maker in products:
@@ -313,7 +320,8 @@ def _before(graph: Graph, editor: GraphEditor) -> Mapping[int, _Float]:
 
     Nodes that move integers are repeated for their floats.
     """
-    facts, found = op_facts(), dict[int, _Float]()
+    facts = op_facts()
+    found = dict[int, _Float]()
     movers = graph.nodes_of(facts.moves_data | facts.exact_when.keys())
     able = graph.exact & {node.index for node in movers}
     for node in graph.order:
@@ -346,7 +354,8 @@ def _repeat(
     editor: GraphEditor, node: Node, numbers: Sequence[int], found: dict[int, _Float]
 ) -> None:
     """Let a node that moves integers move floats as well, which it reads from the input positions ``numbers``."""
-    twin, label = copied(node.proto), f"{node.label}_float"
+    twin = copied(node.proto)
+    label = f"{node.label}_float"
     twin.name = editor.names.fresh(label)
     for at in numbers:
         twin.input[at] = found[node.inputs[at]].name
@@ -371,7 +380,9 @@ def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
 
 def _in_floats(editor: GraphEditor, node: Node, maker: Node) -> list[NodeProto]:
     """Return the product of the numbers over their scale, and of the weight less its zero point."""
-    fresh, proto, made = editor.names.fresh, node.proto, list[NodeProto]()
+    fresh = editor.names.fresh
+    proto = node.proto
+    made = list[NodeProto]()
 
     def add(op: str, *inputs: str, **attributes: Any) -> str:
         made.append(

@@ -255,7 +255,8 @@ def _declare_before_casts(
     for node in reversed(view.order):
         if node.key != "Cast" or ABSENT in (node.input(0), *node.outputs):
             continue
-        value, output = node.inputs[0], node.outputs[0]
+        value = node.inputs[0]
+        output = node.outputs[0]
         elem = elem_of(types[value])
         if output not in declared or value in declared or not elem:
             continue
@@ -271,7 +272,8 @@ def _declare_before_casts(
 
 def _skeleton(view: View) -> ModelProto:
     """Return the model without the data of its weights: structure, shapes, and small integer constants."""
-    model, skeleton = view.model, ModelProto()
+    model = view.model
+    skeleton = ModelProto()
     skeleton.ir_version = model.ir_version
     skeleton.opset_import.extend(
         helper.make_opsetid(*entry) for entry in opset_imports(model).items()
@@ -336,7 +338,8 @@ def _nodes_of(
 def _strip(graph: GraphProto, into: GraphProto) -> None:
     copy_fields(graph, into, {"initializer"})
     for tensor in graph.initializer:
-        elem, dims = tensor.data_type, tensor.dims[:]
+        elem = tensor.data_type
+        dims = tensor.dims[:]
         if prod(dims) <= _KEPT.get(elem, 0):
             into.initializer.append(tensor)
         else:

@@ -74,7 +74,8 @@ def bind_node(node: Node, types: Types) -> dict[str, str]:
     assert signature is not None
     bound = bind(signature, [types[value] for value in node.inputs])
     for position, value in enumerate(node.outputs):
-        port, kind = signature.output(position), types[value]
+        port = signature.output(position)
+        kind = types[value]
         if port is not None and kind is not None and port.type in signature.params:
             bound.setdefault(signature.param(port, position), kind)
     return bound
@@ -84,12 +85,12 @@ def declared_type(proto: TypeProto) -> str | None:
     """Return the schema string of a declared type; None if it is incomplete, or of a kind without
     convertible floats.
     """
-    prefix, suffix, kind = "", "", proto.WhichOneof("value")
+    prefix = ""
+    suffix = ""
+    kind = proto.WhichOneof("value")
     while kind in ("sequence_type", "optional_type"):
-        prefix, suffix = (
-            prefix + ("seq(" if kind == "sequence_type" else "optional("),
-            suffix + ")",
-        )
+        prefix = prefix + ("seq(" if kind == "sequence_type" else "optional(")
+        suffix = suffix + ")"
         proto = (
             proto.sequence_type.elem_type
             if kind == "sequence_type"
@@ -136,7 +137,8 @@ def _declared(view: View) -> dict[int, str]:
     declared: dict[int, str] = {}
     for scope in view.scopes:
         for entry in (*scope.proto.value_info, *scope.proto.input, *scope.proto.output):
-            value, kind = scope.names.get(entry.name), declared_type(entry.type)
+            value = scope.names.get(entry.name)
+            kind = declared_type(entry.type)
             if value is not None and kind is not None:
                 declared[value] = kind
     return declared

@@ -64,7 +64,8 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
     """
     from onnxamp._job.writing import CONVERSION, staged_conversion, unfinished  # noqa: PLC0415 - only files need it
 
-    early, compared = _early_warnings(request), None
+    early = _early_warnings(request)
+    compared = None
     with _begun(request) as (begun, comparison):
         kept = unfinished(begun, sink)
         job = _settled(request, begun, comparison)
@@ -171,7 +172,9 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     Yields:
         Return the conversion before any measurement, and the comparison for validation, if it is validated.
     """
-    asked, options, model = request.run, request.options, request.model
+    asked = request.run
+    options = request.options
+    model = request.model
     with declared_ops(options.custom_ops):
         run = Run(
             provider=asked.provider,
@@ -214,7 +217,8 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     from onnxamp._runtime.building import the_loader  # noqa: PLC0415
 
     the_loader().start()
-    options, asked = request.options, request.run
+    options = request.options
+    asked = request.run
     return Comparison.of(
         reference_of(request.model, options),
         run,

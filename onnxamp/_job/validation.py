@@ -55,7 +55,9 @@ class RefusedError(Exception):
 
     def __init__(self, report: DiffReport, casts: int, fault: str = "") -> None:
         super().__init__()
-        self.report, self.casts, self.fault = report, casts, fault
+        self.report = report
+        self.casts = casts
+        self.fault = fault
 
 
 def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
@@ -69,7 +71,8 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     Raises:
         ArgumentError: no result can meet the tolerance.
     """
-    tolerance, accept = validation.tolerance, validation.accept
+    tolerance = validation.tolerance
+    accept = validation.accept
     if is_tuned:
         tuned_to = TOLERANCE if tolerance is None else tolerance
         return Limits(tolerance=max(tuned_to, TOLERANCES[dtype]), accept=accept)
@@ -153,8 +156,10 @@ class Validator:
         Returns:
             The outcome of the last of these steps, and the names of the software that loaded or built it.
         """
-        target, reference = job.options.target, self.comparison.reference
-        samples, provider = self.comparison.run.samples, reference.engine.provider
+        target = job.options.target
+        reference = self.comparison.reference
+        samples = self.comparison.run.samples
+        provider = reference.engine.provider
         place = provider if provider == device_of(target) else None
         loaded = load_result(result, job.model, place)
         ran_in = loaded.where(place)
@@ -378,7 +383,8 @@ class _Fallbacks:
 
     def cured(self, share: float) -> Iterator[_Way]:
         """Return a conversion with more nodes in float32, found in a share of the time."""
-        compared, seconds = self.validator.comparison, self.validation.seconds
+        compared = self.validator.comparison
+        seconds = self.validation.seconds
         trial = Trial(
             run=compared.run,
             limits=compared.limits,
@@ -401,7 +407,8 @@ class _Fallbacks:
                 rounder=self.job.rounder,
             )
         _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
-        self.nodes, self.trials = cure.nodes, cure.trials
+        self.nodes = cure.nodes
+        self.trials = cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
         is_refused = cure.confirmed and not fault
@@ -420,7 +427,9 @@ class _Fallbacks:
 
     def measured(self) -> Iterator[_Way]:
         """Return the result of level auto."""
-        job, options, seconds = self.job, self.recipe.options, self.validation.seconds
+        job = self.job
+        options = self.recipe.options
+        seconds = self.validation.seconds
         if job.search is None or not seconds:
             return
         from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail

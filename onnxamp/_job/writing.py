@@ -322,8 +322,10 @@ def _begun(
     job: Job, sink: Sink, kept: Part | None, proof: Proof | None
 ) -> tuple[Converted, Summary, AbstractContextManager[Saved]]:
     """Return the converted model, its nodes and Casts, and what writes it."""
-    model, run = job.model, job.run
-    source, stored = model.path, model.stock
+    model = job.model
+    run = job.run
+    source = model.path
+    stored = model.stock
     assert source is not None
     target = sink.destination(stored)
     with measured(model, run.workers, kept):
@@ -411,7 +413,8 @@ def preview(
 
 def _notes(converted: Converted, plan: Plan | None) -> Iterator[str]:
     """Yield other changes, and options that would save Casts."""
-    analysis, prepared = converted.analysis, converted.prepared
+    analysis = converted.analysis
+    prepared = converted.prepared
     hints = [opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)]
     if converted.changed:
         yield from prepared.notes

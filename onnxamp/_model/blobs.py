@@ -90,7 +90,8 @@ class Desk:
             ExternalDataError: the file is too short. SourceChangedError: it is another one than was read before.
         """
         numbers = self.numbers[: -(-size // 4)]
-        view, start = numbers.data.cast("B")[:size], place.offset + start
+        view = numbers.data.cast("B")[:size]
+        start = place.offset + start
         if is_remote(place.path):
             data = read_range(place.path, start, size)
             view[: len(data)] = data
@@ -254,7 +255,8 @@ def write_blobs(
         return
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - costs as much as writing a small model
 
-    count, finished = thread_limit() or min(_THREADS, core_count()), Event()
+    count = thread_limit() or min(_THREADS, core_count())
+    finished = Event()
     with ThreadPoolExecutor(count + 1) as pool:
         tasks = [pool.submit(drain) for _ in range(min(count, len(pieces)))]
         syncing = (
@@ -299,12 +301,15 @@ def layout(sizes: Sequence[int], limit: int | None = None) -> list[tuple[int, in
         sizes: in bytes.
         limit: bytes per file; larger data get a file of their own. None for a single file.
     """
-    places, number, end = [], 0, 0
+    places = []
+    number = 0
+    end = 0
     for size in sizes:
         alignment = _PAGE if size >= _LARGE else _LINE
         offset = -(-end // alignment) * alignment
         if limit is not None and end and offset + size > limit:
-            number, offset = number + 1, 0
+            number = number + 1
+            offset = 0
         places.append((number, offset))
         end = offset + size
     return places
@@ -355,7 +360,8 @@ class WeightConverter:
 
     def _empty(self, weight: Weight) -> TensorProto:
         """Return the low-precision tensor without data, or its placeholder."""
-        tensor, elem = weight.tensor, self.low.elem
+        tensor = weight.tensor
+        elem = self.low.elem
         made = TensorProto(
             name=tensor.name,
             doc_string=tensor.doc_string,

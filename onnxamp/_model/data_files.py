@@ -351,7 +351,8 @@ def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
             or weight.place.path != share[0].place.path
         ):
             yield share
-            share, size = [], 0
+            share = []
+            size = 0
         share.append(weight)
         size += weight.place.length
     if share:

@@ -236,7 +236,8 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
     Raises:
         ModelError: the bytes are not an ONNX model, or :mod:`onnxamp._model.wellformed` refuses it.
     """
-    model, fault = ModelProto(), ""
+    model = ModelProto()
+    fault = ""
     try:
         model.ParseFromString(data)
     except DecodeError as error:
@@ -292,7 +293,8 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
             spans = find_data(data, lambda start, stop: stop - start >= _LEFT_BEHIND)
         except ValueError:
             return path.read_bytes() if file is None else file.read()
-        where, fields = path.absolute(), []
+        where = path.absolute()
+        fields = []
         for span in spans:
             place = DataLocation(where, span.data, span.end - span.data, stamp=stamp)
             tensor = inside_tensor(place, was_default=span.default)
@@ -359,7 +361,8 @@ def locate_weights(
     Raises:
         ExternalDataError: a data file is missing, too short, or outside the model's folder.
     """
-    size, known = 0, dict(found)
+    size = 0
+    known = dict(found)
     for tensor in tensors_of(model):
         size += stored_bytes(tensor)
         place = (

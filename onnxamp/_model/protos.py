@@ -236,7 +236,8 @@ class Ranges:
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         """Let ``fetch`` be called with a start and a size."""
-        self._size, self._fetch = size, fetch
+        self._size = size
+        self._fetch = fetch
         self._block = lru_cache(_BLOCKS)(self._fetched)
 
     def _fetched(self, start: int) -> bytes:
@@ -278,7 +279,10 @@ _FIELDS: Final = MappingProxyType(
 _RAW_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _DATA_LOCATION: Final = TensorProto.DESCRIPTOR.fields_by_name["data_location"].number
 _EXTERNAL_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["external_data"].number
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
 
 
 _Around: TypeAlias = tuple[tuple[int, int, int], ...]
@@ -329,7 +333,8 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
 
 def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span | None:
     """Return the raw data of one tensor; None if it has none, or refers to external data."""
-    span, default = None, False
+    span = None
+    default = False
     for number, tag_at, _, start, stop in _fields(data, position, end):
         if number == _DATA_LOCATION:
             default = data[start] == TensorProto.DEFAULT
@@ -353,7 +358,8 @@ def _fields(
     while position < end:
         tag_at = position
         tag, position = _varint(data, position)
-        length_at, kind = position, tag & 7
+        length_at = position
+        kind = tag & 7
         if kind == _BYTES:
             length, position = _varint(data, position)
             stop = position + length
@@ -378,7 +384,8 @@ def _varint(data: Buffer, position: int) -> tuple[int, int]:
     while position < len(data) and shift < 70:
         byte = data[position]
         value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
+        position = position + 1
+        shift = shift + 7
         if byte < 0x80:
             return value, position
     raise ValueError("a number without an end")
@@ -428,7 +435,9 @@ def replaced(
         cuts.append((length_at, start, length, 0, -1))
         grown[outer] += grown[start] + len(length) - (start - length_at)
     whole = data if isinstance(data, Ranges) else memoryview(data)
-    found, read, written = list[tuple[int, memoryview | int]](), 0, 0
+    found = list[tuple[int, memoryview | int]]()
+    read = 0
+    written = 0
     for start, stop, text, size, number in [
         *sorted(cuts),
         (len(data), len(data), b"", 0, -1),

@@ -56,7 +56,8 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     is_dead = any(True for _ in _unreadable(model))
     if not (doubles or is_dead or _is_disordered(model.graph)):
         return model, ()
-    result, notes = copied(model), list[str]()
+    result = copied(model)
+    notes = list[str]()
     if doubles:
         _drop_doubles(result.graph, doubles)
         notes.append(
@@ -113,7 +114,8 @@ def _constant(node: NodeProto) -> str | None:
 def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
     """Keep the last Constant of each name, or else the last initializer."""
     seen = set[str]()
-    nodes, tensors = graph.node, graph.initializer
+    nodes = graph.node
+    tensors = graph.initializer
     both: Any = (
         (nodes, map(_constant, nodes)),
         (tensors, [tensor.name for tensor in tensors]),
@@ -143,7 +145,8 @@ def _reads(node: NodeProto) -> Sequence[str] | set[str]:
     bodies = _bodies(node)
     if not bodies:
         return node.input
-    found, waiting = set(node.input), [(body, set[str]()) for body in bodies]
+    found = set(node.input)
+    waiting = [(body, set[str]()) for body in bodies]
     while waiting:
         body, hidden = waiting.pop()
         hidden = hidden | _defined(body)
@@ -181,7 +184,8 @@ def _order(graph: GraphProto) -> None:
     makers = {
         name: index for index, node in enumerate(nodes) for name in node.output if name
     }
-    order, state = list[int](), [0] * len(nodes)
+    order = list[int]()
+    state = [0] * len(nodes)
     for start in range(len(nodes)):
         stack = [start]
         while stack:
@@ -217,7 +221,8 @@ def _unreadable(
         owners = [(node, bodies) for node in graph.node if (bodies := _bodies(node))]
         if not owners:
             continue
-        visible, known = outer | _defined(graph), known | _truths(graph)
+        visible = outer | _defined(graph)
+        known = known | _truths(graph)
         for node, bodies in owners:
             branches = (
                 dict(node_bodies(node))

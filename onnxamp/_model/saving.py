@@ -245,7 +245,8 @@ def _renamed(
         Whether the files have the wanted names. The result stays intact if a name is taken, if the result was replaced
         in the meantime, or if a file cannot be written.
     """
-    beside, wanted = path.parent, list(names.values())
+    beside = path.parent
+    wanted = list(names.values())
 
     def published() -> list[Path]:
         if identity_of(path) != identity or stage.publish(wanted) != wanted:

@@ -263,12 +263,11 @@ def data_location(
     known = {} if known is None else known
     if location not in known:
         known[location] = _data_file(tensor.name, location, base_dir)
-    file, size = known[location].path, known[location].stamp.size
+    file = known[location].path
+    size = known[location].stamp.size
     expected = stored_bytes(tensor)
-    offset, length = (
-        _number(entries.get("offset", "0")),
-        _number(entries.get("length", str(expected))),
-    )
+    offset = _number(entries.get("offset", "0"))
+    length = _number(entries.get("length", str(expected)))
     if offset is None or length is None:
         raise ExternalDataError(
             f"The weight {tensor.name!r} has an unreadable offset or length."

@@ -152,7 +152,8 @@ class Stage:
 
     def withdraw(self) -> None:
         """Remove obsolete files beside the result: new data files before the commit, old ones after it."""
-        beside, is_open = self.path.parent, self.main.exists()
+        beside = self.path.parent
+        is_open = self.main.exists()
         kind = "new" if is_open else "old"
         for note in _listed(self.folder / kind):
             if self._is_noted(kind, beside / note.name):
@@ -370,7 +371,8 @@ class RemoteStage(Stage):
     def place(self, name: str) -> Path:
         """Return the path at which a data file is written: its own name or, if that is taken, one with the token."""
         if name not in self.places:
-            usual, key = self.path.parent / name, f"place of {name}"
+            usual = self.path.parent / name
+            key = f"place of {name}"
             known = None if self.kept is None else self.kept.get(key)
             taken = usual.exists() if known is None else known != usual.name
             self.places[name] = self.with_token(name) if taken else usual

@@ -41,7 +41,8 @@ _FEW: Final = 1 << 13
 MAPPED: Final = 1 << 16
 """Elements from which on external data are memory-mapped; below, reading them is faster."""
 
-_LEAST_POWER, _MOST_POWER = -126, 127
+_LEAST_POWER = -126
+_MOST_POWER = 127
 """Exponents of the powers of two that are float32 numbers with all their digits."""
 SENTINEL: Final = 1e30
 """Magnitudes from here on mean infinity, as in attention masks; a conversion saturates them."""
@@ -110,7 +111,8 @@ def _convert_joined(
     arrays: Sequence[Saturated], low: Format
 ) -> Iterator[tuple[bytes, ConversionCounts]]:
     flat = np.concatenate([array for array, _ in arrays])
-    scratch, stops = Scratch(flat.size), accumulate(array.size for array, _ in arrays)
+    scratch = Scratch(flat.size)
+    stops = accumulate(array.size for array, _ in arrays)
     parts = [
         _Part(slice(end - array.size, end), number)
         for end, (array, number) in zip(stops, arrays, strict=True)
@@ -134,7 +136,8 @@ def lower(
         A part of ``scratch.bits``, and the counts.
     """
     bits = scratch.bits_of(low, flat.size)
-    whole, counts = [_Part(slice(None), saturate_at)], ConversionCounts()
+    whole = [_Part(slice(None), saturate_at)]
+    counts = ConversionCounts()
     for block in _blocks(flat.size):
         counts += _lower_block(flat[block], bits[block], low, whole, scratch)[0]
     return bits, counts
@@ -153,8 +156,10 @@ def rounded(
 
 def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
     """Low-precision numbers in float32; ``elem`` is their element type."""
-    result, stored = np.empty(array.shape, np.float32), np.ascontiguousarray(array)
-    bits, flat = stored.view(f"u{stored.itemsize}").reshape(-1), result.reshape(-1)
+    result = np.empty(array.shape, np.float32)
+    stored = np.ascontiguousarray(array)
+    bits = stored.view(f"u{stored.itemsize}").reshape(-1)
+    flat = result.reshape(-1)
     for block in _blocks(flat.size):
         _caster(elem, TensorProto.FLOAT)(bits[block], flat[block])
     return result
@@ -179,7 +184,8 @@ def _lower_block(
     scratch: Scratch,
 ) -> list[ConversionCounts]:
     """Convert a block of one large array, or of several small ones; returns the counts of each part."""
-    limits, mask = _limits(low), scratch.mask[: flat.size]
+    limits = _limits(low)
+    mask = scratch.mask[: flat.size]
     if is_large := flat.size > _FEW * len(parts):
         _caster(TensorProto.FLOAT, low.elem)(flat, bits)
     else:
@@ -330,7 +336,8 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     """
     place = data_location(tensor, base_dir)
     shape = tuple(tensor.dims[:])
-    count, kind = prod(shape), _stored_kind(tensor.data_type)
+    count = prod(shape)
+    kind = _stored_kind(tensor.data_type)
     if place is not None:
         if place.saturate_at is not None:
             kind = _stored_kind(TensorProto.FLOAT)
@@ -495,7 +502,8 @@ def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
     )  # there, argmax is faster than max; but it copies what is read-only, as mapped files are
     top = array.item(array.argmax()) if few else float(array.max())
     bottom = array.item(array.argmin()) if few else float(array.min())
-    uniform, extreme = top if top == bottom else None, top if top >= -bottom else bottom
+    uniform = top if top == bottom else None
+    extreme = top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN
         return ConstantStats(abs(extreme), uniform, extreme)
     magnitudes = np.abs(array[np.isfinite(array)])

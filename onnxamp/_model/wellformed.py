@@ -122,7 +122,8 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
     name = utf8(tensor.name, "the name of a weight")
     what = f"The weight {name!r}" if name or not where else where
     utf8(tensor.doc_string, "the documentation of a weight")
-    elem, shape = tensor.data_type, tuple(tensor.dims[:])
+    elem = tensor.data_type
+    shape = tuple(tensor.dims[:])
     if elem not in _ELEMS:
         raise ModelError(
             f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks."
@@ -139,11 +140,15 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         return
     held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
-        found, wanted, unit = len(tensor.raw_data), bytes_of(elem, shape), "bytes"
+        found = len(tensor.raw_data)
+        wanted = bytes_of(elem, shape)
+        unit = "bytes"
         fits = not held and found == wanted and elem != TensorProto.STRING
     else:
         own = helper.tensor_dtype_to_field(elem)
-        found, wanted, unit = len(getattr(tensor, own)), _numbers(tensor), "elements"
+        found = len(getattr(tensor, own))
+        wanted = _numbers(tensor)
+        unit = "elements"
         fits = held in ([], [own]) and found == wanted
     if not fits:
         raise ModelError(
@@ -177,7 +182,8 @@ def check_sparse(sparse: SparseTensorProto) -> None:
         raise ModelError(
             f"{what} is damaged: its shape is {tuple(sparse.dims)}, and that of its values {tuple(sparse.values.dims)}."
         )
-    count, rank = sparse.values.dims[0], len(sparse.dims)
+    count = sparse.values.dims[0]
+    rank = len(sparse.dims)
     if sparse.indices.data_type != TensorProto.INT64 or tuple(
         sparse.indices.dims
     ) not in (
@@ -365,10 +371,12 @@ class _Checker:
                 check_sparse(sparse)
             for entry in (*graph.input, *graph.output, *graph.value_info):
                 check_entry(entry)
-            defined, read = {tensor.name for tensor in graph.initializer}, set[str]()
+            defined = {tensor.name for tensor in graph.initializer}
+            read = set[str]()
             count = len(graph.initializer)
             for node in graph.node:
-                inputs, outputs = node.input[:], node.output[:]
+                inputs = node.input[:]
+                outputs = node.output[:]
                 read.update(inputs)
                 defined.update(outputs)
                 count += len(outputs)
@@ -396,7 +404,8 @@ class _Checker:
         opaque: bool,
     ) -> list[tuple[GraphProto, bool]]:
         """Check a node. Returns its subgraphs, which are still to be checked, each with whether it is opaque."""
-        domain, op_type = node.domain, node.op_type
+        domain = node.domain
+        op_type = node.op_type
         if not {str}.issuperset(
             map(type, (domain, op_type, node.name, *inputs, *outputs))
         ):
@@ -501,10 +510,8 @@ def _check_node(node: NodeProto, signature: Signature) -> None:
 def _check_attributes(
     node: NodeProto, signature: Signature, known: Mapping[str, int]
 ) -> None:
-    what, names = (
-        f"Node {_label(node)!r} ({node.op_type})",
-        {item.name for item in node.attribute},
-    )
+    what = f"Node {_label(node)!r} ({node.op_type})"
+    names = {item.name for item in node.attribute}
     for item in node.attribute:
         if item.name not in known and not item.name.startswith(
             "__"

@@ -160,10 +160,12 @@ class _Rows(NamedTuple):
         return np.broadcast_to(chosen, (matrices, *chosen.shape))
 
     def _of_matrix(self) -> Floats:
-        value, product = self.value, self.product
+        value = self.value
+        product = self.product
         is_turned = _flag(self.node, product.rows_turned) != product.is_left
         placed = value.swapaxes(-1, -2) if is_turned and value.ndim > 1 else value
-        batch, depth = prod(self.shape[:-2]), placed.shape[-1]
+        batch = prod(self.shape[:-2])
+        depth = placed.shape[-1]
         if batch == 1 or placed.ndim < 3 or placed.shape[-3] == 1:
             return self._same(placed.reshape(-1, depth), batch)
         groups = np.moveaxis(placed, -3, 0).reshape(batch, -1, depth)
@@ -196,8 +198,10 @@ class _Rows(NamedTuple):
         return self._picked(self.value, frame, pads, frame.strides)
 
     def _of_spread(self) -> Floats:
-        value, frame = self.value, _Frame.of(self.node, self.shape[2:])
-        sizes, strides = value.shape[2:], frame.strides
+        value = self.value
+        frame = _Frame.of(self.node, self.shape[2:])
+        sizes = value.shape[2:]
+        strides = frame.strides
         more = attribute(self.node, "output_padding") or [0] * len(sizes)
         spans = [
             stride * (size - 1) + 1 for size, stride in zip(sizes, strides, strict=True)
@@ -205,7 +209,8 @@ class _Rows(NamedTuple):
         wide = np.zeros((*value.shape[:2], *spans), np.float32)
         spread = (slice(None, None, stride) for stride in strides)
         wide[(slice(None), slice(None), *spread)] = value
-        pads, wanted = frame.pads, attribute(self.node, "output_shape")
+        pads = frame.pads
+        wanted = attribute(self.node, "output_shape")
         if frame.auto.startswith("SAME") and not wanted:
             wanted = [
                 size * stride for size, stride in zip(sizes, strides, strict=True)
@@ -233,7 +238,8 @@ class _Rows(NamedTuple):
         is_mirrored: bool = False,
     ) -> Floats:
         """Windows of a padded value as rows, by group."""
-        first, axes = (slice(None), slice(None)), len(pads)
+        first = (slice(None), slice(None))
+        axes = len(pads)
         cut = (slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
         added = ((max(low, 0), max(high, 0)) for low, high in pads)
         padded = np.pad(value[(*first, *cut)], [(0, 0), (0, 0), *added])
@@ -245,7 +251,8 @@ class _Rows(NamedTuple):
         places = (view.shape[0], *view.shape[2 : 2 + axes])
         batch, *spots = np.unravel_index(self._chosen(prod(places)), places)
         chosen: Any = (batch, slice(None), *spots)
-        rows, groups = view[chosen], _group(self.node)
+        rows = view[chosen]
+        groups = _group(self.node)
         depth = prod(rows.shape[1:]) // groups
         found: Floats = rows.reshape(len(rows), groups, depth).transpose(1, 0, 2)
         return found
@@ -323,7 +330,9 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     These are also read by other nodes, or as other matrices, or in a body, or the rows are constants as well.
     Complexity: linear in the uses of weights.
     """
-    graph, found, others = analysis.graph, list[ProductWeight](), list[str]()
+    graph = analysis.graph
+    found = list[ProductWeight]()
+    others = list[str]()
     tensors = graph.ask(constant_tensors)
     copied = {copy.value for copy in analysis.edits.copies}
     for value in sorted(_lowered(analysis)):
@@ -332,7 +341,8 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
             continue
         if len(tensor.dims) < 2:
             continue
-        dims, only_low = tuple(tensor.dims), value in copied
+        dims = tuple(tensor.dims)
+        only_low = value in copied
         every = list(_readers(analysis, value, dims, only_low=only_low))
         readers = tuple(reader for reader in every if reader is not None)
         is_only = len(readers) == len(every) and not graph.results[value]
@@ -345,7 +355,8 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
 
 def _lowered(analysis: Analysis) -> set[int]:
     """Constants that are stored in low precision."""
-    graph, edits = analysis.graph, analysis.edits
+    graph = analysis.graph
+    edits = analysis.edits
     made = {
         graph.nodes[node].outputs[0]
         for node in edits.attributes
@@ -363,7 +374,8 @@ def _readers(
     Args:
         only_low: leave out those that read a float32 copy of it.
     """
-    graph, start = analysis.graph, tuple(range(len(shape)))
+    graph = analysis.graph
+    start = tuple(range(len(shape)))
     waiting = [
         (node, port, start)
         for node, port in graph.uses[value]

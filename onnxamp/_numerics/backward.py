@@ -84,8 +84,13 @@ class WrittenPiece:
         shared: Container[str],
         partial: Container[str],
     ) -> None:
-        self.graph, self.low, self.flow, self.turns = graph, low, flow, turns
-        self.partial, self.quantizers, self.shared = partial, quantizers, shared
+        self.graph = graph
+        self.low = low
+        self.flow = flow
+        self.turns = turns
+        self.partial = partial
+        self.quantizers = quantizers
+        self.shared = shared
         self.ports = Backward({}, {}, {}, {}, {})
         flat = FLAT - ROUNDS
         path = [node for node in graph.order if not node.scope and node.key not in flat]
@@ -103,7 +108,8 @@ class WrittenPiece:
         self.writer = self.backward.writer
         self.accumulator: Accumulator | None = None
         if arithmetic is not None and low is FLOAT16:
-            editor, shapes = self.writer.editor, graph.shapes
+            editor = self.writer.editor
+            shapes = graph.shapes
             self.accumulator = Accumulator(arithmetic, editor, shapes)
         self.noted = dict[tuple[str, str], Tensor]()
 
@@ -136,7 +142,8 @@ class WrittenPiece:
 
     def _cost(self, name: str, value: int, exact: Tensor, gradient: Tensor) -> None:
         """Write the cost of rounding a value, with and without the error of the target's accumulator."""
-        outer, error = self.turns.get(name, name), self._error(exact, exact)
+        outer = self.turns.get(name, name)
+        error = self._error(exact, exact)
         self._note((outer, ""), gradient, error)
         if name in self.shared:
             self._share(name, value, error)
@@ -219,7 +226,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT) * _SCATTER
     step = (x.op("Abs") < SENTINEL).where(x * _STEP, 0.0)
-    signs, energy = x, x.like(0.0)
+    signs = x
+    energy = x.like(0.0)
     seen = [
         (port, y, dy)
         for port, (y, dy) in enumerate(zip(call.outputs, call.dys, strict=True))
@@ -245,7 +253,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
 
 def _run_again(call: Call, position: int, x: Tensor) -> list[str]:
     """Write a node with another input; returns the names of its outputs."""
-    writer, node = call.writer, copied(call.node.proto)
+    writer = call.writer
+    node = copied(call.node.proto)
     node.input[position] = x.name
     names = [
         writer.editor.names.fresh(f"{writer.prefix}/moved") if name else ""
@@ -307,7 +316,8 @@ def expanded(model: ModelProto) -> ModelProto:
 
 def counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
     """Return a model that returns a row for each turn of its Loops, and the name of that output by the loop's first."""
-    model, outputs = copied(model), dict[str, str]()
+    model = copied(model)
+    outputs = dict[str, str]()
     for node in model.graph.node:
         made = next(filter(None, node.output), "")
         if node.op_type != "Loop" or not made:
@@ -338,7 +348,8 @@ def without_loops(
     Returns:
         The model, and for each value of a turn the value of the body that it is.
     """
-    graph, names = Graph.of(model), dict[str, str]()
+    graph = Graph.of(model)
+    names = dict[str, str]()
     editor = GraphEditor(graph)
     for node in graph.nodes_of({"Loop", "Scan"}):
         body = graph.scopes[node.bodies[0][1]]
@@ -372,7 +383,10 @@ class _WrittenLoop:
     def __init__(
         self, graph: Graph, node: Node, editor: GraphEditor, names: dict[str, str]
     ) -> None:
-        self.graph, self.node, self.editor, self.names = graph, node, editor, names
+        self.graph = graph
+        self.node = node
+        self.editor = editor
+        self.names = names
         self.body = graph.scopes[node.bodies[0][1]]
         self.scanned = attribute(node.proto, "num_scan_inputs") or 0
         self.given = [
@@ -383,8 +397,11 @@ class _WrittenLoop:
 
     def all(self, turns: int) -> list[NodeProto]:
         """The nodes that make what the loop makes."""
-        graph, node, body = self.graph, self.node, self.body
-        state, outputs = self.given[: self.states], self._outputs()
+        graph = self.graph
+        node = self.node
+        body = self.body
+        state = self.given[: self.states]
+        outputs = self._outputs()
         rows: list[list[str]] = [[] for _ in outputs[self.states :]]
         found = list[NodeProto]()
         for value in graph.constants.tensors:  # those of the body, for all turns
@@ -442,7 +459,9 @@ class _WrittenLoop:
 
     def _turn(self, turn: int, given: list[str], found: list[NodeProto]) -> list[str]:
         """Write one turn; returns the names of what it makes, without its condition."""
-        graph, body, editor = self.graph, self.body, self.editor
+        graph = self.graph
+        body = self.body
+        editor = self.editor
         renamed = dict[str, str]()
 
         def named(name: str) -> str:

@@ -105,7 +105,8 @@ def check_run(
         >>> report.first_bad.op, report.first_bad.alarm.split(" in ")[0]
         ('Pow', 'Inf')
     """
-    one, engine = Model.of(model), choose_engine(provider)
+    one = Model.of(model)
+    engine = choose_engine(provider)
     samples = as_samples(samples, one, count=count, seed=seed, dims=dims)
     if stop and state is not None:
         raise ArgumentError(
@@ -146,7 +147,8 @@ class Check:
         Raises:
             ArgumentError: the state belongs to another check.
         """
-        run, samples = self.run, self.run.samples
+        run = self.run
+        samples = self.run.samples
         if run.state is None:
             return None
         options = run.engine.name(), sorted(self.keep), run.budget, active_libraries()
@@ -155,11 +157,15 @@ class Check:
 
     def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:
         """Return what :func:`check_run` does."""
-        run, engine, samples = self.run, self.run.engine, self.run.samples
+        run = self.run
+        engine = self.run.engine
+        samples = self.run.samples
         if self.stop:  # one sample after the other
             run = replace(run, workers=None)
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
-        groups, memory, is_over = list[ValueMeasurements](), dict[str, Any](), False
+        groups = list[ValueMeasurements]()
+        memory = dict[str, Any]()
+        is_over = False
 
         def add(number: int, checked: CheckedSample) -> bool:
             """Add measurements to those with the same branches; return whether they end the check."""

@@ -85,7 +85,8 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
 
     Complexity: linear in the elements, with temporaries for a part of them, and for one row.
     """
-    reference, result = np.asarray(reference), np.asarray(result)
+    reference = np.asarray(reference)
+    result = np.asarray(result)
     is_text = _is_text(reference) or _is_text(result)
     facts: dict[str, Any] = {
         "name": name,
@@ -97,14 +98,17 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     }
     if reference.shape != result.shape:
         if is_text:
-            reference, result = np.zeros(reference.size), np.ones(result.size)
+            reference = np.zeros(reference.size)
+            result = np.ones(result.size)
         facts |= dict.fromkeys(_ERRORS, np.inf) | _counts(reference, result)
         return TensorDiff(**facts, snr_db=-np.inf, cosine=np.nan, differing=1.0)
     if is_text:
         differs = np.asarray(reference != result, np.float64)
-        a, b = np.zeros(differs.size), differs.ravel()
+        a = np.zeros(differs.size)
+        b = differs.ravel()
     else:
-        a, b = reference.ravel(), result.ravel()
+        a = reference.ravel()
+        b = result.ravel()
     facts |= _counts(a, b)
     if result.size == 0:
         facts |= dict.fromkeys(_ERRORS, 0.0)
@@ -197,13 +201,18 @@ class _Extremes:
     """The largest numbers of two flat tensors, in units of which sums of squares do not overflow."""
 
     def __init__(self, a: Array, b: Array) -> None:
-        self.error, self.worst, self.error_sum, self.differing = -1.0, 0, 0.0, 0
+        self.error = -1.0
+        self.worst = 0
+        self.error_sum = 0.0
+        self.differing = 0
         self.magnitude = self.x = self.y = self.required = 0.0
-        self.is_common, start = False, 0
+        self.is_common = False
+        start = 0
         for part in _compared(a, b):
             at = int(np.argmax(part.errors))
             if part.errors[at] > self.error:
-                self.error, self.worst = float(part.errors[at]), start + at
+                self.error = float(part.errors[at])
+                self.worst = start + at
             self.error_sum += float(part.errors.sum())
             self.differing += int(np.count_nonzero(part.errors))
             self.magnitude = max(self.magnitude, float(part.magnitude.max()))
@@ -222,8 +231,11 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
     for part in _compared(a, b):
         noise += _energy(part.errors, seen.error)
         signal += _energy(part.magnitude, seen.magnitude)
-        x, y = part.x / max(seen.x, 1e-300), part.y / max(seen.y, 1e-300)
-        dot, xx, yy = dot + _dot(x, y), xx + _dot(x, x), yy + _dot(y, y)
+        x = part.x / max(seen.x, 1e-300)
+        y = part.y / max(seen.y, 1e-300)
+        dot = dot + _dot(x, y)
+        xx = xx + _dot(x, x)
+        yy = yy + _dot(y, y)
         against = np.maximum(part.magnitude, floor)
         max_rel = max(max_rel, _relative(part.errors, against))
     error_norm = _root(noise, seen.error)
@@ -282,7 +294,8 @@ def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
     """
     if width < 2 * k:
         return None
-    agreeing, count = 0, a.size // width * k
+    agreeing = 0
+    count = a.size // width * k
     for rows, others in _rows(a, b, width):
         top = np.argpartition(others, -k, axis=-1)[:, -k:]
         chosen = np.take_along_axis(rows, top, axis=-1)
@@ -302,7 +315,8 @@ def _divergence(a: Array, b: Array, width: int) -> float:
     """Return the mean Kullback-Leibler divergence, in nats, of the distributions of rows of logits."""
     found = []
     for one, other in _rows(a, b, width):
-        p, q = log_softmax(one), log_softmax(other)
+        p = log_softmax(one)
+        q = log_softmax(other)
         with np.errstate(invalid="ignore"):
             terms = np.exp(p) * (p - q)
         terms[np.exp(p) == 0] = (
@@ -325,8 +339,10 @@ def _failures(
     a: Array, b: Array, seen: _Extremes, shape: tuple[int, ...]
 ) -> tuple[int, Bad | None]:
     """Return the number of vanished elements, and the first element that fails: NaN before Inf before vanished."""
-    counts, first = dict.fromkeys(("NaN", "Inf", "zero"), 0), dict[str, int]()
-    start, limit = 0, VANISHED_ABOVE * seen.magnitude
+    counts = dict.fromkeys(("NaN", "Inf", "zero"), 0)
+    first = dict[str, int]()
+    start = 0
+    limit = VANISHED_ABOVE * seen.magnitude
     for one, other in _blocks(a, b, _PART):
         finite = np.isfinite(one)
         masks = (
@@ -362,7 +378,8 @@ _SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     """One output over several samples, in their order; see :class:`TensorDiff`. Its name and types are the first's."""
-    first, sizes = diffs[0], [diff.size for diff in diffs]
+    first = diffs[0]
+    sizes = [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
     bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
     odd = [diff for diff in diffs if diff.reference_shape != diff.result_shape] or diffs
@@ -399,7 +416,8 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
 
 def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
     """Return the weighted mean of the numbers that are not None."""
-    total, found = 0, 0.0
+    total = 0
+    found = 0.0
     for number, weight in zip(numbers, weights, strict=True):
         if number is not None:
             total += weight
@@ -437,7 +455,8 @@ def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
             total += _block_measured(r, f)
     if not total.flushed:
         return total
-    limit, vanished = VANISHED_ABOVE * total.reference_max, 0
+    limit = VANISHED_ABOVE * total.reference_max
+    vanished = 0
     for r, f in _blocks(one, other, _BLOCK):  # rare: the limit needs a second pass
         vanished += int(np.count_nonzero((f == 0) & (np.abs(r) > limit)))
     return replace(total, vanished=vanished)
@@ -462,14 +481,21 @@ def _blocks(one: Array, other: Array, size: int) -> Iterator[tuple[Array, Array]
 
 def _block_measured(r: Array, f: Array) -> Measurement:
     """Measure a block. Masks mark sentinels and elements that are not finite. They are made only if there are any."""
-    abs_r, abs_f = np.abs(r), np.abs(f)
-    zero_r, zero_f = r == 0, f == 0
-    largest, found_max = float(abs_r.max()), float(abs_f.max())
-    flushed, odd = zero_f & ~zero_r, dict[str, Array]()
+    abs_r = np.abs(r)
+    abs_f = np.abs(f)
+    zero_r = r == 0
+    zero_f = f == 0
+    largest = float(abs_r.max())
+    found_max = float(abs_f.max())
+    flushed = zero_f & ~zero_r
+    odd = dict[str, Array]()
     used = abs_r[~zero_r] if zero_r.any() else abs_r
     if not (largest < SENTINEL and found_max < np.inf):
-        usual, finite = abs_r < SENTINEL, abs_f < np.inf
-        nan_r, nan_f, infinite_f = np.isnan(r), np.isnan(f), np.isinf(f)
+        usual = abs_r < SENTINEL
+        finite = abs_f < np.inf
+        nan_r = np.isnan(r)
+        nan_f = np.isnan(f)
+        infinite_f = np.isinf(f)
         odd = {
             "reference_nan": nan_r,
             "found_nan": nan_f,
@@ -482,7 +508,8 @@ def _block_measured(r: Array, f: Array) -> Measurement:
         found_max = float(abs_f.max(where=finite, initial=0.0))
         used = abs_r[usual & ~zero_r]
         common = usual & finite
-        r, f = np.where(common, r, 0.0), np.where(common, f, 0.0)
+        r = np.where(common, r, 0.0)
+        f = np.where(common, f, 0.0)
     error = f - r
     abs_error = np.abs(error)
     return Measurement(

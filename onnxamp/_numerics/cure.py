@@ -165,7 +165,8 @@ def cure_conversion(
         most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         if not more or len(nodes) >= most:
             break
-        nodes, step = (*nodes, *more)[:most], step * 2
+        nodes = (*nodes, *more)[:most]
+        step = step * 2
         report = search.compare(nodes, layers=True)
     if report is None or not report.passed:
         kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
@@ -309,12 +310,15 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
     Returns:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
-    source, is_emulated = Model.of(model), trial.run.engine.is_reference
+    source = Model.of(model)
+    is_emulated = trial.run.engine.is_reference
     known = None if is_emulated else profile_of(trial.run.engine.provider)
     target = known.name if known is not None else "any"
     nodes: dict[str, None] = {}
     most = CHECKS if is_emulated else TRIALS
-    checked, trials, until = report, 0, monotonic() + trial.seconds
+    checked = report
+    trials = 0
+    until = monotonic() + trial.seconds
     run = replace(trial.run, workers=None, state=None, report=stopping(until))
     while checked.first_bad is not None and trials < most and len(nodes) <= MOST_NODES:
         around = _around_faults(checked)
@@ -422,7 +426,8 @@ def _out_of_range(
         if reach <= FLOAT16.max_finite:
             continue
         producer = graph.values[values[name]].producer
-        exponent, why = exponents.get(name, 0), unfit.get(name, "")
+        exponent = exponents.get(name, 0)
+        why = unfit.get(name, "")
         if not why and reach * 2.0**-exponent > FLOAT16.max_finite:
             why = hazards.get(producer, "it stays float32")
         op = "" if producer == ABSENT else graph.nodes[producer].key

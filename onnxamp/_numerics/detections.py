@@ -47,7 +47,8 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
     """Outputs of a model that depend on values which an op selected or ordered. Complexity: linear."""
     facts = op_facts()
     pending = [node.index for node in graph.nodes if node.key in facts.selections]
-    reached, outputs = set(pending), set[str]()
+    reached = set(pending)
+    outputs = set[str]()
     while pending:
         node = graph.nodes[pending.pop()]
         readers = {reader.index for reader, _ in graph.readers(node)}
@@ -185,7 +186,8 @@ def columns_of(arrays: Sequence[Array]) -> Columns:
     if len(numbers) == 1:
         rows = numbers[0]
         box, score, label = _PACKED[rows.shape[-1]]
-        boxes, scores = rows[..., box], rows[..., score]
+        boxes = rows[..., box]
+        scores = rows[..., score]
         labels = None if label is None else rows[..., label]
     elif not _is_float(arrays[1]):
         scores, labels = numbers
@@ -328,11 +330,13 @@ def match_rows(
         if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
             continue  # another number of images, or rows of detections that are matched already
         if one.boxes is not None and (one.scores < 0).any():
-            one, other = one.squashed(), other.squashed()
+            one = one.squashed()
+            other = other.squashed()
         detections, rows, columns = _compared(names, one, other)
         group = MatchedRows(detections, {}, {})
         for name in list(arrays):
-            mine, theirs = by_row(reference[name], one), by_row(result[name], other)
+            mine = by_row(reference[name], one)
+            theirs = by_row(result[name], other)
             if mine is not None and theirs is not None:
                 group.reference[name] = mine[rows]
                 group.result[name] = theirs[columns]
@@ -346,7 +350,8 @@ def _compared(
 ) -> tuple[Detections, Array, Array]:
     """Return the detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
-    images, pairs = list[Detections](), []
+    images = list[Detections]()
+    pairs = []
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
         found, rows, columns = _image(names, one, other, scale)
@@ -375,7 +380,8 @@ def _image(
         kept = overlaps[rows, columns]
         worst = float(kept.min())
         errors.append(_OVERLAP_WEIGHT * (1 - kept) * np.abs(one.scores[rows]))
-    lost, new = np.delete(one.scores, rows), np.delete(other.scores, columns)
+    lost = np.delete(one.scores, rows)
+    new = np.delete(other.scores, columns)
     errors += [
         _excess(lost, one.scores, other.scores),
         _excess(new, other.scores, one.scores),
@@ -429,7 +435,8 @@ def _matches(
 def _overlaps(one: Array, other: Array) -> Array:
     """Intersection over union of every pair of boxes: corners, or centers and sizes if the reference's are not."""
     if not (one[:, 2:] >= one[:, :2]).all():
-        one, other = _corners(one), _corners(other)
+        one = _corners(one)
+        other = _corners(other)
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=-1)

@@ -147,7 +147,8 @@ def diff_models(
         limits = with_tolerance(limits, tolerance)
     if accept is not None:
         limits = replace(limits, accept=Accept.of(accept))
-    one, other = Model.of(reference), Model.of(result)
+    one = Model.of(reference)
+    other = Model.of(result)
 
     def drawn(reference: Session) -> Samples:
         return as_samples(
@@ -165,7 +166,8 @@ def diff_models(
     comparison = Comparison.of(
         one, run, limits, whole=whole, metric=metric, target=target, draw=drawn
     )
-    place, counted = Place(jobs, cluster), comparison.run.samples.counted
+    place = Place(jobs, cluster)
+    counted = comparison.run.samples.counted
     with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
         comparison.run = replace(comparison.run, state=kept, workers=workers)
         report = comparison.compare(other, layers=layers or None)
@@ -246,7 +248,8 @@ class Comparison:
         Raises:
             ArgumentError: the reference does not run on them.
         """
-        samples, model = self.run.samples, self.reference.model
+        samples = self.run.samples
+        model = self.reference.model
         if samples.made_up:
             return
         progress = self.run.progress("running the original")
@@ -365,11 +368,9 @@ class Comparison:
 
     def _depends_on(self, other: Session) -> Facts:
         """Return the fingerprints of everything that measurements depend on."""
-        one, accept, arithmetic = (
-            self.reference,
-            self.limits.accept,
-            self.engine.arithmetic,
-        )
+        one = self.reference
+        accept = self.limits.accept
+        arithmetic = self.engine.arithmetic
         facts = print_facts(
             {"the reference": one.model, "the result": other.model},
             self.run.samples,
@@ -398,7 +399,8 @@ class Comparison:
         Returns:
             Return the report, not yet judged, and the measurements of the samples; None where that is nothing.
         """
-        model, samples = self.reference.model, self.run.samples
+        model = self.reference.model
+        samples = self.run.samples
         report = DiffReport(
             reference=model.label,
             result=probe.result.opened().label,

@@ -122,7 +122,8 @@ class ExpectedErrors:
     @cached_property
     def _tables(self) -> list[Numbers]:
         """The costs of each sample."""
-        found, constants = list[Numbers](), self.graph.constants.tensors
+        found = list[Numbers]()
+        constants = self.graph.constants.tensors
         stored = {v.name for v in self.graph.values if v.index in constants}
         weights = [row for (name, _), row in self._places.items() if name in stored]
         for sample in self.samples:
@@ -228,12 +229,14 @@ class ExpectedErrors:
     def _settled(self) -> list[tuple[int, str, set[str]]]:
         """The rows of what is rounded whatever the choice: the value, and the nodes that may have rounded it before."""
         found = list[tuple[int, str, set[str]]]()
-        values, units = self.graph.values, (*self.computing, *self.exact)
+        values = self.graph.values
+        units = (*self.computing, *self.exact)
         for value in sorted(self.settled.stored):
             name = values[value].name
             found += [(row, name, set()) for row in self._at(value)]
         for value in sorted(self.settled.returned):
-            name, node = values[value].name, values[value].producer
+            name = values[value].name
+            node = values[value].producer
             makers = {u.key for u in units if node == u.node or name in u.names}
             found += [(row, name, makers) for row in self._at(value, _REST)]
         return found
@@ -307,7 +310,8 @@ class ExpectedErrors:
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, by key, with the reason."""
-        found, low = dict[str, str](), self.low
+        found = dict[str, str]()
+        low = self.low
         for unit in self.computing:
             node = self.graph.nodes[unit.node]
             made = self._largest(node.outputs[port] for port in unit.ports.outputs)
@@ -410,7 +414,8 @@ class ExpectedErrors:
 
     def _sources(self, unit: LowNode) -> list[int]:
         """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
-        found, waiting = list[int](), [unit]
+        found = list[int]()
+        waiting = [unit]
         seen = {ABSENT, *self.settled.stored}
         while waiting:
             one = waiting.pop()
@@ -497,14 +502,16 @@ def expected_errors(
         OnnxAmpError: the model does not run, or its results are random.
     """
     analysis = analyse_safely(model, plan.options, plan)[1]
-    graph, low = analysis.graph, plan.options.low
+    graph = analysis.graph
+    low = plan.options.low
     if graph.nodes_of(op_facts().random):
         raise RuntimeFailure(
             "The model draws random numbers, so that two runs of it differ."
         )
     found = [low_node(analysis, node) for node in graph.order]
     nodes = [node for node in found if node is not None]
-    engine, settled = judging_engine(run.provider, plan.target), Settled.of(analysis)
+    engine = judging_engine(run.provider, plan.target)
+    settled = Settled.of(analysis)
     known = {} if known is None else known
     key = (
         model_print(Model(graph.model, graph.folder)),

@@ -96,7 +96,8 @@ def exponents_between(
     reference: DataflowGraph, result: DataflowGraph
 ) -> dict[str, int]:
     """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
-    one, other = reference.exponents, result.exponents
+    one = reference.exponents
+    other = result.exponents
     differences = {
         name: other.get(name, 0) - one.get(name, 0) for name in (*one, *other)
     }
@@ -106,7 +107,8 @@ def exponents_between(
 def _replay(
     reference: DataflowGraph, result: DataflowGraph, target: str
 ) -> Replay | None:
-    nodes, reads = {result.maker[target]}, dict[str, None]()
+    nodes = {result.maker[target]}
+    reads = dict[str, None]()
     waiting = list(nodes)
     while waiting:
         for name in result.reads[waiting.pop()]:
@@ -136,7 +138,8 @@ def _can_replace(reference: DataflowGraph, result: DataflowGraph, name: str) -> 
     )
     if not known or name not in reference.own:
         return False
-    one, other = reference.types.get(name), result.types.get(name)
+    one = reference.types.get(name)
+    other = result.types.get(name)
     if (one or "").startswith("optional"):
         return False  # an empty one could not be fed
     return one == other or (one == "tensor(float)" and name in result.low)
@@ -196,7 +199,8 @@ class PairedExecution:
         if not self._steps:
             flows = self.reference.flow, self.result.flow
             self._steps = list(_steps(*flows, self.pairing, self.budget))
-        done, compared = 0, dict[str, Compared]()
+        done = 0
+        compared = dict[str, Compared]()
         for part, groups, targets in self._steps:
             one.run(part)
             try:
@@ -220,14 +224,16 @@ class PairedExecution:
         replayed = self._replay(targets, one)
         compared = {}
         for name in targets:
-            accumulated, note = None, None
+            accumulated = None
+            note = None
             exponent = self.pairing.exponents.get(name, 0)
             reference = self._as_stored(one, name)
             if self.pairing.accumulated:
                 accumulated, note = _measured(
                     reference, other.values.get(name), exponent
                 )
-            local, trouble = replayed.get(name), None
+            local = replayed.get(name)
+            trouble = None
             if isinstance(local, str):
                 local, trouble = None, local
             elif local is not None:
@@ -251,7 +257,8 @@ class PairedExecution:
 
     def _as_stored(self, one: Execution, name: str) -> "ort.OrtValue | None":
         """Return a value of the reference as the result stores it."""
-        value, exponent = one.values.get(name), self.pairing.exponents.get(name)
+        value = one.values.get(name)
+        exponent = self.pairing.exponents.get(name)
         if (
             value is None
             or not exponent
@@ -391,7 +398,8 @@ class PairedSessions:
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
         """See :meth:`PairedExecution.run`. Errors of :meth:`Session.prepare` are raised as well."""
-        one, other = self.reference.prepare(feeds), self.result.prepare(feeds)
+        one = self.reference.prepare(feeds)
+        other = self.result.prepare(feeds)
         if (
             self._execution is None
             or self._execution.reference is not one

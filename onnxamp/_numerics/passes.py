@@ -123,7 +123,8 @@ class Passes:
         self, runner: Executor, feeds: Feeds, again: Counter[str], lowering: LowPass
     ) -> None:
         flow = runner.flow
-        ends, decisive = _ends(flow), _decisive(flow)
+        ends = _ends(flow)
+        decisive = _decisive(flow)
         names = (*flow.inputs, *flow.maker)
         seen = [name for name in names if flow.types.get(name) == FLOAT]
         self.side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
@@ -262,7 +263,9 @@ def _decisive(flow: DataflowGraph) -> list[str]:
 
 def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
     """Return the nearest floats that other values are computed from, and not only from their shapes."""
-    found, waiting, seen = dict[str, None](), list(names), set(names)
+    found = dict[str, None]()
+    waiting = list(names)
+    seen = set(names)
     while waiting:
         node = flow.maker[waiting.pop()]
         is_view = op_key(flow.nodes[node]) in op_facts().views
@@ -327,7 +330,8 @@ def stepped_back(
         for arrays, width in zip((xs, dys), matrix.shape, strict=True)
     )
     rows = {"x": np.concatenate(x), "dy": np.concatenate(dy)}
-    moved, dx = np.zeros((len(rows["x"]), matrix.shape[1]), np.float32), list[Floats]()
+    moved = np.zeros((len(rows["x"]), matrix.shape[1]), np.float32)
+    dx = list[Floats]()
     height = max(1, _BLOCK // matrix.shape[1])
     for first in range(0, len(matrix), height):
         block = slice(first, first + height)

@@ -112,7 +112,9 @@ class Settled(NamedTuple):
     @classmethod
     def of(cls, analysis: Analysis) -> "Settled":
         """Those of an analysis."""
-        graph, ports, is_low = analysis.graph, analysis.ports, analysis.decision.is_low
+        graph = analysis.graph
+        ports = analysis.ports
+        is_low = analysis.decision.is_low
         own = {*graph.constants.tensors, *graph.scopes[0].inputs}
         return cls(
             frozenset(filter(ports.enters_low, own)),
@@ -209,7 +211,8 @@ class LowPass:
     def _rewritten(self, piece: ModelProto) -> ModelProto:
         """Return a piece that rounds what is low. Numbers that would be infinite stay: no plan lowers them for long."""
         names = NewNames({*self.flow.names, *(one.name for one in piece.graph.input)})
-        nodes, known = list[NodeProto](), dict[str, str]()
+        nodes = list[NodeProto]()
+        known = dict[str, str]()
         for node in piece.graph.node:
             ports = self._ports(node)
             for port in ports.inputs:
@@ -243,7 +246,8 @@ class LowPass:
     def _rounded(
         self, names: NewNames, source: str, target: str
     ) -> Sequence[NodeProto]:
-        low, lost = names.fresh(f"{target}/rounded"), names.fresh(f"{target}/lost")
+        low = names.fresh(f"{target}/rounded")
+        lost = names.fresh(f"{target}/lost")
         return [
             *rounding(names, source, low, self.low.elem),
             helper.make_node("IsInf", [low], [lost]),
@@ -282,7 +286,8 @@ class LowPass:
         y = side.output(node.output[0]).astype(np.float32)
         scale = np.ones((), np.float32)
         if op_key(node) in op_facts().quantize:
-            axis, scale = attribute_of(node, "axis", 1), side.output(node.input[1])
+            axis = attribute_of(node, "axis", 1)
+            scale = side.output(node.input[1])
             if scale.ndim > 1:  # one for each block of numbers
                 times = attribute_of(node, "block_size", 1)
                 scale = np.repeat(scale, times, axis).take(range(y.shape[axis]), axis)
@@ -328,7 +333,8 @@ def _squared_error(exact: Floats, other: Floats) -> float:
 def _inside(y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which integers are neither the first nor the last of their grid."""
     name = y.dtype.name
-    grid, numbers = grids().get(name), y.astype(np.float64)
+    grid = grids().get(name)
+    numbers = y.astype(np.float64)
     if grid is None:
         return np.ones((), bool)
     if name.startswith("uint"):

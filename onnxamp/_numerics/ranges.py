@@ -72,7 +72,9 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
 
     Complexity: linear in nodes.
     """
-    editor, watched, names = GraphEditor(graph), list[Watch](), value_names(graph)
+    editor = GraphEditor(graph)
+    watched = list[Watch]()
+    names = value_names(graph)
     magnitudes: dict[tuple[int, int], str] = {}
 
     def watch(node: Node, name: str) -> None:
@@ -159,7 +161,8 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
         for facts in (profile.products, profile.sums)
     )
     for node in graph.nodes_of(products | (sums - _ROOTS)):
-        value, is_open = node.outputs[0], not graph.scopes[node.scope].opaque
+        value = node.outputs[0]
+        is_open = not graph.scopes[node.scope].opaque
         if is_open and graph.types[value] == FLOAT:
             yield node
 
@@ -180,13 +183,15 @@ def partial_sums(
         largest: largest magnitude by name, including these.
         shapes: shapes by value on the samples.
     """
-    found, names = dict[str, Partial](), value_names(graph)
+    found = dict[str, Partial]()
+    names = value_names(graph)
     for item in watched:
         node = graph.nodes[item.node]
         if node.key in profile.cancelling:
             continue
         counted = terms_of if node.key in profile.products else summed_terms
-        terms, reach = counted(node, shapes), largest.get(item.name, 0.0)
+        terms = counted(node, shapes)
+        reach = largest.get(item.name, 0.0)
         if terms and reach:
             times = terms if node.key in op_facts().means else 1
             found[item.value] = Partial(reach * times, terms)
@@ -270,7 +275,9 @@ class _Writer:
 
     def measure(self, scope: int, inner: Sequence[tuple[str, list[int]]]) -> None:
         """Compute the magnitudes of a body's floats, including those of the bodies in it."""
-        graph, parts, values = self.graph, list[str](), list[int]()
+        graph = self.graph
+        parts = list[str]()
+        values = list[int]()
         for value in graph.values:
             is_made = value.scope == scope and value.origin is Origin.NODE
             if is_made and graph.types[value.index] == FLOAT:
@@ -315,9 +322,11 @@ class _Writer:
         none = self.floats(*[0.0] * len(values))
         row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
         rows = self.op(node.scope, "Concat", [row, output], axis=0)
-        inputs, axes = [rows], dict[str, Any](axes=[0])
+        inputs = [rows]
+        axes = dict[str, Any](axes=[0])
         if self.graph.book.opsets[""] >= _AXES_INPUT:
-            inputs, axes = [rows, self.integers([0])], {}
+            inputs = [rows, self.integers([0])]
+            axes = {}
         return self.op(node.scope, "ReduceMax", inputs, keepdims=0, **axes), values
 
     def branches(self, node: Node, count: int) -> None:
@@ -385,13 +394,15 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     profile = None
     if options.rescale and options.low is FLOAT16:
         profile = emulated_arithmetic(options.target)
-    wide, watched = graph, list[Watch]()
+    wide = graph
+    watched = list[Watch]()
     if profile is not None and run.samples.has(0):
         proto, watched = with_magnitudes(graph, profile)
         wide = Graph.of(proto, graph.folder) if watched else graph
     proto, inner = with_body_ranges(wide)
     written = model if proto is model.proto else Model(proto, graph.folder)
-    largest, names = largest_magnitudes(written, run), value_names(wide)
+    largest = largest_magnitudes(written, run)
+    names = value_names(wide)
     largest |= {
         names[value]: largest[name] for name, value in inner.items() if name in largest
     }
@@ -473,7 +484,8 @@ class RangeProbe(Probe[Magnitudes]):
         def measure(item: Item) -> Magnitudes:
             feeds = check_inputs(session.model.proto, item.sample)
             executor = session.prepare(feeds)
-            flow, floats = executor.flow, (FLOAT, None)
+            flow = executor.flow
+            floats = (FLOAT, None)
             made = [name for name in flow.maker if flow.types.get(name) in floats]
             values = observed_values(executor, feeds, [*flow.inputs, *made])
             return Magnitudes(

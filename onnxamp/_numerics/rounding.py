@@ -82,9 +82,11 @@ def rounding_seconds(weights: Iterable[ProductWeight]) -> float:
     """
     work = 0.0
     for weight in weights:
-        size, depth = prod(weight.tensor.dims), weight.arrangement.depth
+        size = prod(weight.tensor.dims)
+        depth = weight.arrangement.depth
         if 0 < depth <= _WIDEST:
-            matrices, rows = weight.arrangement.groups, max(_LEAST_ROWS, _ROWS * depth)
+            matrices = weight.arrangement.groups
+            rows = max(_LEAST_ROWS, _ROWS * depth)
             work += depth * (matrices * depth * (depth + rows) + 2.0 * size)
     return work / _WORK_PER_SECOND
 
@@ -108,7 +110,8 @@ class WeightRounder:
         Raises:
             RuntimeFailure: the model does not run. ArgumentError: a sample does not fit it.
         """
-        low, graph = analysis.options.low, analysis.graph
+        low = analysis.options.low
+        graph = analysis.graph
         weights, others = product_weights(analysis)
         narrow = [weight for weight in weights if weight.arrangement.depth <= _WIDEST]
         keys = {weight.value: _key(weight, graph, low) for weight in narrow}
@@ -142,7 +145,8 @@ class WeightRounder:
         self, graph: Graph, weights: Sequence[ProductWeight]
     ) -> Iterator[tuple[ProductWeight, Floats]]:
         """Yield each weight that samples reach with the rows that it is multiplied by."""
-        model, waiting = Model(graph.model, graph.folder), list(weights)
+        model = Model(graph.model, graph.folder)
+        waiting = list(weights)
         memory = dict[str, Any]()
         run = replace(self.run, workers=None)  # the rows would have to travel
         while waiting:
@@ -152,7 +156,8 @@ class WeightRounder:
                 SentModel.of(model), run.engine.reference, waiting, room, count
             )
             failed = "The inputs of weights cannot be measured"
-            parts, taken = defaultdict[int, list[Floats]](list), set[int]()
+            parts = defaultdict[int, list[Floats]](list)
+            taken = set[int]()
             for sample in observe_all(
                 run, probe, memory=memory, crashed="", failed=failed, model=model
             ):
@@ -206,15 +211,18 @@ class _RowsProbe(Probe[_SampleRows]):
         self, executor: Executor, feeds: Feeds, number: int, taken: set[int] | None
     ) -> _SampleRows:
         """Run a sample as far as the weights need, and return their rows."""
-        flow, readers = executor.flow, dict[str, list[tuple[ProductWeight, int]]]()
+        flow = executor.flow
+        readers = dict[str, list[tuple[ProductWeight, int]]]()
         for weight in self.waiting:
             if taken is None or weight.value in taken:
                 for at, reader in enumerate(weight.readers):
                     readers.setdefault(reader.rows, []).append((weight, at))
         known = {*flow.inputs, *flow.defaults, *flow.maker}
         wanted = [name for name in readers if name in known]
-        size, parts = 0, dict[int, list[Floats]]()
-        begun, nodes = set[int](), ancestors(flow, wanted, set())
+        size = 0
+        parts = dict[int, list[Floats]]()
+        begun = set[int]()
+        nodes = ancestors(flow, wanted, set())
         for name, value in observed_values(executor, feeds, wanted, nodes):
             for weight, at in readers[name]:
                 if weight.value in begun or size <= self.room or taken is not None:
@@ -232,7 +240,8 @@ class _RowsProbe(Probe[_SampleRows]):
         self, weight: ProductWeight, at: int, held: "ort.OrtValue", number: int
     ) -> Floats | None:
         """Return rows that a reader multiplies a weight by; None if they are of no use."""
-        reader, value = weight.readers[at], np.asarray(from_value(held), np.float32)
+        reader = weight.readers[at]
+        value = np.asarray(from_value(held), np.float32)
         depth = weight.arrangement.depth
         shares = self.samples * len(weight.readers)
         most = -(-max(_LEAST_ROWS, _ROWS * depth) // shares)
@@ -351,7 +360,8 @@ def _best(
 
     Without held-out rows, the strongest damping is used.
     """
-    gram, is_judged = _gram(rows), others.shape[1] > 0
+    gram = _gram(rows)
+    is_judged = others.shape[1] > 0
     judges = others if is_judged else rows
     before = least = error_norm(judges, weight, nearest)
     best = None
@@ -359,7 +369,8 @@ def _best(
         result = _rounded(weight, gram, damping, low)
         error = error_norm(judges, weight, result)
         if error < least and np.abs(result).max(initial=0.0) < low.max_finite:
-            best, least = result, error
+            best = result
+            least = error
         if least <= _ENOUGH * before:
             break
     return best
@@ -415,7 +426,8 @@ def _factor(gram: Floats, damping: float) -> Floats:
 
 def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
     """Round some columns in place."""
-    kept, size = weight != 0, weight.shape[1]
+    kept = weight != 0
+    size = weight.shape[1]
     kind = helper.tensor_dtype_to_np_dtype(low.elem)
     for first in range(0, size, _BLOCK):
         stop = min(first + _BLOCK, size)

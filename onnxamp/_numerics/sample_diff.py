@@ -123,7 +123,8 @@ class TwoModels(PairedSessions):
                 raise ArgumentError(
                     f"The models have different outputs: only the reference has {name!r}."
                 )
-        decoder, accept = self.decoder, self.probe.accept
+        decoder = self.decoder
+        accept = self.probe.accept
         if decoder is not None and self.result.runs_whole(feeds):
             reference, result = (
                 defined(decoder, feeds, outputs) for outputs in (reference, result)
@@ -199,7 +200,8 @@ class TwoModels(PairedSessions):
         facts: RunFacts,
     ) -> float | None:
         """:func:`noise_floor` of the reference, if float32 is judged by it or it may explain a large error."""
-        one, engine = self.reference, self.result.engine
+        one = self.reference
+        engine = self.result.engine
         is_exact = not self.result.whole or engine.emulates
         if is_exact or facts.reference_lowest != "float32":
             return None
@@ -356,7 +358,8 @@ def _layers(
     for name, row in rows.items():
         _, position = origin(reference, name)
         node = reference.nodes[position]
-        dtype, label = dtype_of(result, name), node.name or name
+        dtype = dtype_of(result, name)
+        label = node.name or name
         if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
             continue  # shapes, indices and masks that are equal
         yield LayerDiff(

@@ -160,7 +160,9 @@ class _Branches:
     """The passes through a model with certain branches. Sessions of its pieces serve all samples of the same shapes."""
 
     def __init__(self, walk: GradientWalk, runner: Executor) -> None:
-        self.walk, self.runner, flow = walk, runner, runner.flow
+        self.walk = walk
+        self.runner = runner
+        flow = runner.flow
         self.flow = flow
         self.integers = moved_integers(flow.nodes, flow.types)
         """Values that have gradients although they are not float32."""
@@ -197,7 +199,8 @@ class _Branches:
 
     def measured(self, samples: Mapping[int, Feeds]) -> Iterator[Sensitivities]:
         """Measure samples that take these branches."""
-        runner, lowering = self.runner, self.lowering
+        runner = self.runner
+        lowering = self.lowering
         passes = [
             Passes(runner, feeds, self.again, lowering) for feeds in samples.values()
         ]
@@ -223,7 +226,8 @@ class _Branches:
 
     def _step(self, one: Passes, part: tuple[int, ...]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
-        side, flow = one.side, self.flow
+        side = one.side
+        flow = self.flow
         reads = piece_inputs(flow, Piece(part, ()))
         values = {
             name: side.values[name] if name in side.values else self.runner.weight(name)
@@ -283,7 +287,8 @@ class _Branches:
     @np.errstate(over="ignore", invalid="ignore")
     def _step_together(self, passes: Sequence[Passes], number: int) -> None:
         """Run the backward pass of a product with a large matrix."""
-        flow, low = self.flow, self.walk.low
+        flow = self.flow
+        low = self.walk.low
         (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
         xs, ys = (
             [np.asarray(one.side.output(value)) for one in passes] for value in (x, y)
@@ -304,7 +309,8 @@ class _Branches:
             for seed, rest in zip(one.seeds, one.waiting, strict=True):
                 if y not in rest:
                     continue
-                dy, dx = rest.pop(y), next(steps).reshape(own.shape)
+                dy = rest.pop(y)
+                dx = next(steps).reshape(own.shape)
                 effects = dy.reshape(rows.shape) * rows
                 columns = np.sum(effects, axis=0, where=are_numbers)
                 costs = {(y, ""): dy * y_error, (name, ""): columns}
@@ -369,7 +375,8 @@ class _Branches:
             if entry.type.HasField("tensor_type"):
                 declare_dims(entry, [None] * len(entry.type.tensor_type.shape.dim))
         del model.graph.value_info[:]
-        provider, is_large = self.runner.provider, self.flow.large
+        provider = self.runner.provider
+        is_large = self.flow.large
         session = make_session(model, provider, optimize=False, lean=is_large)
         return session, written.ports
 

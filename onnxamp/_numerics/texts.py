@@ -79,12 +79,14 @@ def generated(
     Raises:
         RuntimeFailure: the result does not run where the reference does.
     """
-    feeds, same = (prompt, prompt), 0
+    feeds = (prompt, prompt)
+    same = 0
     if not most or len(logits_of(outputs[0])) != 1:
         return
     while True:
         row, other = (logits_of(one)[0, -1] for one in outputs)
-        token, differing = int(row.argmax()), int(other.argmax())
+        token = int(row.argmax())
+        differing = int(other.argmax())
         if token != differing:
             yield Parting(
                 output="",
@@ -110,7 +112,8 @@ def generated(
         if following is None:
             yield Parting("", 1, sample=sample, same=same)
             return
-        feeds, outputs = (mine, others), (following, models[1].run(others))
+        feeds = (mine, others)
+        outputs = (following, models[1].run(others))
 
 
 def _token_outputs(flow: DataflowGraph) -> Iterator[tuple[str, str]]:
@@ -140,7 +143,8 @@ def chosen_tokens(
     """
     executor = model.prepare(feeds)
     for output, logits in _token_outputs(executor.flow):
-        mine, other = reference[output], result[output]
+        mine = reference[output]
+        other = result[output]
         are_arrays = isinstance(mine, np.ndarray) and isinstance(other, np.ndarray)
         if not are_arrays or mine.ndim != 2 or mine.shape != other.shape:
             continue

@@ -99,7 +99,8 @@ def classify(
     ends = [measured[name] for name in flow.outputs if name in measured]
     # NaN and infinities that ops compute from finite numbers are faults where they reach outputs
     born = any(m.found_nan or m.found_inf for m in ends)
-    by_node, readers = defaultdict[int, list[WatchedValue]](list), _readers(flow, rows)
+    by_node = defaultdict[int, list[WatchedValue]](list)
+    readers = _readers(flow, rows)
     for row in rows:
         if row.value in measured:
             by_node[row.node].append(row)
@@ -148,7 +149,8 @@ def _checked(
     spoiled: bool,
     born: bool,
 ) -> ValueCheck:
-    m, node = seen[row.value], flow.nodes[row.node]
+    m = seen[row.value]
+    node = flow.nodes[row.node]
     sources = [seen[name] for name in flow.reads[row.node] if name in seen]
     fault = _fault(flow, row, m, sources, born=born)
     odd = (
@@ -180,7 +182,8 @@ def _fault(
     born: bool,
 ) -> str | None:
     """Return the first fault of the module's table that applies; constants are never at fault."""
-    node, top = flow.nodes[row.node], _LARGEST.get(flow.low.get(row.value, 0), np.inf)
+    node = flow.nodes[row.node]
+    top = _LARGEST.get(flow.low.get(row.value, 0), np.inf)
     if node.op_type == "Constant":
         return None
     contracts = op_key(node) in op_facts().contractions
@@ -212,7 +215,8 @@ def mask_values(flow: DataflowGraph) -> frozenset[str]:
     """Return values that reach a Softmax through mask arithmetic, or an attention as its mask. Complexity: linear in
     nodes.
     """
-    facts, waiting = op_facts(), list[str]()
+    facts = op_facts()
+    waiting = list[str]()
     for node, reads in zip(flow.nodes, flow.reads, strict=True):
         key = op_key(node)
         if key in facts.mask_sinks:
@@ -298,13 +302,15 @@ def watched_parts(
     Raises:
         RuntimeFailure: ONNX Runtime cannot run a part.
     """
-    flow, done = executor.flow, 0
+    flow = executor.flow
+    done = 0
     execution = start(
         executor,
         feeds,
         Counter(name for row in rows for name in {row.value, row.exact}),
     )
-    inputs, values = dict[str, Measurement](), dict[str, Measurement]()
+    inputs = dict[str, Measurement]()
+    values = dict[str, Measurement]()
     for name, value in execution.values.items():
         if value.is_tensor() and "float" in value.data_type():
             inputs[name] = measure(value, value)
@@ -323,7 +329,8 @@ def watched_parts(
         if progress is not None:
             progress(done, len(flow.nodes))
         yield CheckedSample(flow.choices, values, inputs)
-        inputs, values = {}, {}
+        inputs = {}
+        values = {}
     if not done:
         yield CheckedSample(flow.choices, values, inputs)
 
@@ -378,7 +385,8 @@ class CheckProbe(Probe[CheckedSample]):
             if last is None or last[0] is not executor:
                 flow, rows = keep_float32(executor.flow, self.keep)
                 last = executor, Executor(flow, executor.provider), rows
-            values, inputs = dict[str, Measurement](), dict[str, Measurement]()
+            values = dict[str, Measurement]()
+            inputs = dict[str, Measurement]()
             for part in watched_parts(
                 *last[1:], feeds, self.budget, progress=item.progress
             ):
@@ -444,10 +452,8 @@ def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
         RuntimeFailure: the model does not run in float32 on the CPU, or none of its ops runs on the engine.
     """
     feeds = check_inputs(sessions.result.model.proto, item.sample)
-    paired, flow = (
-        sessions.run(feeds, item.progress),
-        sessions.result.prepare(feeds).flow,
-    )
+    paired = sessions.run(feeds, item.progress)
+    flow = sessions.result.prepare(feeds).flow
     values = {
         name: row.local
         for name, row in paired.compared.items()
@@ -508,7 +514,8 @@ def keep_float32(
         for row in rows
         if row.node in chosen and row.exact in exact
     }
-    nodes, reads = list(flow.nodes), list(flow.reads)
+    nodes = list(flow.nodes)
+    reads = list(flow.reads)
     for index in chosen:
         nodes[index] = copied(flow.nodes[index])
         nodes[index].input[:] = [

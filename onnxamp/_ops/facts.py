@@ -176,7 +176,8 @@ def op_facts() -> OpFacts:
         for name, value in row.items():
             columns[name][op] = _COLUMNS.get(name, _plain)(value)
     moved = columns["moved_inputs"] = columns.pop("moves")
-    control_flow, moves_data = sets["control_flow"], moved.keys() - sets["containers"]
+    control_flow = sets["control_flow"]
+    moves_data = moved.keys() - sets["containers"]
     for name, arithmetic in sets.items():
         if name.endswith("_arithmetic"):
             arithmetic.update(moves_data)
@@ -253,7 +254,8 @@ _GIVERS: Final[Mapping[str | None, int]] = {"input": 0, "scale": 1}
 
 def is_exact(node: NodeProto) -> bool:
     """Return whether the node commutes with rounding: its precision changes each number by at most one rounding."""
-    facts, key = op_facts(), op_key(node)
+    facts = op_facts()
+    key = op_key(node)
     if key not in facts.exact:
         return False
     condition = facts.exact_when.get(key)

@@ -74,7 +74,8 @@ class DimensionRule:
             return None
         if self.joined:
             return _joined(attribute(node, self.joined), shapes)
-        multiples, aligned = list[tuple[Multiple, D]](), list[Sequence[D]]()
+        multiples = list[tuple[Multiple, D]]()
+        aligned = list[Sequence[D]]()
         for wanted, shape in zip(terms, shapes, strict=False):
             if not wanted or shape is None:
                 continue
@@ -158,11 +159,13 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
 
 def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
     """Return the value of a term for a node; None if it names an attribute that is absent or not positive."""
-    sizes, factors = "", dict[str, int]()
+    sizes = ""
+    factors = dict[str, int]()
     for name in names_of(term):
         value = attribute(node, name)
         if value is None and len(name) == 1:
-            sizes, value = sizes + name, 1
+            sizes = sizes + name
+            value = 1
         factors[name] = absent.get(name, 0) if value is None else value
         if not isinstance(factors[name], int) or factors[name] <= 0:
             return None
@@ -186,7 +189,8 @@ def dimension_rules() -> Mapping[str, Sequence[DimensionRule]]:
     """Return op -> its rows, in the order in which they are tried."""
     rules: dict[str, list[DimensionRule]] = {}
     for row in read_table("dimensions")["rules"]:
-        ops, inputs = row.pop("ops"), row.pop("inputs", ())
+        ops = row.pop("ops")
+        inputs = row.pop("inputs", ())
         every = _terms(row.pop("every", _UNSAID))
         rule = DimensionRule(tuple(map(_terms, inputs)), every, **row)
         for op in ops:
@@ -231,7 +235,8 @@ def parse_sum(text: str) -> Sum:
         >>> parse_sum("-x1")
         (Term(coefficient=-1, is_output=False, position=1),)
     """
-    rest, terms = text.strip(), list[Term]()
+    rest = text.strip()
+    terms = list[Term]()
     while rest and rest != "0":
         match = _TERM.match(rest)
         if match is None:
@@ -326,7 +331,8 @@ def power_rule(power: float | None) -> ExponentRule | None:
     ratio = Fraction(power).limit_denominator(2)
     if power != float(ratio):
         return None
-    made, read = Term(ratio.denominator, True, 0), Term(ratio.numerator, False, 0)
+    made = Term(ratio.denominator, True, 0)
+    read = Term(ratio.numerator, False, 0)
     return ExponentRule(equations=(((made,), (read,)),))
 
 
@@ -366,7 +372,8 @@ def compute(formula: str, x: T, step: Callable[[str, Sequence[T | float]], T]) -
 
 
 def _inner_first(whole: ast.expr) -> list[ast.expr]:
-    found, waiting = [], [whole]
+    found = []
+    waiting = [whole]
     while waiting:
         node = waiting.pop()
         found.append(node)

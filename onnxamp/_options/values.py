@@ -224,7 +224,8 @@ def flags(options: Any) -> dict[str, bool | None]:
     found: dict[str, bool | None] = {}
     for item in fields(options):
         if item.type in (bool, bool | None):
-            value, may_be_none = getattr(options, item.name), item.type is not bool
+            value = getattr(options, item.name)
+            may_be_none = item.type is not bool
             if not (
                 isinstance(value, bool | np.bool_) or (value is None and may_be_none)
             ):

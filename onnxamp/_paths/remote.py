@@ -77,7 +77,8 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
         if error.strerror:
             raise
         kinds = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
-        number, said = next(kinds, EIO), " ".join(str(error).split())
+        number = next(kinds, EIO)
+        said = " ".join(str(error).split())
         is_path = number != EIO and " " not in said  # a known path
         raise OSError(number, os.strerror(number) if is_path else said) from error
     except Exception as error:
@@ -114,7 +115,8 @@ class RemotePath(Remote, _Base):
         """
         found = URL.fullmatch(url)
         assert found is not None
-        scheme, rest = found[1].lower(), found[2]
+        scheme = found[1].lower()
+        rest = found[2]
         if "::" in url:
             raise ArgumentError(
                 f"{url!r} is a chain of URLs: name a file on a single file system."
@@ -210,7 +212,8 @@ class RemotePath(Remote, _Base):
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator in Path
         """Yield the contents of a folder."""
-        own, names = self.key.rstrip("/"), self._look("ls", detail=False)
+        own = self.key.rstrip("/")
+        names = self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
         return iter([self / name.rpartition("/")[2] for name in within if name != own])
 
@@ -335,7 +338,8 @@ def file_system(scheme: str) -> Any:
     try:
         return fsspec.filesystem(scheme)
     except ImportError as error:
-        needed, package = str(error).rstrip("."), _PACKAGES.get(scheme)
+        needed = str(error).rstrip(".")
+        package = _PACKAGES.get(scheme)
         how = f"install it with 'pip install {package}'" if package else "install it"
         raise MissingPackageError(
             f"{scheme}://... needs a package that is not installed ({needed}): {how}."

@@ -25,7 +25,8 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """
     if not options.folds_batch_norm:
         return []
-    constants, dequantize = graph.constants.is_constant, op_facts().dequantize
+    constants = graph.constants.is_constant
+    dequantize = op_facts().dequantize
     keeps_scales = target_of(options.target).fuses_quantized
 
     def is_stored(value: int) -> bool:
@@ -159,5 +160,6 @@ def _divided_square(graph: Graph, square: Node) -> int:
 
 def _reduces_last(graph: Graph, mean: Node) -> bool:
     """Return whether the axes may include the last one: only then can it be a LayerNormalization."""
-    axes, shape = declared_axes(graph, mean), graph.shapes[mean.inputs[0]]
+    axes = declared_axes(graph, mean)
+    shape = graph.shapes[mean.inputs[0]]
     return not axes or shape is None or -1 in axes or len(shape) - 1 in axes

@@ -89,10 +89,12 @@ def form_table() -> FormTable:
     """Return the forms, which are parsed at the first call."""
     data = read_table("folds")
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
-    kinds, forms = dict[str, Kind](), list[Form]()
+    kinds = dict[str, Kind]()
+    forms = list[Form]()
     ending_in = defaultdict[str, list[Form]](list)
     for name, row in data.items():
-        texts, cores = row.pop("forms"), frozenset(row.pop("cores"))
+        texts = row.pop("forms")
+        cores = frozenset(row.pop("cores"))
         kinds[name] = Kind(**{"name": name, "called": name, **row})
         for pattern in (parse(text, rules) for text in texts):
             forms.append(Form(name, cores, pattern))
@@ -218,7 +220,9 @@ def _value(
 
 
 def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
-    node, scope, passing = graph.producer(value), state.scope, list[int]()
+    node = graph.producer(value)
+    scope = state.scope
+    passing = list[int]()
     while node is not None and node.key != pattern.key and node.index in graph.passing:
         if node.scope != scope:
             return
@@ -297,7 +301,8 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
     """Return the axes of a reduction that keeps its dimensions, counted from the end and sorted; None if unknown."""
     if attribute(node.proto, "keepdims") == 0:
         return None
-    axes, shape = declared_axes(graph, node), graph.shapes[node.inputs[0]]
+    axes = declared_axes(graph, node)
+    shape = graph.shapes[node.inputs[0]]
     takes_none = shape is None or attribute(node.proto, "noop_with_empty_axes")
     if axes is None or (not axes and takes_none):
         return None

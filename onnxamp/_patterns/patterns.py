@@ -95,8 +95,10 @@ def _minuend(graph: Graph, value: int) -> int:
 
 def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     """Return nodes from the squared values to the root, and the values that were squared and summed."""
-    walk, reductions = op_facts().norm_arithmetic, op_facts().reductions
-    nodes, bases = {root.index}, set[int]()
+    walk = op_facts().norm_arithmetic
+    reductions = op_facts().reductions
+    nodes = {root.index}
+    bases = set[int]()
     if root.key == "ReduceL2":  # squares, sums and takes the root in one op
         return nodes, {graph.passed_on(root.inputs[0])}
     stack = [root.input(0)]
@@ -156,7 +158,8 @@ def _back_to_reduction(
 def _scaling(graph: Graph, root: Node, bases: set[int]) -> set[int]:
     """Return nodes from the root to the normalized result, and the gain and bias after it."""
     nodes: set[int] = set()
-    stack, normalized = [root.outputs[0]], set[int]()
+    stack = [root.outputs[0]]
+    normalized = set[int]()
     while stack and len(nodes) < _REACH:
         value = stack.pop()
         for node, port in graph.consumers(value):
@@ -202,7 +205,8 @@ def _numerator(graph: Graph, value: int, bases: set[int]) -> set[int]:
 
 def _softmax_end(graph: Graph, exp: Node, total: Node) -> set[int]:
     """Return nodes from the sum of exponentials to the softmax's last division or logarithm; empty if there is none."""
-    path, value = {total.index}, total.outputs[0]
+    path = {total.index}
+    value = total.outputs[0]
     for _ in range(_REACH):
         readers = [node for node, _ in graph.consumers(value)]
         ends = {
@@ -232,13 +236,16 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         return set()
     if graph.constants.uniform(_other(graph, plus, core.outputs[0])) != 1.0:
         return set()
-    group, value, base = {core.index, plus.index}, plus.outputs[0], ABSENT
+    group = {core.index, plus.index}
+    value = plus.outputs[0]
+    base = ABSENT
     for _ in range(2):
         times = _only_reader(graph, value, "Mul")
         if times is None:
             break
         group.add(times.index)
-        other, value = _other(graph, times, value), times.outputs[0]
+        other = _other(graph, times, value)
+        value = times.outputs[0]
         if not graph.constants.is_constant(other):
             half = graph.producer(other, "Mul")
             factors = () if half is None else half.inputs
@@ -304,7 +311,8 @@ WALKS: Final[Mapping[str, Callable[[Graph, Node], set[int]]]] = {
 
 def find_patterns(graph: Graph) -> tuple[Match, ...]:
     """Return the decomposed ops that the walks recognize, in the order of their cores. Complexity: linear."""
-    cores, found = op_facts().core_of, list[Match]()
+    cores = op_facts().core_of
+    found = list[Match]()
     for node in graph.nodes_of(cores):
         for kind in cores[node.key]:
             if nodes := WALKS[kind](graph, node):
@@ -317,7 +325,8 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
     """Return the nodes that pass on values from one of the nodes to another."""
     between = set[int]()
     for value in (value for index in nodes for value in graph.nodes[index].inputs):
-        path, node = set[int](), graph.producer(value)
+        path = set[int]()
+        node = graph.producer(value)
         while (
             node is not None and node.index not in nodes and node.index in graph.passing
         ):
@@ -340,7 +349,8 @@ def find_forms(graph: Graph) -> tuple[Match, ...]:
 
     Complexity: near linear. A form is tried only at the nodes of patterns, and at those directly after them.
     """
-    cores_at, forms = _last_nodes(graph), form_table().ending_in
+    cores_at = _last_nodes(graph)
+    forms = form_table().ending_in
     return tuple(
         match
         for node in graph.order
@@ -384,7 +394,8 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
         product = graph.producer(source, "MatMul")
         if product is None or graph.only_reader(source) is not node:
             continue
-        shape, axes = graph.shapes[source], declared_axes(graph, node)
+        shape = graph.shapes[source]
+        axes = declared_axes(graph, node)
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
         if over_parts and _has_parts(graph, product):
             found.append((product.index, node.index))
@@ -398,7 +409,8 @@ def _has_parts(graph: Graph, product: Node) -> bool:
     maker = graph.producer(rows, "Reshape")
     if maker is None:
         return False
-    before, after = graph.shapes[maker.input(0)], graph.shapes[maker.outputs[0]]
+    before = graph.shapes[maker.input(0)]
+    after = graph.shapes[maker.outputs[0]]
     return before is not None and after is not None and len(after) > len(before)
 
 

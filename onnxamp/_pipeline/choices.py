@@ -63,7 +63,8 @@ class Calls:
         if self.count % self.stride == 0:
             self.samples.append({name: _copied(feed) for name, feed in feeds.items()})
         if len(self.samples) > 2 * SAMPLES:
-            self.samples, self.stride = self.samples[::2], 2 * self.stride
+            self.samples = self.samples[::2]
+            self.stride = 2 * self.stride
         self.count += 1
 
     def kinds(self) -> list[tuple[Shapes, float]]:
@@ -211,7 +212,9 @@ class Clock(NamedTuple):
         plan: Plan | None = None,
     ) -> Choice:
         """Return an analyzed conversion, with its plan and its cost."""
-        times, weights, graph = 0.0, 0, analysis.graph
+        times = 0.0
+        weights = 0
+        graph = analysis.graph
         for sizes, count in self.calls.kinds():
             shapes = shapes_at(graph, dict(sizes))
             estimate = Estimate(graph, self.device, shapes, analysis.options.low)

@@ -183,7 +183,8 @@ class PipelineState(Measurements):
     def __init__(self, part: Part | None = None) -> None:
         super().__init__(part)
         self._before = frozenset(part or ())
-        self.recalled, self.made = set[str](), 0
+        self.recalled = set[str]()
+        self.made = 0
 
     def run(
         self, chosen: Mapping[str, Choice], measure: Callable[[], Measured]
@@ -380,8 +381,10 @@ class PipelineRuns:
         if choice.is_float32:
             return self._float32[name]
         if self._converted.get(name, ("",))[0] != choice.key:
-            member, plan = self.pipeline[name], choice.plan
-            model, size = member.model, member.model.stock.size
+            member = self.pipeline[name]
+            plan = choice.plan
+            model = member.model
+            size = member.model.stock.size
             path = self.folder / str(self.pipeline.members.index(member))
             path.mkdir(exist_ok=True)
             made = carried_out(

@@ -188,14 +188,16 @@ class PipelineSearch:
             if found <= self.asked.tolerance:
                 self.choices[name] = sorted([*self.choices[name], choice], key=rank)
                 return choice, found
-            own, error = choice.own_error, found
+            own = choice.own_error
+            error = found
         return held
 
     def refine(self, name: str, like: Choice, tolerance: float) -> Choice | None:
         """Return the choice of level auto for a model, with the type and exponents of ``like``, at a tolerance for its
         own outputs, stored or new; None if it lowers nothing.
         """
-        member, options = self.runs.pipeline[name], like.plan.options
+        member = self.runs.pipeline[name]
+        options = like.plan.options
         exponents = {"rescale": True, "rescaling": options.rescaling}
         more = exponents if options.rescale else {}
         asked = member.asked(Level.AUTO, options.dtype, **more)
@@ -229,5 +231,6 @@ class PipelineSearch:
 
     def _spent(self) -> float:
         """Return the share of time or runs that is used up."""
-        limit, runs = self.asked.seconds, len(self.trials) / self.asked.runs
+        limit = self.asked.seconds
+        runs = len(self.trials) / self.asked.runs
         return max((monotonic() - self.started) / limit if limit else inf, runs)

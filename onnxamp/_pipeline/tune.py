@@ -99,7 +99,8 @@ def staged_pipeline(
     staged: dict[str, StagedMember] = {}
     with ExitStack() as stack:
         for member in members:
-            choice, target = chosen[member.name], folder / member.file
+            choice = chosen[member.name]
+            target = folder / member.file
             made_folder(target.parent)
             job = Job(
                 model=member.model
@@ -349,7 +350,8 @@ class _Job:
         part = None
         if kept is not None:
             part = kept.part(PART, facts_of(pipeline, metric.name, low))
-        self.options, self.unmatched = options, unmatched
+        self.options = options
+        self.unmatched = unmatched
         self.runs = PipelineRuns(
             pipeline=pipeline,
             engines=engines,
@@ -371,10 +373,13 @@ class _Job:
 
     def searched(self) -> PipelineSearch:
         """Search, and return the finished search."""
-        runs, asked = self.runs, self.asked
-        device, provider = device_called(asked.device), runs.engine.reference.provider
+        runs = self.runs
+        asked = self.asked
+        device = device_called(asked.device)
+        provider = runs.engine.reference.provider
         clocks = {name: Clock(calls, device) for name, calls in runs.calls.items()}
-        float32, choices = dict[str, Choice](), dict[str, list[Choice]]()
+        float32 = dict[str, Choice]()
+        choices = dict[str, list[Choice]]()
         for member in runs.pipeline.members:
             name = member.name
             self.options.report(f"looking at {name}", 0, asked.runs)
@@ -416,7 +421,8 @@ class _Job:
             RuntimeFailure: the files do not run on the provider, or miss the tolerance.
         """
         self.options.report("running the written files", 0, 0)
-        found, name = self.runs.written(paths), self.runs.engine.provider
+        found = self.runs.written(paths)
+        name = self.runs.engine.provider
         if found.failure and self.runs.engine.emulates:
             return None, f"on {name.upper()}: {found.failure.rstrip('.')}"
         if found.error > self.asked.tolerance and any(
@@ -438,8 +444,11 @@ class _Job:
         note: str,
     ) -> TunedPipeline:
         """Return the result of the tuning."""
-        runs, chosen = self.runs, search.decided
-        pipeline, state, last = runs.pipeline, runs.state, runs.measure(chosen)
+        runs = self.runs
+        chosen = search.decided
+        pipeline = runs.pipeline
+        state = runs.state
+        last = runs.measure(chosen)
         members = tuple(
             self._tuned(search, member, made.get(member.name))
             for member in pipeline.members
@@ -487,7 +496,8 @@ class _Job:
     ) -> TunedMember:
         """Return a model with its decision."""
         name = member.name
-        choice, before = search.decided[name], search.float32[name]
+        choice = search.decided[name]
+        before = search.float32[name]
         alone = search.alone.get(name)
         return TunedMember(
             name=name,

@@ -107,7 +107,8 @@ def _next_tokens(row: Outcome) -> Iterator[str]:
 
 def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
     """Yield why nodes stay float32 that are no islands to be rid of."""
-    nodes, models = Counter[str](), Counter[str]()
+    nodes = Counter[str]()
+    models = Counter[str]()
     for row in rows:
         nodes.update(row.hazards)
         models.update(row.hazards.keys())

@@ -237,7 +237,8 @@ def _fits(run: RunCheck) -> tuple[str, ...]:
     """Return how many values do not fit float16, and how many of them fit with exponents."""
     if run.fit is None:
         return ()
-    values, fitting = run.fit.values, len(run.fit.fitting)
+    values = run.fit.values
+    fitting = len(run.fit.fitting)
     largest = max(values, key=lambda row: row.largest)
     one = len(values) == 1
     which = repr(largest.value) if one else f"the largest, {largest.value!r},"

@@ -100,9 +100,13 @@ def outputs_match(diff: DiffReport) -> str:
     all_of_them = len(diff.outputs)
     told = sum(not _is_blank(output) for output in diff.outputs)
     if told < all_of_them:
-        those, holds, match = f"the {told:,}", "hold", "match"
+        those = f"the {told:,}"
+        holds = "hold"
+        match = "match"
         if told == 1:
-            those, holds, match = "the one", "holds", "matches"
+            those = "the one"
+            holds = "holds"
+            match = "matches"
         return f"{those} of {all_of_them:,} outputs that {holds} numbers {match}"
     if all_of_them == 1:
         return "the output matches"
@@ -136,16 +140,16 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         return ()
     if diff.detections:
         found = max(diff.detections, key=lambda detections: detections.error)
-        label, output, error = (
-            "largest error of a detection",
-            found.outputs[0],
-            found.error,
-        )
+        label = "largest error of a detection"
+        output = found.outputs[0]
+        error = found.error
     else:
         worst = max(
             diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2)
         )
-        label, output, error = "largest relative L2 error", worst.name, worst.rel_l2
+        label = "largest relative L2 error"
+        output = worst.name
+        error = worst.rel_l2
     return (
         Figure(label, number(error), f"output {output}", f"error {number(error)}"),
         *text_figures(diff),
@@ -339,7 +343,8 @@ def _layers(diff: DiffReport) -> list[Part]:
 
 
 def _layer(row: LayerDiff) -> tuple[str, ...]:
-    local, accumulated = row.local, row.accumulated
+    local = row.local
+    accumulated = row.accumulated
     alarms = (side.alarm for side in (local, accumulated) if side and side.alarm)
     peak = "–"
     if accumulated:

@@ -59,7 +59,8 @@ _READERS: Final = 3
 
 def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
     """Return the report of a conversion and its validation; ``audit`` is of the result."""
-    plan, validation = made.plan, made.validation
+    plan = made.plan
+    validation = made.validation
     told = notes([*conversion_notes(made), *comparison_notes(validation)])
     causes = [cause for cause in made.causes if cause.casts]
     costs = (Item(sentence_of(one), label=count(one.casts, "Cast")) for one in causes)
@@ -96,7 +97,8 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
     """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
     write.
     """
-    plan, nodes = made.plan, _by_precision(made.summary.nodes, made.plan.dtype)
+    plan = made.plan
+    nodes = _by_precision(made.summary.nodes, made.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
@@ -115,11 +117,14 @@ def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
 def conversion_notes(made: Conversion) -> Iterator[str]:
     """Yield sentences that are worth knowing about a conversion."""
     yield from made.notes
-    found, target = made.summary, made.plan.target
+    found = made.summary
+    target = made.plan.target
     if found.fallbacks:
-        subject, verb = f"{len(found.fallbacks):,} nodes have", "they run"
+        subject = f"{len(found.fallbacks):,} nodes have"
+        verb = "they run"
         if len(found.fallbacks) == 1:
-            subject, verb = "1 node has", "it runs"
+            subject = "1 node has"
+            verb = "it runs"
         ops = tally((op for _, op in found.fallbacks), _OPS)
         yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
     if found.overridable:
@@ -158,7 +163,8 @@ def decision_table(plan: Plan) -> Table:
 
 def _figures(made: Conversion) -> Iterator[Figure]:
     """Yield nodes in low precision, Casts and weights."""
-    summary, dtype = made.summary, made.plan.dtype
+    summary = made.summary
+    dtype = made.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
@@ -222,9 +228,11 @@ def _price(cure: Cure) -> str:
 
 
 def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
-    plan, status = made.plan, status_of(validation)
+    plan = made.plan
+    status = status_of(validation)
     verb = "Stored weights in" if plan.options.weights_only else "Converted to"
-    head, why = f"{verb} {plan.dtype}", tuple[str, ...]()
+    head = f"{verb} {plan.dtype}"
+    why = tuple[str, ...]()
     cure = validation and validation.cure
     if validation and cure and cure.applied and not cure.confirmed:
         sentence = "The model stays in float32: no conversion passed validation."
@@ -238,7 +246,8 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
         head += f", {with_what} to pass validation"
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
-        head, why = f"Nothing{more} was converted", (_why_nothing(made),)
+        head = f"Nothing{more} was converted"
+        why = (_why_nothing(made),)
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Verdict(status, f"{head}; not validated.", why)
@@ -253,7 +262,8 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
 
 def _why_nothing(made: Conversion) -> str:
     """Return the most frequent reason why nodes do not change."""
-    plan, before = made.plan, _by_precision(made.summary.nodes_before, made.plan.dtype)
+    plan = made.plan
+    before = _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
     kinds = [kind for kind in FORMATS if before.get(kind, 0) > before.get("float32", 0)]
@@ -350,7 +360,8 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
 
 def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
     """Yield nodes and weights before and after."""
-    summary, dtype = made.summary, made.plan.dtype
+    summary = made.summary
+    dtype = made.plan.dtype
     sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
     nodes = {"before": summary.nodes_before, "after": summary.nodes}
     weights = {"before": {"weights": made.bytes_before}, "after": sizes}

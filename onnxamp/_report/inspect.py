@@ -67,10 +67,8 @@ def inspection_report(
         hints: level -> preparations, and savings by folding or by another opset.
         with_decisions: show each decision even without -v.
     """
-    weights, opsets = (
-        size(weight_bytes(model)),
-        opset_text(opset_imports(model).items()),
-    )
+    weights = size(weight_bytes(model))
+    opsets = opset_text(opset_imports(model).items())
     nodes = sum(operators.values())
     decided = {level: plan for level, (plan, _) in plans.items()}
     none = Item(
@@ -251,7 +249,8 @@ def region_report(
     )
     remark = f"of {region.total:,}" + (f"; {among} among them" if among else "")
     nodes = len(region.nodes)
-    none, unsaved = "None: it reads only constants.", "None that can be saved."
+    none = "None: it reads only constants."
+    unsaved = "None that can be saved."
     return Report(
         "extract",
         _verdict(region),
@@ -295,7 +294,8 @@ def _verdict(region: Region) -> Verdict:
 def _nodes(region: Region) -> Table:
     """Return the nodes without Constants, starting close to the requested ones."""
     view = Graph.of(region.model)
-    types, asked = infer_types(view), set(region.around)
+    types = infer_types(view)
+    asked = set(region.around)
     rows = []
     for name, node in zip(region.nodes, view.nodes, strict=False):
         if node.key != "Constant":

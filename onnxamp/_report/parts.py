@@ -351,7 +351,8 @@ def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
     """The error to expect in one number."""
     if expected is None or expected.error is None or not expected.samples:
         return
-    error, bound = number(expected.error), number(expected.bound or 0.0)
+    error = number(expected.error)
+    bound = number(expected.bound or 0.0)
     remark = f"relative L2, below {bound} on 99.99 % of inputs like the samples"
     yield Figure("expected error", error, remark, f"expected error {error}")
 

@@ -113,14 +113,16 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task, current = bar.add_task("starting", total=None), ""
+        task = bar.add_task("starting", total=None)
+        current = ""
 
         def told(text: str, done: int, total: int) -> None:
             nonlocal task, current
             kind = text.partition(":")[0]
             if kind != current:
                 bar.remove_task(task)
-                task, current = bar.add_task("", total=None), kind
+                task = bar.add_task("", total=None)
+                current = kind
             bar.update(task, description=text, completed=done, total=total or None)
 
         yield told

@@ -138,7 +138,8 @@ class _Shown:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
-        report, width = self.report, options.max_width
+        report = self.report
+        width = options.max_width
         shown = Group(*(_brief(report, width) if self.brief else self._all(width)))
         lines = list(Segment.split_lines(console.render(shown, options)))
         last: list[RenderableType] = []
@@ -305,7 +306,8 @@ def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
 
 def _head(report: Report, width: int) -> Iterator[RenderableType]:
     """Verdict and files."""
-    models, ran = " → ".join(report.models), ", ".join(report.ran)
+    models = " → ".join(report.models)
+    ran = ", ".join(report.ran)
     verdict = report.verdict
     if verdict is None:
         yield from (_text(models),) if models else ()

@@ -97,7 +97,8 @@ def tuning_report(
         audit: of the result.
         compared: the result against the original on texts, if it was not judged.
     """
-    base, mine = conversion_report(made, audit), outcome_report(tuned, state)
+    base = conversion_report(made, audit)
+    mine = outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = Step(
         "--pick K with the same --state writes candidate K without measuring again."
@@ -299,7 +300,8 @@ def _unconverted(tuned: Tuned, text: str) -> Verdict:
     sentence = (
         "Nothing was converted: no node gains from low precision within the tolerance."
     )
-    details, timed = [text], dict(tuned.timed)
+    details = [text]
+    timed = dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         sentence = "No candidate is faster: the model stays as it is."
@@ -318,7 +320,8 @@ def _unconverted(tuned: Tuned, text: str) -> Verdict:
 
 
 def _figures(tuned: Tuned) -> tuple[Figure, ...]:
-    wanted, error = f"tolerance {tolerance_text(tuned)}", error_text(tuned, tuned.error)
+    wanted = f"tolerance {tolerance_text(tuned)}"
+    error = error_text(tuned, tuned.error)
     faster = speedup_text(
         tuned.candidates[-1].time, tuned.candidates[tuned.chosen].time
     )
@@ -351,7 +354,8 @@ def _candidates(tuned: Tuned) -> Table:
 
 
 def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
-    measured, is_chosen = measured_error(tuned, position), position == tuned.chosen
+    measured = measured_error(tuned, position)
+    is_chosen = position == tuned.chosen
     about = "" if candidate.verified else "≈ "
     cells = (
         str(position),
@@ -448,7 +452,8 @@ def _compared(tuned: "TunedPipeline") -> str:
 
 def _pipeline_verdict(tuned: "TunedPipeline") -> Verdict:
     low = [model for model in tuned.models if not model.is_float32]
-    status, text = Status.of(tuned.held), _compared(tuned)
+    status = Status.of(tuned.held)
+    text = _compared(tuned)
     if not tuned.held:
         return Verdict(status, "The pipeline does not meet the tolerance.", (text,))
     if not low:
@@ -477,7 +482,8 @@ def _why_nothing(tuned: "TunedPipeline") -> str:
 
 
 def _pipeline_figures(tuned: "TunedPipeline") -> tuple[Figure, ...]:
-    label, error = tuned.metric or "worse by", number(tuned.error)
+    label = tuned.metric or "worse by"
+    error = number(tuned.error)
     faster = speedup_text(tuned.time_before, tuned.time)
     before = sum(model.weights_before for model in tuned.models)
     weights = f"{size(before)} → {size(sum(model.weights for model in tuned.models))}"
@@ -537,7 +543,8 @@ def _kept_models(tuned: "TunedPipeline") -> Iterator[Item]:
 def _pipeline_trials(tuned: "TunedPipeline") -> Table:
     rows = []
     for one in tuned.trials:
-        beside, time = ", ".join(one.others), time_text(one.time)
+        beside = ", ".join(one.others)
+        time = time_text(one.time)
         cells = (one.model, one.choice, beside, number(one.error), time)
         rows.append(Row(cells, Status.of(one.held), one.failure))
     return table("trials", rows)

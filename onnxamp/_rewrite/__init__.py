@@ -100,7 +100,8 @@ class Site:
     values: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        proto, node = self.node.proto, self.node
+        proto = self.node.proto
+        node = self.node
         pairs = (
             *zip(proto.input, node.inputs, strict=True),
             *zip(proto.output, node.outputs, strict=True),

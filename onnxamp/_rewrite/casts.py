@@ -85,7 +85,8 @@ def apply(draft: Draft, options: Options) -> Passed:
     kept = cache(partial(_kept, options=options))
     freed = remove_pairs(draft.graph, kept, options.target)
     idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
-    casts, result = freed.casts + len(idle.removed), freed.draft
+    casts = freed.casts + len(idle.removed)
+    result = freed.draft
     if idle.alias or idle.removed:
         result = Draft(idle.apply(), draft.folder)
     return Passed(result, requested=casts > 0, pairs=freed.pairs, casts=casts)
@@ -137,7 +138,10 @@ class _Removal:
     def __init__(
         self, graph: Graph, lossy: bool, chains: bool, kept: Container[int]
     ) -> None:
-        self.graph, self.lossy, self.chains, self.kept = graph, lossy, chains, kept
+        self.graph = graph
+        self.lossy = lossy
+        self.chains = chains
+        self.kept = kept
         self.types = graph.types
         self.source: dict[int, int] = {}
         """Cast node -> the value that it reads from now on."""
@@ -156,7 +160,8 @@ class _Removal:
                 continue
             if node.index in self.kept:
                 continue
-            target, source = self.types[made], self.through(node)
+            target = self.types[made]
+            source = self.through(node)
             self.source[node.index] = source
             if target is None:
                 continue
@@ -259,7 +264,8 @@ def remove_pairs(
             found = find_pairs(done.graph, target, spared, chains=False)
         if not found.ends:
             return done
-        ends, casts = len(found.ends), len(found.ends) + len(found.starts)
+        ends = len(found.ends)
+        casts = len(found.ends) + len(found.starts)
         result = Draft(found.apply(), graph.folder)
         done = Passed(result, pairs=done.pairs + ends, casts=done.casts + casts)
 
@@ -337,7 +343,8 @@ class Pairs:
         read = node.inputs[0]
         if read in self.origin and (self.chains or node.index in self.graph.passing):
             read = self.origin[read]
-        before, after = self.graph.types[read], self.graph.types[node.outputs[0]]
+        before = self.graph.types[read]
+        after = self.graph.types[node.outputs[0]]
         if before == after or not ANY_FLOAT_TENSORS.issuperset((before, after)):
             return ABSENT
         is_wider = is_lossless(element_name(before), element_name(after))
@@ -347,7 +354,8 @@ class Pairs:
         """Return the narrow type of all values that the node moves, if it has a kernel for it; None if it does more
         than that.
         """
-        signature, types = node.signature, self.graph.types
+        signature = node.signature
+        types = self.graph.types
         if signature is None or not self.allows(node):
             return None
         if (
@@ -359,7 +367,9 @@ class Pairs:
         if node.key not in op_facts().moves_data:
             return None
         positions = op_facts().moved_inputs[node.key]
-        kinds, moved, others = set[str | None](), set[str](), set[str]()
+        kinds = set[str | None]()
+        moved = set[str]()
+        others = set[str]()
         for port, value in enumerate(node.inputs):
             formal = signature.input(port)
             if value == ABSENT or formal is None:
@@ -393,7 +403,8 @@ class Pairs:
 
     def is_open(self, node: Node) -> bool:
         """Return whether something other than data movement and Casts back reads a value of the node."""
-        hidden, made = self.graph.hidden, node.writes
+        hidden = self.graph.hidden
+        made = node.writes
         origins = (self.origin.get(value) for value in node.inputs)
         if not hidden.isdisjoint((*origins, *made)):
             return True
@@ -409,7 +420,8 @@ class Pairs:
         """Return whether the node casts a value back to the type that its numbers fit."""
         if node.key != "Cast" or not self.allows(node):
             return False
-        read, made = node.input(0), node.outputs[0]
+        read = node.input(0)
+        made = node.outputs[0]
         return made != ABSENT and self.narrow.get(read, "") == self.graph.types[made]
 
     # -- rewriting ----------------------------------------------------------------------------------------------
@@ -430,7 +442,8 @@ class Pairs:
 
     def end(self, node: Node, read: int) -> None:
         """Let readers of a Cast back read its input, unless that is not narrow after all, or hidden."""
-        maker, result = self.graph.producer(read), node.outputs[0]
+        maker = self.graph.producer(read)
+        result = node.outputs[0]
         if maker is None:
             return
         if maker.index not in self.moves and maker.index not in self.wide:

@@ -58,7 +58,8 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
 
     Inputs of removed nodes are followed back to producers without other readers. Linear in what goes.
     """
-    nodes, weights = {node for fold in folds for node in fold.nodes}, set[int]()
+    nodes = {node for fold in folds for node in fold.nodes}
+    weights = set[int]()
     reads = {value for fold in folds for value in fold.reads}
     lost: Counter[int] = Counter()
     listed = frozenset(view.scopes[0].inputs)
@@ -88,7 +89,9 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
 
 def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
     """Return the new node, with Constants before it if every initializer must be a graph input."""
-    last, place, nodes = view.nodes[fold.last], view.nodes[_place(fold)], []
+    last = view.nodes[fold.last]
+    place = view.nodes[_place(fold)]
+    nodes = []
     inputs = []
     for item in fold.inputs:
         if isinstance(item, int):
@@ -135,10 +138,8 @@ def _folded_first(options: Options) -> frozenset[str]:
         or not options.folds_batch_norm
     ):
         return frozenset()
-    facts, able = (
-        op_facts(),
-        partial(takes_anywhere, options.target, type_name=options.low.tensor),
-    )
+    facts = op_facts()
+    able = partial(takes_anywhere, options.target, type_name=options.low.tensor)
     parts = any(map(able, facts.folds_into)) and not any(map(able, facts.folded))
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
@@ -155,7 +156,9 @@ def apply(draft: Draft, options: Options) -> Passed:
     outputs = frozenset(options.folded if options.may_fold else ())
     if not (options.folds or kinds or outputs):
         return Passed(draft)
-    graph, notes, refused = draft.graph, list[str](), list[str]()
+    graph = draft.graph
+    notes = list[str]()
+    refused = list[str]()
     spared = find_overrides(graph, options).of_node.keys() if kinds else set[int]()
     with_weights = options.folds or BATCH_NORM in kinds
 
@@ -168,7 +171,8 @@ def apply(draft: Draft, options: Options) -> Passed:
             or (fold.kind in kinds and fold.nodes.isdisjoint(spared))
         ]
 
-    current, target = graph.book.opsets[""], options.target
+    current = graph.book.opsets[""]
+    target = options.target
     ceiling = options.highest_opset(current)
     possible = selected(with_weights=False)
     wanted = reachable(graph, possible, target, ceiling)
@@ -180,7 +184,8 @@ def apply(draft: Draft, options: Options) -> Passed:
         except OpsetError as error:
             refused.append(str(error))
     reached = graph.book.opsets[""]
-    ready, late = list[Fold](), list[Fold]()
+    ready = list[Fold]()
+    late = list[Fold]()
     for found in selected(with_weights=with_weights):
         fold = _own(found, target) if found.opset > reached else found
         (late if fold.opset > reached else ready).append(fold)

@@ -101,8 +101,10 @@ def _weights(
     scale, shift, mean, variance = (
         _read(graph, value).astype(np.float64) for value in node.inputs[1:]
     )
-    epsilon, channels = attribute(node.proto, "epsilon"), scale.size
-    weight, bias = _read(graph, producer.inputs[1]), _bias(graph, producer, channels)
+    epsilon = attribute(node.proto, "epsilon")
+    channels = scale.size
+    weight = _read(graph, producer.inputs[1])
+    bias = _bias(graph, producer, channels)
     shapes = _shapes(producer, weight.shape, channels)
     if shapes is None or bias is None:
         return None
@@ -168,11 +170,9 @@ def _times(
     weight: Array, factor: Array, split: tuple[int, ...], shape: tuple[int, ...]
 ) -> Array:
     """Return the product in float64, one part of the first axis at a time, which avoids a second copy of the weight."""
-    made, source, factors = (
-        np.empty(split, np.float32),
-        weight.reshape(split),
-        factor.reshape(shape),
-    )
+    made = np.empty(split, np.float32)
+    source = weight.reshape(split)
+    factors = factor.reshape(shape)
     for index in range(split[0]):
         made[index] = source[index] * factors[index if shape[0] > 1 else 0]
     return made.reshape(weight.shape)
@@ -215,9 +215,11 @@ def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     x = match.values["x"]
     if len(match.axes) != 1:
         return None
-    axis, shape = match.axes[0], graph.shapes[x]
+    axis = match.axes[0]
+    shape = graph.shapes[x]
     if graph.book.opsets[""] < _AXIS_BY_ITSELF and axis == -1 and shape is not None:
-        axis, kind = len(shape) - 1, kind._replace(opset=1)
+        axis = len(shape) - 1
+        kind = kind._replace(opset=1)
     return _folded(kind, match, (x,), {"axis": axis})
 
 
@@ -302,7 +304,8 @@ def _narrowed(graph: Graph, match: Match) -> Match:
 
 def _normalized(graph: Graph, match: Match) -> tuple[int | None, ...]:
     """The shape over which is normalized, as far as it is known."""
-    shape, count = graph.shapes[match.values["x"]], len(match.axes)
+    shape = graph.shapes[match.values["x"]]
+    count = len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
 
 
@@ -338,10 +341,12 @@ def _suiting(
     An unknown length of one axis is taken from the constant, unless that is 1, which fits any length.
     """
     value = graph.passed_on(value)
-    tensor, shape = graph.constants.tensors.get(value), graph.shapes[match.values["x"]]
+    tensor = graph.constants.tensors.get(value)
+    shape = graph.shapes[match.values["x"]]
     if tensor is None or tensor.data_type != _elem(graph, match):
         return None
-    sizes, rank = list(tensor.dims), len(dims) if shape is None else len(shape)
+    sizes = list(tensor.dims)
+    rank = len(dims) if shape is None else len(shape)
     if len(sizes) > rank:
         return None
     while len(sizes) > len(dims) and sizes[0] == 1:

@@ -20,7 +20,8 @@ def apply(draft: Draft, options: Options) -> Passed:
 
     That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
     """
-    asked, model = options.freeze_defaults, draft.proto
+    asked = options.freeze_defaults
+    model = draft.proto
     inputs = {entry.name for entry in model.graph.input}
     weights = model.graph.initializer
     frozen = {tensor.name for tensor in weights if tensor.name in inputs}

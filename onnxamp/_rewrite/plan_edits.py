@@ -60,7 +60,9 @@ class _Planner:
     """
 
     def __init__(self, problem: Problem, decision: Decision) -> None:
-        self.problem, self.graph, self.ports = problem, problem.graph, problem.ports
+        self.problem = problem
+        self.graph = problem.graph
+        self.ports = problem.ports
         self.low = [*decision.low, False, True, False]
         self.edits, self.new = (
             Edits(problem.options.low),
@@ -166,8 +168,10 @@ class _Planner:
             sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue
-            source, result = node.inputs[0], node.outputs[0]
-            low, names = self.names[source].get(True), self.names[result]
+            source = node.inputs[0]
+            result = node.outputs[0]
+            low = self.names[source].get(True)
+            names = self.names[result]
             if self.graph.results[result] or False in names:
                 continue
             if low is not None and source not in self.graph.hidden:
@@ -207,7 +211,8 @@ class _Planner:
 
     def keep_positive(self) -> None:
         """Let low scales of weights that would become 0 be the smallest number."""
-        low, stored = self.edits.low, {copy.value for copy in self.edits.copies}
+        low = self.edits.low
+        stored = {copy.value for copy in self.edits.copies}
         for scale, numbers in vanishing_scales(self.graph, low):
             if scale in self.edits.weights | stored:
                 flat = numbers.reshape(-1)
@@ -230,7 +235,9 @@ class _Planner:
 
     def needs(self, value: int) -> set[bool]:
         """Return whether the value is read or returned in low precision, in float32, or both, original Casts apart."""
-        consumed, low, nodes = self.ports.consumed, self.low, self.graph.nodes
+        consumed = self.ports.consumed
+        low = self.low
+        nodes = self.graph.nodes
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
             if node in self.doubled:
@@ -255,7 +262,8 @@ class _Planner:
 
     def value(self, value: Value) -> None:
         """Plan the names and the type of a value, and the Cast or copy that it needs."""
-        index, kind = value.index, self.graph.types[value.index]
+        index = value.index
+        kind = self.graph.types[value.index]
         assert kind is not None
         is_low = self.low[self.ports.produced[index]]
         if kind != FLOAT:
@@ -297,7 +305,8 @@ class _Planner:
         self, value: Value, names: dict[bool, str], *, is_low: bool
     ) -> None:
         """Add the precision that the producer does not deliver, by a Cast of the value or of its integer source."""
-        own, other = names[is_low], names[not is_low]
+        own = names[is_low]
+        other = names[not is_low]
         is_renamed = own != value.name and self.public(value.index) is not None
         if is_renamed and value.origin in _STORED:
             self.edits.renamed[value.index] = own
@@ -386,7 +395,8 @@ class _Planner:
         """Name values that an original Cast raises from low precision: low-precision readers bypass the Cast."""
         hidden = {self.graph.values[value].name for value in self.graph.hidden}
         for value, source in self.ports.lowered.items():
-            origin, own = self.low_source(source), self.graph.values[value]
+            origin = self.low_source(source)
+            own = self.graph.values[value]
             is_kept = self.graph.results[value] or origin.raised in hidden
             raised = None if is_kept else origin.raised
             names = {False: raised or own.name, True: origin.name}
@@ -444,10 +454,8 @@ class _Planner:
                     self.edits.results[key] = self.low_source(value).name
                 if key not in self.ports.returned:
                     continue
-                is_low, kind = (
-                    self.low[self.ports.returned[key]],
-                    self.graph.types[value],
-                )
+                is_low = self.low[self.ports.returned[key]]
+                kind = self.graph.types[value]
                 assert kind is not None
                 name = self.names[value].get(is_low)
                 if name is not None and name != scope.proto.output[position].name:

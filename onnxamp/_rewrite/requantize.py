@@ -72,7 +72,8 @@ def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
 
 def _may_be_low(graph: Graph, node: Node, quantize: Node, options: Options) -> bool:
     """Return whether a scale has a low form at this opset, and the target joins integers."""
-    signature, scales = node.signature, quantize.signature
+    signature = node.signature
+    scales = quantize.signature
     assert signature is not None
     assert scales is not None
     integers = graph.types[quantize.outputs[0]]

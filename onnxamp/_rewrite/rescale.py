@@ -55,7 +55,9 @@ class _Rescaling:
     def __init__(
         self, graph: Graph, equations: Equations, exponents: Sequence[int]
     ) -> None:
-        self.graph, self.equations, self.exponents = graph, equations, exponents
+        self.graph = graph
+        self.equations = equations
+        self.exponents = exponents
         self.editor = GraphEditor(graph)
         self.names = self.editor.names
         self.touched = self.split = self.moved = self.muls = self.adds = 0
@@ -97,7 +99,8 @@ class _Rescaling:
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
         """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when they are read."""
-        array, tensor = self.array(value), self.graph.constants.tensors.get(value)
+        array = self.array(value)
+        tensor = self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
         result = (
@@ -157,7 +160,8 @@ class _Rescaling:
 
     def borders(self) -> None:
         """Insert a Mul after inputs and before outputs that have an exponent inside."""
-        main, graph = self.graph.scopes[0], self.graph
+        main = self.graph.scopes[0]
+        graph = self.graph
         for value in dict.fromkeys((*main.inputs, *main.outputs)):
             exponent = self.exponents[max(self.equations.value(value), ZERO)]
             if not exponent:
@@ -191,10 +195,8 @@ class _Rescaling:
                 continue
             proto = self.editor.node(node)
             name = proto.output[0]
-            inner, offset = (
-                self.names.fresh(f"{name}_scaled"),
-                self.names.fresh(f"{name}_offset"),
-            )
+            inner = self.names.fresh(f"{name}_scaled")
+            offset = self.names.fresh(f"{name}_offset")
             proto.output[0] = inner
             tensor = numpy_helper.from_array(
                 np.array(self.exponents[variable] * log(2), np.float32)
@@ -239,10 +241,12 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
 
     A name for values with different exponents, in branches, is left out.
     """
-    graph, found = equations.graph, dict[str, int | None]()
+    graph = equations.graph
+    found = dict[str, int | None]()
     outputs = set(graph.scopes[0].outputs)
     for value, variable in equations.values.items():
-        held, exponent = graph.values[value], exponents[variable]
+        held = graph.values[value]
+        exponent = exponents[variable]
         if held.producer == ABSENT or value in outputs or is_stored(graph, value):
             continue
         found[held.name] = (

@@ -33,7 +33,8 @@ def apply(draft: Draft, options: Options) -> Passed:
     """
     if not may_split(options):
         return Passed(draft)
-    graph, found = draft.graph, find_splits(draft.graph, options)
+    graph = draft.graph
+    found = find_splits(draft.graph, options)
     if not found:
         return Passed(draft)
     splitter = _Splitter(graph, found, GraphEditor(graph))
@@ -74,7 +75,8 @@ class _Splitter:
 
     def stored(self, value: int) -> tuple[int, ...]:
         """Return the dimensions that all readers of a weight want; none if it is no weight, or if they differ."""
-        graph, held = self.graph, self.graph.values[value]
+        graph = self.graph
+        held = self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
         if (
             held.origin is not Origin.INITIALIZER
@@ -90,7 +92,8 @@ class _Splitter:
 
     def dims(self, node: Node) -> tuple[int, ...]:
         """The parts of the second factor with its terms split."""
-        parts, shape = self.found[node.index], self.graph.shapes[node.inputs[1]]
+        parts = self.found[node.index]
+        shape = self.graph.shapes[node.inputs[1]]
         assert shape is not None
         sizes = tuple(size or 0 for size in shape)
         if _is_turned(node):
@@ -108,12 +111,11 @@ class _Splitter:
 
     def nodes(self, node: Node) -> list[NodeProto]:
         """Return the nodes that stand in the place of a product."""
-        site, made, proto = (
-            Site(self.graph, node, self.editor),
-            list[NodeProto](),
-            node.proto,
-        )
-        first, second = self.rows(site, made), self.weight(site, made)
+        site = Site(self.graph, node, self.editor)
+        made = list[NodeProto]()
+        proto = node.proto
+        first = self.rows(site, made)
+        second = self.weight(site, made)
         product = copied(proto)
         product.op_type = "MatMul"
         del product.attribute[:]
@@ -123,20 +125,21 @@ class _Splitter:
         total = site.fresh("product") if has_bias else proto.output[0]
         made += [product, self.total(site, product.output[0], total)]
         if has_bias:
-            inputs, name = [total, proto.input[2]], site.fresh("bias")
+            inputs = [total, proto.input[2]]
+            name = site.fresh("bias")
             made.append(self.editor.make("Add", inputs, [proto.output[0]], name))
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
         """Return the first factor with its terms split: dimensions before them are copied, whatever they are."""
-        node, parts = site.node, self.found[site.node.index]
-        shape, terms = (
-            site.shape_of(node.proto.input[0]),
-            terms_of(node, self.graph.shapes),
-        )
+        node = site.node
+        parts = self.found[site.node.index]
+        shape = site.shape_of(node.proto.input[0])
+        terms = terms_of(node, self.graph.shapes)
         assert shape is not None
         assert terms is not None
-        before, size = [0] * (len(shape) - 1), terms // parts
+        before = [0] * (len(shape) - 1)
+        size = terms // parts
         if len(shape) == 1 or shape[-2] == 1:  # there is nothing to transpose
             return _reshaped(
                 site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows"

@@ -41,7 +41,8 @@ class Obstacle:
 
 def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto] | Obstacle:
     """Return the nodes that stand in the place of the site's node at a newer opset, or why it cannot take a step."""
-    done, waiting = list[NodeProto](), [(copied(site.node.proto), current)]
+    done = list[NodeProto]()
+    waiting = [(copied(site.node.proto), current)]
     while waiting:
         proto, version = waiting.pop()
         step = next(iter(steps_of(proto.op_type, version, wanted)), None)
@@ -122,7 +123,8 @@ def _is_read(site: Site, name: str) -> bool:
 
 def _move(moved: Mapping[str, Any], step: Step, proto: NodeProto, site: Site) -> None:
     """Turn an attribute into an input."""
-    name, position = moved["from"], moved["at"]
+    name = moved["from"]
+    position = moved["at"]
     value = take_attribute(proto, name, step.defaults.get(name))
     if value is None or (name == "axes" and value == []):
         return
@@ -136,7 +138,8 @@ def _move(moved: Mapping[str, Any], step: Step, proto: NodeProto, site: Site) ->
 def _constant(
     moved: Mapping[str, Any], value: Any, proto: NodeProto, site: Site
 ) -> str:
-    form, base = moved["as"], site.named(moved["from"])
+    form = moved["as"]
+    base = site.named(moved["from"])
     if form == "ints":
         return site.editor.ints(value if isinstance(value, list) else [value], base)
     if form == "int":
@@ -181,13 +184,15 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
 
     Complexity: linear in nodes.
     """
-    current, obstacle = graph.book.opsets[""], None
+    current = graph.book.opsets[""]
+    obstacle = None
     while opset > current:
         editor = GraphEditor(graph)
         found = _attempt(graph, current, opset, editor)
         if found is None:
             return Upgrade(graph, opset, obstacle, editor)
-        obstacle, opset = found, found.opset - 1
+        obstacle = found
+        opset = found.opset - 1
     return Upgrade(graph, current, obstacle)
 
 

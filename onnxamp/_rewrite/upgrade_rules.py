@@ -63,13 +63,12 @@ def _whole_p(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 def _broadcast(proto: NodeProto, site: Site) -> list[NodeProto]:
     """From version 7 on, shapes are aligned at the end; ``axis`` gave the place of the second operand's first axis."""
-    is_broadcast, axis = (
-        take_attribute(proto, "broadcast", 0),
-        take_attribute(proto, "axis"),
-    )
+    is_broadcast = take_attribute(proto, "broadcast", 0)
+    axis = take_attribute(proto, "axis")
     if not is_broadcast or axis is None:
         return [proto]
-    rank, other = site.rank_of(proto.input[0]), site.rank_of(proto.input[1])
+    rank = site.rank_of(proto.input[0])
+    other = site.rank_of(proto.input[1])
     start = axis + rank if axis < 0 else axis
     return _widened(proto, site, other, rank - start)
 
@@ -89,7 +88,8 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
     if wanted <= rank:
         return [proto]
     wide = site.fresh(f"{proto.input[1]}/aligned")
-    axes, name = list(range(rank, wanted)), site.fresh("align")
+    axes = list(range(rank, wanted))
+    name = site.fresh("align")
     node = site.editor.make("Unsqueeze", [proto.input[1]], [wide], name, axes=axes)
     proto.input[1] = wide
     return [node, proto]
@@ -97,10 +97,8 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
 
 def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
     """Upsample-7 has one list of scales."""
-    height, width = (
-        take_attribute(proto, "height_scale"),
-        take_attribute(proto, "width_scale"),
-    )
+    height = take_attribute(proto, "height_scale")
+    width = take_attribute(proto, "width_scale")
     set_attribute(proto, "scales", [1.0, 1.0, float(height), float(width)])
     return [proto]
 
@@ -139,7 +137,8 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
     """From version 13 on, Softmax and similar ops work along one axis; before, along this and all following axes
     together.
     """
-    axis, shape = take_attribute(proto, "axis", 1), site.shape_of(proto.input[0])
+    axis = take_attribute(proto, "axis", 1)
+    shape = site.shape_of(proto.input[0])
     if shape is not None and len(shape):
         start = axis + len(shape) if axis < 0 else axis
         wide = [
@@ -153,7 +152,8 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
     elif axis == -1:
         set_attribute(proto, "axis", -1)
         return [proto]
-    data, result = proto.input[0], proto.output[0]
+    data = proto.input[0]
+    result = proto.output[0]
     flat, done, shape_name = (
         site.fresh(name) for name in ("flat", "flat_result", "shape")
     )
@@ -175,10 +175,12 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
     The last window begins less than a stride after the last that fits, so there is none if a window is longer than a
     stride and that padding together.
     """
-    kernel, padding = attribute(proto, "kernel_shape"), attribute(proto, "auto_pad")
+    kernel = attribute(proto, "kernel_shape")
+    padding = attribute(proto, "auto_pad")
     if not attribute(proto, "ceil_mode") or padding not in (None, b"NOTSET"):
         return [proto]
-    rank, ones = len(kernel), [1] * len(kernel)
+    rank = len(kernel)
+    ones = [1] * len(kernel)
     strides = attribute(proto, "strides") or ones
     dilations = attribute(proto, "dilations") or ones
     behind = (attribute(proto, "pads") or [0] * 2 * rank)[rank:]
@@ -199,13 +201,15 @@ def _parts(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
     """GroupNormalization-21 has a scale and a bias for each channel; before, for each group."""
-    shape, groups = site.shape_of(proto.input[0]), attribute(proto, "num_groups")
+    shape = site.shape_of(proto.input[0])
+    groups = attribute(proto, "num_groups")
     channels = shape[1] if shape is not None and len(shape) > 1 else None
     if not isinstance(channels, int) or not groups or channels % groups:
         raise StuckError(f"the number of channels of {proto.input[0]!r} is unknown")
     if channels == groups:
         return [proto]
-    nodes, count = list[NodeProto](), channels // groups
+    nodes = list[NodeProto]()
+    count = channels // groups
     for position, name in ((1, "scale"), (2, "bias")):
         made = [
             site.fresh(f"{name}/{part}") for part in ("column", "table", "channels")
@@ -282,15 +286,18 @@ def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
 
     A step to another op, as from Upsample to Resize, is followed by the steps of that one.
     """
-    steps, version = list[Step](), current
+    steps = list[Step]()
+    version = current
     while version < wanted:
         version += 1
-        old, new = _schema(op, current), _schema(op, version)
+        old = _schema(op, current)
+        new = _schema(op, version)
         if old is None:
             break
         if new is not None and new.since_version > old.since_version:
             steps.append(_step(old, new))
-            op, current = steps[-1].op, steps[-1].version
+            op = steps[-1].op
+            current = steps[-1].version
     return tuple(steps)
 
 

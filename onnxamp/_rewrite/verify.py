@@ -50,7 +50,8 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 
     That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
     """
-    facts, key = op_facts(), node.key
+    facts = op_facts()
+    key = node.key
     if node.signature is None or node.signature.attributes is None:
         return None
     if (
@@ -100,7 +101,8 @@ def _inferred(
     typing: Typing, types: dict[str, TypeProto]
 ) -> dict[str, TypeProto] | str:
     """Return output -> its type, as far as onnx infers any; or onnx's error if it rejects the types."""
-    proto, signature = copied(typing.example), typing.signature
+    proto = copied(typing.example)
+    signature = typing.signature
     proto.input[:] = [
         "" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)
     ]
@@ -161,7 +163,8 @@ def _nodes_around(
     for value in {value for fault in faults for value in (fault.output, fault.value)}:
         if value != ABSENT:
             seen.update(one.index for one in result.around(value))
-    found, stack = set[int](), list(seen)
+    found = set[int]()
+    stack = list(seen)
     while stack:
         node = result.nodes[stack.pop()]
         outputs = ((node.scope, name) for name in node.proto.output if name)
@@ -228,8 +231,10 @@ def _changed(
         yield Conflict(f"the graph's {kind}s", "changed their names or order")
         return
     for entry, new in zip(before, after, strict=True):
-        name, allowed = entry.name, {declared_type(entry.type)}
-        was, now = declared_type(entry.type), declared_type(new.type)
+        name = entry.name
+        allowed = {declared_type(entry.type)}
+        was = declared_type(entry.type)
+        now = declared_type(new.type)
         if was is not None and (name in free or not options.keeps_io(name)):
             allowed.add(retyped(was, options.low))
         if now not in allowed:
@@ -263,7 +268,8 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     """Yield type faults: contradictions with schemas, onnx's inference, declared outputs or each other. Complexity:
     linear in nodes.
     """
-    facts, passed = op_facts(), set[tuple[object, ...]]()
+    facts = op_facts()
+    passed = set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
@@ -302,7 +308,8 @@ def _is_consistent(signature: Signature, inputs: Types) -> bool:
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
     """Conflicts of body inputs and outputs with their declarations, and of branches with each other."""
     for name, body in node.bodies:
-        scope, suffix = graph.scopes[body], f" of {name} of {node.label!r}"
+        scope = graph.scopes[body]
+        suffix = f" of {name} of {node.label!r}"
         yield from _outputs(graph, body, suffix)
         if node.key == "SequenceMap":
             continue

@@ -365,7 +365,8 @@ def older_installed(target: str) -> str:
         return ""
     import onnxruntime as ort  # noqa: PLC0415 - only this needs it
 
-    device, installed = device_of(target), ".".join(ort.__version__.split(".")[:2])
+    device = device_of(target)
+    installed = ".".join(ort.__version__.split(".")[:2])
     known = target_of(device).versioned and installed in known_versions(device)
     return (
         f"{device}@{installed}"

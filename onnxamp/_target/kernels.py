@@ -194,7 +194,8 @@ def deciding_form(target: str, node: Node) -> tuple[object, ...]:
 
     They matter only if kernels have limits, a function body may run, or an attribute sets a type; otherwise, return ().
     """
-    proto, signature = node.proto, node.signature
+    proto = node.proto
+    signature = node.signature
     if not (signature and signature.has_function) and not _counts(target, node.key):
         return ()
     present = (tuple(map(bool, names)) for names in (proto.input, proto.output))
@@ -210,7 +211,8 @@ def _counts(target: str, key: str) -> bool:
 
 def runs_on(provider: str, op: Typed) -> bool:
     """Return whether the provider runs the op with these types, by a kernel or through the op's function body."""
-    signature, key = op.signature, op.signature.key
+    signature = op.signature
+    key = op.signature.key
     if (
         signature.declared
         or key in op_facts().kernel_free
@@ -439,7 +441,8 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
             choice for choice, typed in choices.items() if asked(target, typed)
         )
 
-    found, all_high = legal(runs_on), (False,) * len(params)
+    found = legal(runs_on)
+    all_high = (False,) * len(params)
     falls_back = all_high not in found and not target_of(target).builds
     is_given = op.signature.key in op_facts().dtype_attribute
     if cpu_of(target) != target and (
@@ -500,10 +503,8 @@ def _types(
             types[param] = retyped(types[param], low)
     is_given = op.signature.key in op_facts().dtype_attribute
     giver = type_giver(op.proto) if is_given else None
-    made, read = (
-        op.signature.output(0),
-        None if giver is None else op.signature.input(giver),
-    )
+    made = op.signature.output(0)
+    read = None if giver is None else op.signature.input(giver)
     if giver is not None and made is not None and read is not None:
         given = types.get(op.signature.param(read, giver))
         if given is not None:

@@ -81,8 +81,12 @@ class CandidateSolver:
         errors: ExpectedErrors,
         pins: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self.space, self.base, self.errors, self.pins = space, base, errors, pins
-        ports, nodes = base.ports, base.graph.nodes
+        self.space = space
+        self.base = base
+        self.errors = errors
+        self.pins = pins
+        ports = base.ports
+        nodes = base.graph.nodes
         self._variables = {  # of the low-precision ports of each node
             unit.key: [
                 *(
@@ -102,9 +106,11 @@ class CandidateSolver:
 
     def choose(self, rate: float) -> Choice:
         """Return the nodes to lower when errors are charged at a rate (cost units per squared error)."""
-        units, pins = self.space.tunable, self.pins
+        units = self.space.tunable
+        pins = self.pins
         charged = [rate * price for price in self.errors.prices]
-        kept, parting = set[int](), self.space.parting()
+        kept = set[int]()
+        parting = self.space.parting()
         decision = self.problem.decide(
             prices_for(units, charged, pins, parting=parting)
         )
@@ -127,7 +133,8 @@ class CandidateSolver:
         ``gain`` is the worth of lowering a node, without Casts; exact ops are worth nothing by themselves.
         """
         gains = {unit.key: gain(unit) for unit in self.space.tunable}
-        found, rest = list[Part](), self.connected(keys)[::-1]
+        found = list[Part]()
+        rest = self.connected(keys)[::-1]
         while rest:
             piece = rest.pop()
             cost = self.price(piece)
@@ -198,7 +205,8 @@ class CandidateSolver:
             if self._is_low(decision, unit) and unit.node not in self.pins
         )
         if low not in self._costs:
-            estimate, ports = self.space.estimate, self.base.ports
+            estimate = self.space.estimate
+            ports = self.base.ports
             casts = estimate.casts(ports, decision)
             bytes_ = estimate.weight_bytes(ports, decision)
             self._costs[low] = casts, bytes_, low
@@ -207,7 +215,8 @@ class CandidateSolver:
     def priced(self, errors: ExpectedErrors, space: SearchSpace) -> "CandidateSolver":
         """Return the solver for other errors and times of the same nodes; everything else is shared."""
         other = copy(self)
-        other.errors, other.space = errors, space
+        other.errors = errors
+        other.space = space
         return other
 
     def _rounding(self, decision: Decision) -> set[int]:
@@ -215,7 +224,8 @@ class CandidateSolver:
 
         Complexity: linear in exact ops and readers.
         """
-        graph, ports = self.base.graph, self.base.ports
+        graph = self.base.graph
+        ports = self.base.ports
         low = [unit for unit in self.space.followers if self._is_low(decision, unit)]
         members = {unit.node for unit in low}
         exact: set[int] = set()
@@ -288,7 +298,8 @@ class Frontier:
     """Makes the list of choices."""
 
     def __init__(self, solver: CandidateSolver, aim: Aim) -> None:
-        self.solver, self.aim = solver, aim
+        self.solver = solver
+        self.aim = aim
         self._solvers = [solver]
         if not aim.allow_slower:
             spaces = map(solver.space.with_casts, _FACTORS)
@@ -328,7 +339,8 @@ class Frontier:
         """
         if self.aim.are_near(before, after):
             return []
-        gap, merit = before.predicted**2 - after.predicted**2, self.aim.merit
+        gap = before.predicted**2 - after.predicted**2
+        merit = self.aim.merit
         free = self.unpriced[0].low
         less = self._parts(before.low, _FINE * gap)
         found = [*self._steps(before, nlargest(_PARTS, less, key=itemgetter(0)))]
@@ -356,7 +368,8 @@ class Frontier:
             gain = self.aim.merit(start) - self.aim.merit(row[0])
             return gain / error if error else 0.0
 
-        low, rising = start.low, sorted(alone, key=rate)
+        low = start.low
+        rising = sorted(alone, key=rate)
         if not all(part <= start.low for _, part in alone):
             rising = [row for row in rising[::-1] if rate(row) > 0]
         for _, part in rising:
@@ -378,8 +391,10 @@ class Frontier:
         self, items: Iterable[Candidate], free: Sequence[Candidate]
     ) -> list[Candidate]:
         """Return the choices that no better one beats in the predicted error, without near duplicates."""
-        least, known = self.aim.merit(free[0]), {item.low for item in free}
-        front, limit = list[Candidate](), inf
+        least = self.aim.merit(free[0])
+        known = {item.low for item in free}
+        front = list[Candidate]()
+        limit = inf
         for item in sorted(
             filter(attrgetter("low"), items),
             key=lambda item: (self.aim.merit(item), item.predicted),
@@ -424,12 +439,15 @@ class Frontier:
         gap = before.low - after.low
         parts = self._parts(gap, _SHARE * self.solver.price(gap))
         total = sum(error for error, _, _ in parts) if len(parts) > _STEPS else 0.0
-        low, spent, step = after.low, 0.0, total / _STEPS
+        low = after.low
+        spent = 0.0
+        step = total / _STEPS
         for error, _, part in sorted(parts, key=per_gain):
             if low != after.low and spent + error >= step:
                 yield low
                 spent = 0.0
-            low, spent = low | part, spent + error
+            low = low | part
+            spent = spent + error
 
 
 def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
@@ -443,7 +461,8 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
         faster: choices that miss, with theirs.
         limit: the error that is allowed.
     """
-    mine, bound = chosen.best_known_error**2, 0.0
+    mine = chosen.best_known_error**2
+    bound = 0.0
     for one in faster:
         theirs = one.best_known_error**2
         if one.time < chosen.time and mine <= limit**2 < theirs < inf:
@@ -472,7 +491,8 @@ def _rated(solver: CandidateSolver) -> Iterator[Choice]:
     least = _LEAST * predicted(rated[0][1])
 
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
-        less, more = predicted(high[1]), predicted(low[1])
+        less = predicted(high[1])
+        more = predicted(low[1])
         is_open = low[1] != high[1] and high[0] > _CLOSE * low[0] and more > least
         if is_open and (width := _width(max(less, least), more)) > log(_CLOSE):
             heappush(gaps, (-width, low[0], high[0], low[1], high[1]))

@@ -126,7 +126,8 @@ class Job:
     @cached_property
     def origin(self) -> "Job":
         """The tuning that measures the sensitivities: an earlier one of the same graph, or this one."""
-        model, before = self.space.all_low.graph.model, self.before
+        model = self.space.all_low.graph.model
+        before = self.before
         if before is not None and before.space.all_low.graph.model == model:
             return before.origin
         return self
@@ -199,7 +200,8 @@ class Job:
         """
 
         def measure() -> float:
-            engine, sample = self.engine.reference, self.samples[0]
+            engine = self.engine.reference
+            sample = self.samples[0]
             return run_noise(self.prepared, sample, self.metric, engine)
 
         noise = self.state.error((), "noise", measure)
@@ -228,7 +230,8 @@ class Job:
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
         """The plan that lowers exactly these nodes, with the measured reasons of the others."""
         analysis = self.lowering(low)
-        plan, rows = make_plan(analysis), list[PlanRow]()
+        plan = make_plan(analysis)
+        rows = list[PlanRow]()
         reasons = {
             row.node: f"{row.why}: {row.detail}" if row.detail else row.why
             for row in kept
@@ -241,7 +244,8 @@ class Job:
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
         """Return nodes that stay float32 because of a measurement, with the reason."""
-        nodes, kept = self.space.all_low.graph.nodes, []
+        nodes = self.space.all_low.graph.nodes
+        kept = []
         for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
             share = cost / self.metric.amplitude(self.metric.tolerance) ** 2
             if unit.key in low:
@@ -312,7 +316,8 @@ def converted_model(
     If its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; those of an emulated
     model are converted when they are read.
     """
-    graph, low = analysis.graph, analysis.options.low
+    graph = analysis.graph
+    low = analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
         return Model(Model(rewritten(analysis), graph.folder).embedded())
     converter = WeightConverter(low, graph.folder, deferred=True)
@@ -390,11 +395,9 @@ def measure_times(job: Job, device: str) -> str:
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
     """
-    provider, space, where = (
-        job.engine.provider,
-        job.space,
-        job.engine.name(job.low.name),
-    )
+    provider = job.engine.provider
+    space = job.space
+    where = job.engine.name(job.low.name)
     sample = check_inputs(job.prepared.proto, job.samples[0])
     high = job.state.node_times(
         f"{where} float32", lambda: profile_nodes(job.prepared, sample, provider)
@@ -445,7 +448,8 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
     where = job.engine.name(job.low.name)
 
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
-        path, size = job.folder / f"timed{number}.onnx", job.prepared.stock.size
+        path = job.folder / f"timed{number}.onnx"
+        size = job.prepared.stock.size
         made = converted_model(job.lowering(low), size, path)
         return made.path or made.embedded()
 

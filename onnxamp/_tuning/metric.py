@@ -114,7 +114,8 @@ def make_metric(
         )
     made_from = (name, tolerance, selected, accept)
     if callable(name):
-        measure, name = _measured(name_of(name), name), name_of(name)
+        measure = _measured(name_of(name), name)
+        name = name_of(name)
     elif not isinstance(name, str):
         raise ArgumentTypeError(
             f"metric must be a name or a function, not {type(name).__name__}."

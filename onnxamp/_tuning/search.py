@@ -53,13 +53,16 @@ class CandidateSearch:
     """
 
     def __init__(self, job: Job, asked: Search) -> None:
-        self.job, self.asked = job, asked
+        self.job = job
+        self.asked = asked
         self.solver = job.solver()
         nothing = replace(self.solver.candidate(frozenset()), error=0.0)
         self.aim = Aim(nothing, asked.allow_slower)
         self.frontier = Frontier(self.solver, self.aim)
         self.front = self.frontier.choices() if job.space.tunable else []
-        self.ratio, self.is_erratic, self.stopped = 1.0, False, False
+        self.ratio = 1.0
+        self.is_erratic = False
+        self.stopped = False
         self.started = monotonic()
 
     @property
@@ -114,7 +117,8 @@ class CandidateSearch:
 
     @property
     def _is_over(self) -> bool:
-        spent, runs = monotonic() - self.started, len(self.job.errors)
+        spent = monotonic() - self.started
+        runs = len(self.job.errors)
         return runs >= self.asked.runs or (runs > 0 and spent > self.asked.seconds)
 
     def expected(self, one: Candidate) -> float:
@@ -125,7 +129,8 @@ class CandidateSearch:
 
     def measure(self, low: Choice) -> float:
         """Convert a choice, and learn from its error on all samples."""
-        job, count = self.job, len(self.job.errors) + 1
+        job = self.job
+        count = len(self.job.errors) + 1
         if low not in job.errors:
             job.run.report("verifying the converted model", count, count)
             error = job.metric.amplitude(job.error(low))
@@ -144,7 +149,8 @@ class CandidateSearch:
 
     def told(self, one: Candidate) -> Candidate:
         """Return a candidate with its error in units of the metric."""
-        metric, is_known = self.job.metric, one.low in self.job.errors
+        metric = self.job.metric
+        is_known = one.low in self.job.errors
         return replace(
             one,
             predicted=metric.of_amplitude(one.predicted),
@@ -175,7 +181,8 @@ class Outcome:
         Raises:
             ArgumentError: there is none.
         """
-        tuned, job = self.tuned, self.job
+        tuned = self.tuned
+        job = self.job
         if not 0 <= number < len(tuned.candidates):
             raise ArgumentError(
                 f"There is no candidate {number}: there are {len(tuned.candidates)}, counted from 0."
@@ -216,8 +223,11 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
 
     None is slower than float32, unless that is allowed, so a wider tolerance never gives a slower result.
     """
-    job, asked, nothing = search.job, search.asked, search.aim.nothing
-    judge, best = job.metric, search.best()
+    job = search.job
+    asked = search.asked
+    nothing = search.aim.nothing
+    judge = job.metric
+    best = search.best()
     if best is None and job.errors and noise is None:
         noise = job.noise
     low = nothing.low if best is None else best.low
@@ -257,8 +267,10 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
 
 def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
     """The faster of what was chosen and of level O2 if that holds, both timed whole, or float32 if that is faster."""
-    job, own = search.job, tuned.candidates[tuned.chosen].low
-    space, pins = job.space, job.pins
+    job = search.job
+    own = tuned.candidates[tuned.chosen].low
+    space = job.space
+    pins = job.pins
     at_o2 = replace(space.all_low.options, level=Level.O2)
     nodes = low_nodes(analyze(space.all_low.graph, at_o2))
     usual = search.solver.feasible(

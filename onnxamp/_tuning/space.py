@@ -62,7 +62,8 @@ def find_fusions(
     """Products and what is fused into them, in execution order."""
     found: list[Fusion] = []
     for at, node in enumerate(graph.order):
-        index, key = node.index, node.first_output
+        index = node.index
+        key = node.first_output
         times = high.get(key, 1.0), low.get(key, 1.0)
         if node.key in op_facts().contractions:
             if all(times):  # else no profile shows it, as in the body of a loop
@@ -114,9 +115,11 @@ class TunableNode(LowNode):
     def gain(self) -> int:
         """The savings of low precision, in cost units of the cut."""
         saved = int((self.high - self.low) / (UNIT_US * (self.price or 1)))
-        most, more = _EAGER << 4, 1
+        most = _EAGER << 4
+        more = 1
         if self.price is None:
-            most, more = _EAGER, _CASTS_PER_NODE * LAUNCH
+            most = _EAGER
+            more = _CASTS_PER_NODE * LAUNCH
         return max(0, min(saved, most)) + more
 
 
@@ -151,7 +154,8 @@ class SearchSpace:
         self, of: Callable[[TunableNode], TunableNode], **more: Any
     ) -> "SearchSpace":
         """Return the space with all of its nodes changed, and with other fields."""
-        tunable, followers = map(of, self.tunable), map(of, self.followers)
+        tunable = map(of, self.tunable)
+        followers = map(of, self.followers)
         return replace(self, tunable=tuple(tunable), followers=tuple(followers), **more)
 
     def known(
@@ -247,7 +251,8 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
 
     Complexity: that of an analysis.
     """
-    problem, nodes = find_problem(graph, options), graph.nodes
+    problem = find_problem(graph, options)
+    nodes = graph.nodes
     taken = Counter(node.first_output for node in nodes)
     able = [node for node in nodes if computes(node) or is_exact(node.proto)]
     ambiguous = {
@@ -255,10 +260,13 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     }
     eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
     all_low = decided(problem, prices=eager)
-    tunable, followers, rest = list[TunableNode](), list[TunableNode](), 0.0
+    tunable = list[TunableNode]()
+    followers = list[TunableNode]()
+    rest = 0.0
     device = estimate.device
     for node in graph.order:
-        launches, work = estimate.launches(node), estimate.work(node)
+        launches = estimate.launches(node)
+        work = estimate.work(node)
         high = work.time(device, low=None)
         rest += launches * LAUNCH_US
         if (lowered := low_node(all_low, node)) is not None:
@@ -339,7 +347,8 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
 
     Complexity: linear in nodes per sample if there are branches, plus the computation of their conditions.
     """
-    model, everything = view.model, frozenset(range(len(view.nodes)))
+    model = view.model
+    everything = frozenset(range(len(view.nodes)))
     if not any(node.op_type == "If" for node in model.graph.node):
         return [everything] * len(samples)
     tagged = copied(model)

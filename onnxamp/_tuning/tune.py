@@ -102,7 +102,8 @@ def tune(
     if coarse:
         tolerance = search.tolerance + coarse
         metric = make_metric(search.metric, tolerance, listed, search.accept)
-    samples, state = run.samples, run.state
+    samples = run.samples
+    state = run.state
     if samples.counted is None:
         for number in samples.numbers():  # each is run several times
             run.report("taking samples", number + 1, samples.expected)
@@ -157,7 +158,8 @@ class _Tuning(NamedTuple):
 
         Rounding to nearest stays, unless a faster candidate meets the tolerance with compensation.
         """
-        begin, best = monotonic(), self.both(options, search)
+        begin = monotonic()
+        best = self.both(options, search)
         nearest = best.tuned
         if options.rounding != "auto" or self.rounder is None:
             return replace(best, tuned=replace(nearest, compensation=None))
@@ -195,8 +197,10 @@ class _Tuning(NamedTuple):
         rescaled = self._rescaled(options, job)
         if rescaled is None or rescaled.rescaling is None:
             return _tuned(job, search)
-        values, begin = len(rescaled.rescaling.scaled), monotonic()
-        best, other = _tuned(self.job(rescaled, search), search), None
+        values = len(rescaled.rescaling.scaled)
+        begin = monotonic()
+        best = _tuned(self.job(rescaled, search), search)
+        other = None
         first = best.tuned
         is_all_low = first.candidates[first.chosen].nodes == first.units
         used = first.held and is_all_low and not rescaled.rescaling.unfit
@@ -225,7 +229,9 @@ class _Tuning(NamedTuple):
 
     def job(self, options: Options, search: Search) -> Job:
         """The prepared model, and the nodes that can be low in it."""
-        model, engine, run = self.model, self.engine, self.run
+        model = self.model
+        engine = self.engine
+        run = self.run
         if options.unsound:  # measured with more nodes to lower
             run = replace(run, state=None)
         samples = run.samples
@@ -309,7 +315,8 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
 
 def _tuned(job: Job, search: Search) -> Outcome:
     """Measure sensitivities, search, and verify."""
-    space, device = job.space, job.space.estimate.device.name
+    space = job.space
+    device = job.space.estimate.device.name
     noise = job.check_noise()  # before anything takes time
     timing = f"estimates for {device} and the shapes of the first sample, with launches and Casts"
     if search.times == "measured":

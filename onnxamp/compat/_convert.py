@@ -185,7 +185,8 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
 
     Weights are limited before they are converted, so that they are rounded once. A plan preserves the decisions.
     """
-    graph, edits = converted.analysis.graph, converted.analysis.edits
+    graph = converted.analysis.graph
+    edits = converted.analysis.edits
     low = {*edits.weights, *(copy.value for copy in edits.copies)}
     low.update(
         value for node in edits.attributes for value in graph.nodes[node].outputs

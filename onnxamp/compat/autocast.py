@@ -121,7 +121,8 @@ def convert_to_mixed_precision(
             "max_depth_of_reduction is not supported: keep reductions by op type (op_types_to_exclude) or by name."
         )
     model = Model.of(as_path(onnx_path))
-    include, exclude = _patterns(nodes_to_include), _patterns(nodes_to_exclude)
+    include = _patterns(nodes_to_include)
+    exclude = _patterns(nodes_to_exclude)
     low_types = frozenset(op_types_to_include or ())
 
     def rule(node: NodeProto) -> str | None:

@@ -151,7 +151,8 @@ def compare_accuracy(
         keys = [*dict.fromkeys((*one, *other))]
     rows = []
     for key in sorted(keys, key=lambda key: key[0]):
-        a, b = one.get(key), other.get(key)
+        a = one.get(key)
+        b = other.get(key)
         flags = _flags(a, b, TOLERANCES[lowest], loss_scale) if a and b else ()
         rows.append(AccuracyRow(*key, a, b, tuple(flags)))
     write_table(path, _HEADS, map(_cells, rows))
@@ -161,7 +162,8 @@ def compare_accuracy(
 def _flags(
     one: ValueRecord, other: ValueRecord, tolerance: float, scale: float
 ) -> list[str]:
-    a, b = one.stats, other.stats
+    a = one.stats
+    b = other.stats
     low = FORMATS.get(other.dtype)
     reach = max(
         (abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL),

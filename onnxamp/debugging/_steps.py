@@ -186,7 +186,8 @@ def _without_overflows(
     records: Mapping[str, ValueRecord], scaled: Collection[str]
 ) -> dict[str, ValueRecord]:
     """Return the records of a step that the loss scale skips, with expected overflows excused."""
-    end, finite = inf, True
+    end = inf
+    finite = True
     for row in records.values():
         if row.is_bad and (
             row.tensor not in scaled or (row.fault == "NaN" and finite and row.op)
@@ -242,7 +243,8 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Any] | None = None,
     ) -> None:
-        cast, source = active_cast(), _parsed(path_or_bytes)
+        cast = active_cast()
+        source = _parsed(path_or_bytes)
         self._source: ModelProto | str = (
             source if cast is None else convert_as(source, cast)
         )

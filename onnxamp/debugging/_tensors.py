@@ -136,11 +136,16 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
     """
     flat = array.reshape(-1)
     counts = np.zeros(5, np.int64)
-    top, bottom, total, energy, lost = -inf, inf, 0.0, 0.0, 0.0
+    top = -inf
+    bottom = inf
+    total = 0.0
+    energy = 0.0
+    lost = 0.0
     for start in range(0, flat.size, _BLOCK):
         x = flat[start : start + _BLOCK].astype(np.float64)
         size = np.abs(x)
-        is_nan, is_inf = np.isnan(x), np.isinf(x)
+        is_nan = np.isnan(x)
+        is_inf = np.isinf(x)
         under = (size > 0) & (size <= _FP16_ZERO)
         over = (size > FLOAT16.max_finite) & (size < SENTINEL)
         counts += [

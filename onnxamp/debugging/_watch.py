@@ -86,7 +86,8 @@ def chosen_values(model: Model, config: TensorCheckerConfig) -> Chosen:
     Warns:
         OptionWarning: a name matches nothing in the model.
     """
-    checked, skipped = config.checked_op_list or (), config.skipped_op_list or ()
+    checked = config.checked_op_list or ()
+    skipped = config.skipped_op_list or ()
     return model.ask(_chosen, tuple(checked), tuple(skipped))
 
 
@@ -101,14 +102,16 @@ def _chosen(model: Model, checked: Sequence[str], skipped: Sequence[str]) -> Cho
 
 def _meant(graph: Graph, option: str, names: Sequence[str]) -> frozenset[str]:
     """Return the outputs of the nodes that a list selects."""
-    values, absent = set[str](), list[str]()
+    values = set[str]()
+    absent = list[str]()
     for name in names:
         nodes = named_nodes(graph, name)
         values.update(out for node in nodes for out in graph.nodes[node].proto.output)
         if name == "":
             values.add("")
         elif not nodes:
-            present, own = graph.by_key, name.rpartition("::")[2]
+            present = graph.by_key
+            own = name.rpartition("::")[2]
             near = suggestion(present, name) or suggestion(present, own)
             absent.append(f"{option}: no op of the model is a {name!r}.{near}")
     warn(absent)
@@ -147,7 +150,8 @@ class RunRecords(NamedTuple):
         origins = ""
         if bad.inherited and source is not None:
             origins = f"It started at {source} ({source.fault})."
-        level, seen = [bad], {bad.tensor}
+        level = [bad]
+        seen = {bad.tensor}
         for depth in range(height):
             before = {
                 row.tensor: row for later in level for row in self.sources(later.tensor)
@@ -376,11 +380,13 @@ def _warn(
 
 def _caller() -> int:
     """Return the stack level of the code that called onnxamp, seen from the caller of this function."""
-    frame, level = sys._getframe(1), 1
+    frame = sys._getframe(1)
+    level = 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith(
         "onnxamp."
     ):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     return level
 
 

@@ -102,7 +102,8 @@ def _windows(
     layers: Mapping[str, int], sizes: Sequence[Any]
 ) -> Iterator[tuple[int, Window]]:
     for number, layer in enumerate(layers.values()):
-        largest, mean = float(sizes[2 * number]), float(sizes[2 * number + 1])
+        largest = float(sizes[2 * number])
+        mean = float(sizes[2 * number + 1])
         if np.isfinite(largest) and np.isfinite(mean) and mean:
             least = ceil(log2(largest * _HEADROOM / FLOAT16.max_finite))
             most = floor(log2(mean**0.5 / (_DIGITS * FLOAT16.smallest_normal)))
@@ -149,10 +150,8 @@ def flushed_gradients(
     Args:
         low, step: the step in mixed precision (emulated on "cpu") and in float32.
     """
-    names, scale = (
-        list(step.gradients.values()),
-        float(feeds[SCALE]) if SCALE in feeds else 1.0,
-    )
+    names = list(step.gradients.values())
+    scale = float(feeds[SCALE]) if SCALE in feeds else 1.0
     ready = _with_outputs(low, names)
     mine = run(
         make_session(emulate(ready) if provider == "cpu" else ready, provider),
@@ -162,7 +161,8 @@ def flushed_gradients(
     graph = Graph.of(step.model)
     types = Graph.of(low).types  # those other than float16 have float32's range
     layers = layers_of(graph, names) if FLOAT16.tensor in types else {}
-    writer, sizes = Writer(GraphEditor(graph)), list[str]()
+    writer = Writer(GraphEditor(graph))
+    sizes = list[str]()
     for value in (Tensor(writer, name, TensorProto.FLOAT) for name in layers):
         largest = value.op("Abs").op("ReduceMax", keepdims=0)
         square = (value * value).op("ReduceMean", keepdims=0)
@@ -188,7 +188,8 @@ def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
 def _compared(
     weight: str, mine: NDArray[Any], theirs: NDArray[Any], scale: float
 ) -> FlushedGradient:
-    zeros, exact = mine == 0, theirs == 0
+    zeros = mine == 0
+    exact = theirs == 0
     error = nan if exact.all() else compare(weight, theirs, mine).rel_l2
     flushed = zeros & ~exact
     return FlushedGradient(

@@ -165,7 +165,8 @@ def as_inputs(
     graph: Graph, names: Iterable[str]
 ) -> tuple[ModelProto, dict[str, NDArray[Any]]]:
     """Return the model with float32 initializers as inputs, and their arrays."""
-    writer, arrays = Writer(GraphEditor(graph)), {}
+    writer = Writer(GraphEditor(graph))
+    arrays = {}
     for name in names:
         value = graph.scopes[0].names[name]
         arrays[name] = numpy_helper.to_array(writer.editor.weight(value))
@@ -242,7 +243,8 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
     """Return a copy with Casts in place of copied initializers, and with its nodes named by their labels, because
     labels change when Casts are removed.
     """
-    editor, scope = GraphEditor(graph), graph.scopes[0]
+    editor = GraphEditor(graph)
+    scope = graph.scopes[0]
     for low, exact in copies.items():
         cast = editor.make("Cast", [exact], [low], f"{low}/copy", to=TensorProto.FLOAT)
         editor.insert(0, scope.nodes.start, cast)
@@ -324,7 +326,8 @@ def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
         graph: a well-formed model.
         weights: names of float32 initializers -> "float16", "bfloat16" or "float64".
     """
-    editor, scope = GraphEditor(graph), graph.scopes[0]
+    editor = GraphEditor(graph)
+    scope = graph.scopes[0]
     for name, dtype in weights.items():
         value = scope.names[name]
         if graph.results[value]:
@@ -336,7 +339,8 @@ def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
             "Cast", [name], [raised], editor.names.fresh(f"{raised}/cast"), to=1
         )
         editor.insert(0, scope.nodes.start, cast)
-        tensor, low = editor.weight(value), FORMATS.get(dtype)
+        tensor = editor.weight(value)
+        low = FORMATS.get(dtype)
         array = numpy_helper.to_array(tensor).astype(np.float32 if low else np.float64)
         tensor.CopyFrom(_tensor(array, name, low))
     return editor.finish()
@@ -456,8 +460,10 @@ def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
 
 
 def _check_labels(model: ModelProto, feeds: Feeds, classes: Classes) -> None:
-    label, count = classes.label, classes.number
-    others, labels = dict(feeds), feeds[label]
+    label = classes.label
+    count = classes.number
+    others = dict(feeds)
+    labels = feeds[label]
     del others[label]
     sizes = _named_sizes(model, others)
     for dim, size in _named_sizes(model, {label: labels}).items():

@@ -113,10 +113,8 @@ class Precision:
             return {_label(node) for node in model.graph.node if op_key(node) in keys}
 
         excluded = {_label(node) for node in model.graph.node if self.excludes(node)}
-        norms, listed = (
-            labels(NORMALISATIONS) - excluded,
-            labels(self.options.user_white),
-        )
+        norms = labels(NORMALISATIONS) - excluded
+        listed = labels(self.options.user_white)
         graph = Graph.of(model)
         were = _consistent(graph, self.lowered or {})
         low = {label for label, is_low in were.items() if is_low}
@@ -205,7 +203,8 @@ def make_precision(
                 "Level 'auto' needs a CUDA device, and there is none here: choose another level."
             )
         options = replace(options, level=Level.O2)
-    norms, lowered = Norms.KEPT if options.level != Level.O3 else Norms.AS_OTHERS, None
+    norms = Norms.KEPT if options.level != Level.O3 else Norms.AS_OTHERS
+    lowered = None
     if cast_model_type is not None:
         norms = Norms.KEPT if options.level == Level.O2 else Norms.LOWERED
         dtype = dtype_name(cast_model_type)
@@ -220,7 +219,8 @@ def make_precision(
         )
         options = replace(options, **changes)
     elif options.level == Level.O0 and masters.dtype is not None:
-        norms, lowered = Norms.AS_OTHERS, masters.lowered
+        norms = Norms.AS_OTHERS
+        lowered = masters.lowered
         options = replace(options, level=Level.O2, dtype=masters.dtype)
     if keep_batchnorm_fp32:
         norms = Norms.KEPT
@@ -336,10 +336,8 @@ def decorate(
         >>> net = build_train_network(decorated, optimizer, "cross-entropy")
     """
     level = amp_level_of(level, ("O1", "O2"), "decorate")
-    name, saved = (
-        low_type(dtype).name,
-        None if save_dtype is None else dtype_name(save_dtype),
-    )
+    name = low_type(dtype).name
+    saved = None if save_dtype is None else dtype_name(save_dtype)
     if saved is not None and saved not in _SAVED:
         raise ArgumentError(
             f"Unknown save_dtype {saved!r}: choose one of {', '.join(_SAVED)}."
@@ -361,7 +359,8 @@ def decorate(
                 "master_weight=False is not supported: training keeps float32 masters. Leave it None."
             )
         several = isinstance(models, (list, tuple))
-        matched, made = set[str](), list[Decorated]()
+        matched = set[str]()
+        made = list[Decorated]()
         options = decorating_options(name)
         for model in models if several else [models]:
             source = Model.of(model).embedded()

@@ -32,7 +32,8 @@ scalar.
 """
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
-_FLOAT, _INT64 = TensorProto.FLOAT, TensorProto.INT64
+_FLOAT = TensorProto.FLOAT
+_INT64 = TensorProto.INT64
 _SMALLEST: Final = 1e-12
 """The value that smaller probabilities are raised to, so that their logarithms are finite."""
 
@@ -274,7 +275,8 @@ def BCELoss(  # noqa: N802
     """
 
     def losses(output: Tensor, labels: Tensor) -> Tensor:
-        right, wrong = _safe_log(output), _safe_log(1.0 - output)
+        right = _safe_log(output)
+        wrong = _safe_log(1.0 - output)
         return -(labels * right + (1.0 - labels) * wrong)
 
     return _reducing(losses, reduction, weight)
@@ -340,7 +342,9 @@ def _entropy(
         return losses * (1 - smoothing) - spread * smoothing
 
     def hard(output: Tensor, labels: Tensor) -> Tensor:
-        logs, factors, skipped = logarithms(output), None, None
+        logs = logarithms(output)
+        factors = None
+        skipped = None
         if ignored is not None:
             skipped = labels.equals(ignored)
             labels = skipped.where(0, labels)
@@ -351,14 +355,16 @@ def _entropy(
         if table is not None:
             weights = output.like(table).op("Gather", labels)
             factors = weights if factors is None else factors * weights
-            losses, logs = losses * weights, logs * along(output, table)
+            losses = losses * weights
+            logs = logs * along(output, table)
         losses = smooth(losses, logs)
         if skipped is not None:
             losses = skipped.where(0.0, losses)
         return _averaged(losses, factors, reduction)
 
     def soft(output: Tensor, labels: Tensor) -> Tensor:
-        logs, factors = logarithms(output), None
+        logs = logarithms(output)
+        factors = None
         losses = smooth(-(labels * logs).sum([axis], keepdims=False), logs)
         if table is not None:
             shares = labels * (1 - smoothing) + smoothing / table.size

@@ -206,11 +206,9 @@ class TrainNetwork:
             raise CallOrderError(
                 "There are no gradients to unscale: call gradients(batch), and unscale them once."
             )
-        first.gradients, first.scale, first.is_unscaled = (
-            self.halves.unscaled(first),
-            1.0,
-            True,
-        )
+        first.gradients = self.halves.unscaled(first)
+        first.scale = 1.0
+        first.is_unscaled = True
 
     def finish(
         self, first: StepGradients, *, moves_scale: bool
@@ -343,7 +341,8 @@ class TrainNetwork:
 
         if isinstance(batches, (str, PathLike, Mapping, SampleSource)):
             batches = as_samples(batches, self.source)
-        means, total = [], len(batches) * epochs if isinstance(batches, Sized) else 0
+        means = []
+        total = len(batches) * epochs if isinstance(batches, Sized) else 0
         done = 0
         with progress_bar(quiet=not progress) as advance:
             for epoch in range(epochs):

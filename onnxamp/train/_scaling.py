@@ -307,7 +307,8 @@ class LossScale:
         """The state of such a manager, as the network has it."""
         if manager is None or not manager._scales(dtype):
             return
-        own, base = type(manager), MovingLossScaleManager
+        own = type(manager)
+        base = MovingLossScaleManager
         is_base = (own.get_loss_scale, own.update_loss_scale) == (
             base.get_loss_scale,
             base.update_loss_scale,

@@ -121,7 +121,8 @@ class Recorded(Held):
                 }
                 for _ in range(2)
             )
-        self._turn, self.items = 0, self._sides[0]
+        self._turn = 0
+        self.items = self._sides[0]
         self.put(state)
 
     def put(self, part: Feeds) -> None:
@@ -215,12 +216,14 @@ def with_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model
                 helper.make_tensor_value_info(entry.name, kind, shapes[entry.name])
             )
     graph = Graph.of(shaped)
-    editor, dims = GraphEditor(graph, shaped), graph.ask(symbolic_shapes)
+    editor = GraphEditor(graph, shaped)
+    dims = graph.ask(symbolic_shapes)
     for node in graph.nodes_of(["Size"]):
         shape = dims[node.inputs[0]]
         known = [dim for dim in shape or () if isinstance(dim, int)]
         if shape is not None and len(known) == len(shape) and node.scope == 0:
-            output, name = node.proto.output, node.proto.name
+            output = node.proto.output
+            name = node.proto.name
             made = editor.make("Constant", [], output, name, value_int=prod(known))
             editor.replace(node.index, [made])
     return editor.finish()
@@ -314,7 +317,8 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
             raise ArgumentError(
                 f"There is no {name!r}: the names are {', '.join(self._values)}."
             )
-        given, shape = np.array(array), self[name].shape
+        given = np.array(array)
+        shape = self[name].shape
         if given.shape != shape or not np.can_cast(
             given.dtype, np.float32, "same_kind"
         ):
@@ -437,7 +441,8 @@ class Halves:
             self._sessions[half] = make_session(
                 part_of(self.model, shapes, wanted), self.provider
             )
-        session, given = self._sessions[half], values | met
+        session = self._sessions[half]
+        given = values | met
         return run_values(
             session, {i.name: given[i.name] for i in session.get_inputs()}, wanted
         )
@@ -456,9 +461,12 @@ def part_of(
     Complexity: linear.
     """
     graph = Graph.of(model)
-    names, needs = graph.scopes[0].names, wire(graph).needs
+    names = graph.scopes[0].names
+    needs = wire(graph).needs
     given = {names[name] for name in fed if name in names}
-    kept, stack, read = set[int](), [names[name] for name in outputs], set[str]()
+    kept = set[int]()
+    stack = [names[name] for name in outputs]
+    read = set[str]()
     while stack:
         value = stack.pop()
         read.add(graph.values[value].name)

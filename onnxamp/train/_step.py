@@ -39,18 +39,26 @@ from onnxamp.train._forward import Classes, Mask, TrainingModel, as_inputs, find
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
 
-LOSS, OVERFLOW, NORM = "train/loss", "train/overflow", "train/norm"
+LOSS = "train/loss"
+OVERFLOW = "train/overflow"
+NORM = "train/norm"
 RESULTS: Final = (LOSS, OVERFLOW, NORM)
 """Outputs of a step other than the state."""
 OWN: Final = "train"
 """The prefix of nodes that belong neither to the model nor to its gradients; they stay in float32."""
-RATE, APPLY, UPDATES = "train/rate", "train/apply", "train/updates"
+RATE = "train/rate"
+APPLY = "train/apply"
+UPDATES = "train/updates"
 SCALE, GOOD, BAD = SCALE_STATE = "train/scale", "train/good", "train/bad"
 """The fields of :class:`onnxamp.train._scaling.ScaleState` as inputs of the graph."""
-DIVISOR, FACTORS, WINDOWS = "train/divisor", "train/factors", "train/windows"
+DIVISOR = "train/divisor"
+FACTORS = "train/factors"
+WINDOWS = "train/windows"
 SUM: Final = "train/sum/"
 """Prefix of the name of a weight, for the sum of its gradients since the last update."""
-GRADIENT, STATISTIC, UNSCALED = "train/gradient/", "train/statistic/", "train/unscaled/"
+GRADIENT = "train/gradient/"
+STATISTIC = "train/statistic/"
+UNSCALED = "train/unscaled/"
 """Prefixes of names, for float32 values: scaled gradients and successors of running statistics at the boundary of the
 halves, and unscaled gradients after it."""
 NEXT: Final = "train/next/"
@@ -59,7 +67,9 @@ LARGEST: Final = 2.0**126
 """Keeps the loss scale finite in float32."""
 _CLIP_EPSILON: Final = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
-_FLOAT, _BOOL, _INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
+_FLOAT = TensorProto.FLOAT
+_BOOL = TensorProto.BOOL
+_INT64 = TensorProto.INT64
 
 Array = NDArray[Any]
 
@@ -173,8 +183,10 @@ class _Judged(NamedTuple):
 def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
     """Write the loss after a model."""
     output = _judged_output(graph, loss)
-    name, elem = graph.values[output].name, elem_of(graph.types[output])
-    dims, classes = graph.ask(symbolic_shapes)[output], None
+    name = graph.values[output].name
+    elem = elem_of(graph.types[output])
+    dims = graph.ask(symbolic_shapes)[output]
+    classes = None
     writer = Writer(GraphEditor(graph), "train/loss")
     value = Tensor(writer, name, elem).cast(_FLOAT)
     if loss is None:
@@ -277,10 +289,8 @@ class _Update:
             )
         skips = self.scaling is not None and self.scaling.skips
         for name, output in statistics.items():
-            new, old = (
-                self._met(output, STATISTIC, name),
-                self._keep(name, self.state[name]),
-            )
+            new = self._met(output, STATISTIC, name)
+            old = self._keep(name, self.state[name])
             self.successors[name] = overflow.where(old, new) if skips else new
         self._replace(updates, following, happens)
         if self.scaling is not None and self.scaling.moves:
@@ -382,8 +392,10 @@ class _Update:
         ]
         factors = self.writer.input(FACTORS, _FLOAT, (2,))
         windows = self.writer.input(WINDOWS, _INT64, (2,))
-        first, second = self.writer.ints(0), self.writer.ints(1)
-        good, bad = overflow.where(0, good + 1), overflow.where(bad + 1, 0)
+        first = self.writer.ints(0)
+        second = self.writer.ints(1)
+        good = overflow.where(0, good + 1)
+        bad = overflow.where(bad + 1, 0)
         grows = good.equals(windows.op("Gather", first))
         shrinks = bad.equals(windows.op("Gather", second))
         larger = (scale * factors.op("Gather", first)).op("Min", scale.like(LARGEST))

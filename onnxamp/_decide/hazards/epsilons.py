@@ -17,7 +17,8 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     nothing and does not become zero is a learned bias: it changes by less than half of the smallest low number.
     """
     facts = op_facts()
-    tiny, zeros = dict[int, float](), set[int]()
+    tiny = dict[int, float]()
+    zeros = set[int]()
     for value, stats in graph.constants.floats().items():
         number = None if stats is None else stats.uniform
         if number is not None and _is_telling(number, low):
@@ -62,10 +63,8 @@ def _guarded(
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
-    guarded, why = (
-        op_facts().guarded,
-        f"{node.label!r} guards its input with an epsilon",
-    )
+    guarded = op_facts().guarded
+    why = f"{node.label!r} guards its input with an epsilon"
     previous: dict[int, int] = {}
     kept: set[int] = set()
     stack = [node]
@@ -105,7 +104,9 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
     """Yield ops that compute the argument of a guarded logarithm: a tiny epsilon implies that tiny values
     occur there.
     """
-    walk, stack, seen = op_facts().spectral_arithmetic, [node], {node.index}
+    walk = op_facts().spectral_arithmetic
+    stack = [node]
+    seen = {node.index}
     while stack and len(seen) < _SPECTRAL_REACH:
         for _, value in graph.float_inputs(stack.pop()):
             producer = graph.producer(value, *walk)

@@ -45,9 +45,11 @@ def index_paths(graph: Graph) -> Indices:
     integers at the end does not keep a whole network in float32. Casts and control flow pass indices on. Complexity:
     linear; each value is visited once.
     """
-    walk, passes = op_facts().index_arithmetic, _passes(graph)
+    walk = op_facts().index_arithmetic
+    passes = _passes(graph)
     counting = _counting(graph, passes)
-    hazards, values = list[Hazard](), dict[int, str]()
+    hazards = list[Hazard]()
+    values = dict[int, str]()
     seen: set[int] = set()
     stack: list[tuple[int, str]] = []
     for node, value, why in _counted(graph):
@@ -148,7 +150,8 @@ def _is_wide(graph: Graph, value: int) -> bool:
 
 def _is_roi(node: Node, port: int) -> bool:
     """Return whether the port is a region of interest."""
-    region, signature = op_facts().region.get(node.key), node.signature
+    region = op_facts().region.get(node.key)
+    signature = node.signature
     if region is None or signature is None:
         return False
     return port == region["input"] and signature.since >= region["since"]

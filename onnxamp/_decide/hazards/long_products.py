@@ -105,7 +105,8 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
 
     Complexity: linear in nodes, and in the divisors that are tried.
     """
-    profile, low = emulated_arithmetic(options.target), options.low
+    profile = emulated_arithmetic(options.target)
+    low = options.low
     if profile is None or not may_split(options):
         return {}
     hazards = graph.ask(hazards_on, low, options.target)

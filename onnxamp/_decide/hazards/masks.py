@@ -30,7 +30,8 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
             stats = graph.constants.stats(value)
             if stats is None:
                 continue
-            found, path = _large(low, stats), list[int]()
+            found = _large(low, stats)
+            path = list[int]()
             if found is None and _holds_sentinel(graph, low, value):
                 if node.index not in walked:
                     path = mask_path(graph, node)
@@ -97,7 +98,8 @@ def _stays_high(low: Format, maker: Node) -> bool:
 
 def _leading(graph: Graph) -> set[int]:
     """Return nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
-    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
+    walk = op_facts().mask_arithmetic
+    sinks = op_facts().mask_sinks
     stack = graph.nodes_of(sinks)
     found = {node.index for node in stack if node.key in walk}
     while stack:
@@ -111,9 +113,11 @@ def _leading(graph: Graph) -> set[int]:
 
 def mask_path(graph: Graph, start: Node) -> list[int]:
     """Return nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
-    walk, sinks = op_facts().mask_arithmetic, op_facts().mask_sinks
+    walk = op_facts().mask_arithmetic
+    sinks = op_facts().mask_sinks
     previous: dict[int, list[int]] = {start.index: []}
-    stack, found = [start], []
+    stack = [start]
+    found = []
     while stack:
         node = stack.pop()
         if node.key in sinks:

@@ -23,7 +23,8 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
     such a sink or to a comparison do, whose results rounded positions would change.
     """
     facts = op_facts()
-    counting, position = set[int](), set[int]()
+    counting = set[int]()
+    position = set[int]()
     for index in graph.scopes[0].inputs:
         is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
         if is_given and graph.types[index] in FLOAT_TENSORS:
@@ -63,7 +64,8 @@ def _leading_to(
     graph: Graph, sinks: list[Node], position: set[int]
 ) -> Iterator[Hazard]:
     ends = {node.index for node in sinks}
-    seen, stack = set(ends), list(sinks)
+    seen = set(ends)
+    stack = list(sinks)
     while stack:
         node = stack.pop()
         is_end = node.index in ends

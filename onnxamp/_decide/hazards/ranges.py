@@ -18,7 +18,8 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
     So do factors that scale values of a few units out of it.
     """
     seen: set[int] = set()
-    limit, floats = low.max_finite / 8, graph.constants.floats()
+    limit = low.max_finite / 8
+    floats = graph.constants.floats()
     large = {
         value
         for value, stats in floats.items()

@@ -17,7 +17,8 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node in graph.nodes_of(op_facts().growing_reductions):
         if ABSENT in (node.input(0), node.outputs[0]):
             continue
-        before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+        before = graph.shapes[node.inputs[0]]
+        after = graph.shapes[node.outputs[0]]
         if before is None or after is None:
             continue
         sizes = [size for size in before if size is not None]

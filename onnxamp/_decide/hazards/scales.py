@@ -39,7 +39,8 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     Where an end does, so do the values that are quantized, and what is computed from dequantized ones: the nodes that
     make or read them follow. Complexity: linear in nodes and scales.
     """
-    facts, seen = op_facts(), set[int]()
+    facts = op_facts()
+    seen = set[int]()
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
         is_made = node.key in facts.dequantize
         quantized = node.input(0) if is_made else node.outputs[0]
@@ -133,7 +134,8 @@ def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
 
 def _makers(graph: Graph, node: Node) -> Iterator[Node]:
     """Yield the nodes that compute the values which a node quantizes, and the exact ops between."""
-    stack, seen = [node.input(0)], {ABSENT}
+    stack = [node.input(0)]
+    seen = {ABSENT}
     while stack:
         value = stack.pop()
         maker = None if value in seen else graph.producer(value)

@@ -238,7 +238,8 @@ def auto_convert_mixed_precision(
             "There is nothing to judge by: pass validate_fn, rtol or atol."
         )
     if rtol is not None or atol is not None:
-        rtol, atol = 1e-5 if rtol is None else rtol, 1e-8 if atol is None else atol
+        rtol = 1e-5 if rtol is None else rtol
+        atol = 1e-8 if atol is None else atol
     opened = Model.of(model)
     judge = _judge(opened, validate_fn, rtol, atol)
     request = _accepted(opened, feed_dict, judge, keep_io_types, None)
@@ -308,7 +309,8 @@ def auto_convert_mixed_precision_model_path(
     if customized_validate_func is not None:
         rtol = atol = None
     else:
-        rtol, atol = 1e-3 if rtol is None else rtol, 1e-5 if atol is None else atol
+        rtol = 1e-3 if rtol is None else rtol
+        atol = 1e-5 if atol is None else atol
     judge = _judge(model, customized_validate_func, rtol, atol)
     wanted: Provider = "cuda" if any("CUDA" in name for name in provider) else "cpu"
     request = _accepted(model, input_feed, judge, keep_io_types, wanted)
@@ -323,10 +325,8 @@ def _judge(
     names = [entry.name for entry in model.proto.graph.output]
 
     def accepts(reference: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
-        one, other = (
-            [reference[name] for name in names],
-            [result[name] for name in names],
-        )
+        one = [reference[name] for name in names]
+        other = [result[name] for name in names]
         if function is not None and not function(one, other):
             return False
         if rtol is None or atol is None:
