@@ -79,7 +79,9 @@ def upcast_type(proto: TypeProto) -> None:
         held = getattr(proto, kind)
         proto = held.value_type if kind == "map_type" else held.elem_type
         kind = proto.WhichOneof("value")
-    leaf = getattr(proto, kind or "tensor_type")
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return  # opaque, or not said
+    leaf = getattr(proto, kind)
     if leaf.elem_type in LOW_ELEMS:
         leaf.elem_type = TensorProto.FLOAT
 

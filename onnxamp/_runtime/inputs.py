@@ -467,6 +467,10 @@ def _negates_mask(view: Graph, node: Node, port: int) -> bool:
     return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))
 
 
+_NUMBERS: Final = ("value_int", "value_ints", "value_float", "value_floats")
+"""Attributes of Constant that hold numbers instead of a tensor."""
+
+
 def _is_one(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant 1 of any type, directly or through a Cast."""
     cast = graph.producer(value, "Cast")
@@ -474,7 +478,10 @@ def _is_one(graph: Graph, value: int) -> bool:
     constants = graph.constants
     tensor = constants.tensors.get(source)
     if tensor is None:
-        return constants.scalar(source) == 1 or constants.integers(source) == [1]
+        maker = graph.producer(source, "Constant")
+        return maker is not None and any(
+            attribute(maker.proto, name) in (1, [1]) for name in _NUMBERS
+        )
     if tensor.data_location == TensorProto.EXTERNAL or prod(tensor.dims) != 1:
         return False
     return bool(numpy_helper.to_array(tensor).item() == 1)

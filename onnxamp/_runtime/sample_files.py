@@ -102,11 +102,10 @@ def read_npz(path: Path) -> dict[str, Array]:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
             _check_growth(path, sum(member.file_size for member in members))
-            named = _without_duplicates(
-                [(member.filename.removesuffix(".npy"), member) for member in members]
-            )
             arrays = dict[str, Array]()
-            for name, member in named.items():
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                _check_name(path, name, arrays)
                 with _array_failures(path, name):
                     arrays[name] = _read_member(archive, member)
             return FileSample(arrays, quoted(path))
@@ -114,6 +113,13 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise
     except _READ_FAILURES as error:
         raise cannot_read(quoted(path), error, "Is it a complete .npz file?") from error
+
+
+def _check_name(path: Path, name: str, arrays: Mapping[str, Array]) -> None:
+    if name in arrays:
+        raise ArgumentError(
+            f"{quoted(path)} holds two arrays named {name!r}: save it again."
+        )
 
 
 def _check_growth(path: Path, claimed: int) -> None:

@@ -296,6 +296,14 @@ def test_opsets_that_the_runtime_does_not_know() -> None:
         assert all(f"opset {opset}" in error.text for error in errors)
 
 
+def test_the_first_opsets_are_known() -> None:
+    text = "(float[4] x) => (float[4] y) { y = Identity (x) }"
+    for opset in range(1, 7):
+        model = versions(parse(text), opset)
+        assert not refused(model)
+        assert not found(audit_model(model), kind="opset"), opset
+
+
 def test_missing_imports() -> None:
     text = "(float[4] x) => (float[4] y) { y = com.microsoft.Gelu (x) }"
     model = parse(text)

@@ -489,3 +489,10 @@ def test_cuda_agrees_with_emulation_up_to_accumulation_noise(low, x):
     found = run(make_session(model, "cuda"), {"x": x.astype(LOW[low])})["y"].astype(np.float32)
     noise = 0.0035 if low == "float16" else 0.02
     np.testing.assert_allclose(found, emulated(model, {"x": x})["y"], rtol=noise, atol=noise)
+
+
+def test_types_that_hold_no_numbers_stay_as_they_are() -> None:
+    x = np.array([0.1, -0.1], np.float32)
+    model = graph("float16", "float[2] x", "float[2] y", "h = Cast <to = ELEM> (x) y = Cast <to = 1> (h)")
+    model.graph.value_info.add(name="handle").type.opaque_type.name = "Handle"
+    assert_same(emulated(model, {"x": x}), {"y": x.astype(np.float16)})

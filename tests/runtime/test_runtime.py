@@ -248,6 +248,12 @@ class TestRandomInputs:
         with pytest.raises(ArgumentError, match="seed"):
             random_inputs(one, seed=-1)
 
+    @pytest.mark.parametrize("one", ["value = float {1.0}", "value_float = 1.0", "value_floats = [1.0]"])
+    def test_what_is_subtracted_from_one_is_a_mask(self, one):
+        body = f"one = Constant <{one}> () c = Cast <to = 1> (a) k = Sub (one, c) y = Mul (x, k)"
+        mask = random_inputs(graph("float16[64] a, float[64] x", "float[64] y", body))["a"]
+        assert set(mask.tolist()) == {0.0, 1.0}
+
     def test_names_tell_lengths_and_factors(self):
         model = graph(
             "float[B, 80, T] x, int64[B] x_lens, int64[B, T] text_length, float[3] scales, float length_scale",
