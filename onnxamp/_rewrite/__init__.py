@@ -82,6 +82,17 @@ class Passed:
         """The graph of the new draft."""
         return self.draft.graph
 
+    def after(self, earlier: "Passed") -> "Passed":
+        """Return the result of both. The earlier draft is not held: it may be a whole copy of the model."""
+        return Passed(
+            draft=self.draft,
+            notes=(*earlier.notes, *self.notes),
+            requested=earlier.requested or self.requested,
+            refused=(*earlier.refused, *self.refused),
+            pairs=earlier.pairs + self.pairs,
+            casts=earlier.casts + self.casts,
+        )
+
 
 Pass: TypeAlias = Callable[[Draft, Options], Passed]
 

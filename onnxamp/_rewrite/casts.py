@@ -84,7 +84,9 @@ def apply(draft: Draft, options: Options) -> Passed:
         return Passed(draft)
     kept = cache(partial(_kept, options=options))
     freed = remove_pairs(draft.graph, kept, options.target)
-    idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
+    idle = _find_removal(freed.graph, chains=False)
+    if idle.alias or idle.removed:  # what is kept takes longer to find
+        idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
     casts = freed.casts + len(idle.removed)
     result = freed.draft
     if idle.alias or idle.removed:
@@ -258,11 +260,13 @@ def remove_pairs(
     """
     done = Passed(Draft.of(graph))
     while True:
-        spared = kept(done.graph)
-        found = find_pairs(done.graph, target, spared)
-        if not found.ends:  # those around others came first
-            found = find_pairs(done.graph, target, spared, chains=False)
-        if not found.ends:
+        for chains in (True, False):  # those around others come first
+            found = find_pairs(done.graph, target, chains=chains)
+            if found.ends:  # what is kept takes longer to find
+                found = find_pairs(done.graph, target, kept(done.graph), chains=chains)
+            if found.ends:
+                break
+        else:
             return done
         ends = len(found.ends)
         casts = len(found.ends) + len(found.starts)

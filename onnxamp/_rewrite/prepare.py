@@ -85,14 +85,15 @@ def with_casts(model: Model, options: Options) -> Prepared:
 
 
 def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:
-    done = [Passed(Draft(model.proto, model.folder, lambda: model.ask(graph_of)))]
+    given = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
+    done = Passed(given, notes=model.repairs)
     for apply in passes:
-        done.append(apply(done[-1].draft, options))
+        done = apply(done.draft, options).after(done)
     return Prepared(
-        graph=done[-1].graph,
-        notes=(*model.repairs, *(note for one in done for note in one.notes)),
-        requested=any(one.requested for one in done),
-        pairs=sum(one.pairs for one in done),
-        casts=sum(one.casts for one in done),
-        unfolded=tuple(text for one in done for text in one.refused),
+        graph=done.graph,
+        notes=done.notes,
+        requested=done.requested,
+        pairs=done.pairs,
+        casts=done.casts,
+        unfolded=done.refused,
     )

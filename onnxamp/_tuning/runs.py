@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf, isfinite
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
@@ -79,12 +78,15 @@ class Measurements:
 
 
 class TuningState(Measurements):
-    """Measurements of the tuning of a model."""
+    """Measurements of the tuning of a model.
 
-    @cached_property
-    def recalled(self) -> int:
-        """How many samples there are whose sensitivities were stored before."""
-        return sum(key.startswith("sample ") for key in self._known)
+    Attributes:
+        recalled: number of samples whose sensitivities were stored before.
+    """
+
+    def __init__(self, part: Part | None) -> None:
+        super().__init__(part)
+        self.recalled = sum(key.startswith("sample ") for key in self._known)
 
     def error(
         self, low: Iterable[str], how: str, measure: Callable[[], float]
