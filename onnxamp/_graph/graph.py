@@ -290,7 +290,11 @@ class Graph(View, Asked):
         try:
             return resolve(make, model)
         except _DisorderError:
-            return resolve(make, in_order(model))
+            model = in_order(model)
+        try:
+            return resolve(make, model)
+        except _DisorderError as error:
+            raise ModelError(str(error)) from None
 
     @cached_property
     def types(self) -> Types:

@@ -1,6 +1,7 @@
 """Files in other forms: models in text are read, and what is no model is called by its name."""
 
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,18 @@ def test_what_is_no_model_is_named(data: bytes, told: str, tmp_path: Path) -> No
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=f"(?s)model.onnx' is .*{told}"):
+        onnxamp.convert_model(path)
+
+
+@pytest.mark.parametrize(
+    ("member", "told"),
+    [("net/model.onnx", "with an ONNX model in it: unpack it"), ("archive/data.pkl", r"torch\.onnx\.export")],
+)
+def test_archives_with_models_are_told_from_others(member: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, "made by torch.onnx.symbolic")
+    with pytest.raises(ModelError, match=told):
         onnxamp.convert_model(path)
 
 
