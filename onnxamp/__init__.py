@@ -83,7 +83,13 @@ __version__ = "0.1.0"
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "": ("amp", "compat", "debugging", "train"),
-    "_api": ("apply_plan", "convert_file", "convert_model", "plan_model", "tune_model"),
+    "_api": (
+        "apply_plan",
+        "convert_file",
+        "convert_model",
+        "plan_model",
+        "tune_model",
+    ),
     "_audit.audit": ("audit_model",),
     "_audit": ("Audit",),
     "_batch.folder": ("convert_folder",),

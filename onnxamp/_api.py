@@ -402,7 +402,10 @@ def converted_as(
 ) -> tuple[Converted, Any]:
     """Convert as :func:`convert_as` does, and also return the conversion."""
     request = Request(
-        model=Model.of(model), asked=options, plan=plan, run=RunOptions(samples=samples)
+        model=Model.of(model),
+        asked=options,
+        plan=plan,
+        run=RunOptions(samples=samples),
     )
     converted, _ = convert_in_memory(request)
     return converted, _like(model, converted.embedded())

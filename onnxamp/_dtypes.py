@@ -195,9 +195,9 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
-_SHORT: Final = {short: low.name for low in FORMATS.values() for short in low.short} | {
-    "fp32": "float32"
-}
+_SHORT: Final = {
+    short: low.name for low in FORMATS.values() for short in low.short
+} | {"fp32": "float32"}
 """Usual short names of types."""
 
 

@@ -68,7 +68,9 @@ def has_runtime() -> bool:
     """Return whether ONNX Runtime is installed, from any of its packages, without importing it."""
     spec = find_spec("onnxruntime")
     places = None if spec is None else spec.submodule_search_locations
-    return places is not None and bool(PathFinder.find_spec("onnxruntime.capi", places))
+    return places is not None and bool(
+        PathFinder.find_spec("onnxruntime.capi", places)
+    )
 
 
 def require_runtime() -> None:

@@ -87,7 +87,9 @@ class Part(Mapping[str, Any]):
         Raises:
             OutputError: the file cannot be written.
         """
-        self._places[key] = self._state._add({"of": self.name, "key": key, "is": value})
+        self._places[key] = self._state._add(
+            {"of": self.name, "key": key, "is": value}
+        )
 
 
 @dataclass(slots=True)
@@ -366,7 +368,9 @@ def from_data(kind: Any, data: Any) -> Any:
         return data
     if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
-        values = dict(zip(hints, data, strict=True)) if isinstance(data, list) else data
+        values = (
+            dict(zip(hints, data, strict=True)) if isinstance(data, list) else data
+        )
         return kind(
             **{name: from_data(hint, values[name]) for name, hint in hints.items()}
         )

@@ -249,7 +249,9 @@ def refused_casts(graph: Graph, target: str) -> Iterator[Finding]:
         yield finding(node, "error", "kernel", text, "Put an Identity before it.")
     for node, why, action in _doubts(builder):
         text = f"{why}: {target}'s builder may refuse that"
-        yield finding(node, "warning", "kernel", text, action.replace("TARGET", target))
+        yield finding(
+            node, "warning", "kernel", text, action.replace("TARGET", target)
+        )
 
 
 def _doubts(builder: Builder) -> Iterator[tuple[Node, str, str]]:
@@ -378,7 +380,9 @@ def with_engine(audit: Audit, model: Model, feeds: Mapping[str, Any]) -> Audit:
     )
 
 
-def _finding(target: str, by: str, refusal: Refusal, node: NodeFacts | None) -> Finding:
+def _finding(
+    target: str, by: str, refusal: Refusal, node: NodeFacts | None
+) -> Finding:
     """Return the finding for a refusal, with the remedy."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
     rule = next((row for row in rows if row["says"] in refusal.text), {})

@@ -48,10 +48,10 @@ def advice(target: str, typing: "Typing", refused: str | None) -> str:
         return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
     rows = typing.kernels(target)
     since = typing.signature.since
-    if any(kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows):
-        return (
-            f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
-        )
+    if any(
+        kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows
+    ):
+        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
     if any(
         kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows
     ):
@@ -66,9 +66,7 @@ def cure(target: str, typing: "Typing") -> str:
     rows = [row for place in _providers(target) for row in typing.kernels(place)]
     if any(row.takes(signature, raised) for row in rows):
         is_wide = any(BFLOAT16.tensor in found for found in typing.bound.values())
-        return (
-            f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
-        )
+        return f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
     if newer := [row.since for row in rows if row.since > signature.since]:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
@@ -90,7 +88,9 @@ def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
 
 
 def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> bool:
-    return all(bound[name] in types for name, types in allowed.items() if name in bound)
+    return all(
+        bound[name] in types for name, types in allowed.items() if name in bound
+    )
 
 
 _FEW: Final = 100
@@ -145,7 +145,9 @@ def host_nodes(
             nodes.add(index)
         elif is_home:
             ports = memory_table(target, "outputs").get(node.key, frozenset())
-            values = [value for port, value in enumerate(node.outputs) if port in ports]
+            values = [
+                value for port, value in enumerate(node.outputs) if port in ports
+            ]
         on_host.update(values)
         uses = (use for value in values for use in graph.uses[value])
         readers.update(_reader(graph, index, user) for user, _ in uses)
@@ -338,9 +340,7 @@ def _unhonored(graph: Graph, target: str) -> list[Finding]:
 
 def _unknown_ops(graph: Graph) -> list[Finding]:
     """Return findings for nodes without a schema, which cannot be checked."""
-    text = (
-        "no schema is known for this op: its types, kernels and hazards are not checked"
-    )
+    text = "no schema is known for this op: its types, kernels and hazards are not checked"
     action = "Declare its types (--custom-ops FILE). If it is not a custom op, check its spelling and the opset imports."
     return [
         finding(node, "note", "schema", text, action)
@@ -480,7 +480,9 @@ def _summary(
         yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
+        text = (
+            f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
+        )
         yield finding("", "note", "fallback", text)
 
 

@@ -63,7 +63,9 @@ def type_faults(graph: Graph) -> list[Finding]:
         if fault and is_first:
             findings.append(fault)
         if fault or not is_first:
-            tainted.update(value for value in node.writes if fault or value in declared)
+            tainted.update(
+                value for value in node.writes if fault or value in declared
+            )
     for conflict in conflicts:
         if (
             conflict.node == conflict.branches == ABSENT
@@ -180,7 +182,9 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
         admitted = frozenset().union(
             *newer.params.values(), (port.type for port in newer.outputs)
         )
-        fits = outputs <= admitted and is_consistent(newer, bind(newer, inputs), inputs)
+        fits = outputs <= admitted and is_consistent(
+            newer, bind(newer, inputs), inputs
+        )
         if fits and _loads(_OLD_IR, (("", newer.since),)):
             action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema allows the type."
             return finding(node, "error", "opset", text, action)

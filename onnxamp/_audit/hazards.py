@@ -247,7 +247,9 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
                 end=graph.low.max_finite, integers=graph.low.exact_integers
             )
             yield _hazard(
-                graph, node, audit.text.format(detail=hazard.detail) + constants + limit
+                graph,
+                node,
+                audit.text.format(detail=hazard.detail) + constants + limit,
             )
 
 

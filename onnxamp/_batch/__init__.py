@@ -78,7 +78,9 @@ class Kind:
 
     def name_of(self, path: Path) -> Name:
         """Return the name of the result of a model."""
-        return next(name for name in self.names if fnmatchcase(path.stem, name.pattern))
+        return next(
+            name for name in self.names if fnmatchcase(path.stem, name.pattern)
+        )
 
     def rank(self, path: Path) -> int:
         """Return the position of a model's types among those of its network, from 0 for the most precise ones."""

@@ -120,7 +120,8 @@ class Entry:
         return {
             _relative(path, job.home) for path in needed
         } <= self.read.keys() and all(
-            _stamp(_place(name, job.home)) == stamp for name, stamp in self.read.items()
+            _stamp(_place(name, job.home)) == stamp
+            for name, stamp in self.read.items()
         )
 
 
@@ -295,7 +296,9 @@ def run_job(options: FolderOptions, job: Job) -> Entry:
         raise
     except Exception as error:  # noqa: BLE001 - no model may break the others
         result = failed(job, error, read)
-    return replace(result, row=replace(result.row, seconds=time.perf_counter() - start))
+    return replace(
+        result, row=replace(result.row, seconds=time.perf_counter() - start)
+    )
 
 
 def failed(job: Job, error: Exception, read: Mapping[str, Stamp]) -> Entry:

@@ -473,7 +473,9 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         inputs=inputs.text,
         models=tuple(model.facts for model in models),
         timings=tuple(timing for model in models for timing in model.timings),
-        profiled=max((size for size in inputs.sizes if size is not None), default=None),
+        profiled=max(
+            (size for size in inputs.sizes if size is not None), default=None
+        ),
         slower=tuple(slower),
         causes=tuple(cause for one in evidence for cause in find_causes(one)),
         notes=tuple(note for note, holds in notes.items() if holds),

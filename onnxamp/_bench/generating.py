@@ -376,7 +376,9 @@ def _loaded(
             f"{model.label} has no caches, but onnxamp times generation only for decoders that have them."
         )
     lowest = lowest_precision(model.ask(graph_of).types)
-    prompts = [(feeds, np.asarray(feeds[decoder.tokens])[0].tolist()) for feeds in read]
+    prompts = [
+        (feeds, np.asarray(feeds[decoder.tokens])[0].tolist()) for feeds in read
+    ]
     facts = {
         "path": path.absolute(),
         "decoder": decoder,

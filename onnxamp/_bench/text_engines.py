@@ -60,7 +60,9 @@ class GenaiGenerator(Stepwise):
         del prompt
         length = len(tokens) + count
         params = self._genai.GeneratorParams(self._model)
-        params.set_search_options(max_length=length, min_length=length, do_sample=False)
+        params.set_search_options(
+            max_length=length, min_length=length, do_sample=False
+        )
         self._generator = self._genai.Generator(self._model, params)
         if self._sound is None:
             self._generator.append_tokens(tokens)
@@ -180,7 +182,9 @@ class _Node(_Place):
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"name": name, "given": given}) + "\n")
+            self._process.stdin.write(
+                json.dumps({"name": name, "given": given}) + "\n"
+            )
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:

@@ -473,7 +473,9 @@ def _ran(bench: Bench) -> Counter[str]:
     return ran
 
 
-def _sum(rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]) -> tuple[int, float]:
+def _sum(
+    rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]
+) -> tuple[int, float]:
     """Return the total nodes and seconds of the wanted rows; unreported times count as zero."""
     chosen = [row for row in rows if wanted(row)]
     return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

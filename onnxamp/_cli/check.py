@@ -64,7 +64,9 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
     samples = (
-        None if given.static and not given.build else run_options_of(given).draw(opened)
+        None
+        if given.static and not given.build
+        else run_options_of(given).draw(opened)
     )
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}

@@ -90,7 +90,9 @@ class _DataCommand(click.Command):
             unknown = (
                 error.option_name if isinstance(error, click.NoSuchOption) else None
             )
-            told = told_of_other_tools(typed, unknown) or self._one_dash(typed, unknown)
+            told = told_of_other_tools(typed, unknown) or self._one_dash(
+                typed, unknown
+            )
             if told is None:
                 raise
             raise click.UsageError(told, ctx) from None
@@ -187,9 +189,7 @@ def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
     *others, last = (f"{tool}'s" for tool in tools)
     owners = f"{', '.join(others)} and {last}" if others else last
     if meaning.startswith("nothing"):
-        return (
-            f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
-        )
+        return f"{owners} {name} has no counterpart here{meaning.removeprefix('nothing')}."
     return f"{owners} {name} is onnxamp's {meaning}."
 
 

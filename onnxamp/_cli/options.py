@@ -45,7 +45,9 @@ class _File(click.Path):
             raise click.ClickException(str(error)) from None
         except OnnxAmpError as error:
             self.fail(str(error), param, ctx)
-        return path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
+        return (
+            path if is_remote(path) else super().convert(os.fspath(path), param, ctx)
+        )
 
 
 class _Output(_File):

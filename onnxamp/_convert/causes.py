@@ -105,7 +105,9 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
-    if not any(cause.casts for cause in causes):  # neither of them alone costs anything
+    if not any(
+        cause.casts for cause in causes
+    ):  # neither of them alone costs anything
         both = _HAZARDS | black
         reason = "known hazards and the black list"
         causes += ignoring(reason, "", both, kept_for(both))
@@ -175,7 +177,9 @@ def _cause(
     casts = analysis.casts
     saved = max(0, casts - without().casts) if casts else 0
     ops = Counter(analysis.graph.nodes[node].key for node in sorted(nodes))
-    return Cause(reason=reason, ops=dict(ops.most_common()), casts=saved, advice=advice)
+    return Cause(
+        reason=reason, ops=dict(ops.most_common()), casts=saved, advice=advice
+    )
 
 
 def sentence_of(cause: Cause) -> str:

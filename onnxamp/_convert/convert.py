@@ -150,7 +150,10 @@ def all_unsound(model: Model, options: Options) -> Options:
 
 
 def analyse_safely(
-    model: Model, options: Options, plan: Plan | None = None, proof: Proof | None = None
+    model: Model,
+    options: Options,
+    plan: Plan | None = None,
+    proof: Proof | None = None,
 ) -> tuple[Prepared, Analysis]:
     """As :func:`analyse_model`; if that hits a bug, return the model in float32."""
     return carried_out(
@@ -211,7 +214,8 @@ def _lowered(analysis: Analysis) -> tuple[str, ...]:
     low = (
         value
         for value in analysis.graph.values
-        if value.producer in analysis.ports.of_node and is_low(analysis, value.producer)
+        if value.producer in analysis.ports.of_node
+        and is_low(analysis, value.producer)
     )
     return tuple(value.name for value in low if value.name in folded)
 
@@ -322,7 +326,9 @@ def _converted(
     )
 
 
-def rewritten(analysis: Analysis, weights: WeightConverter | None = None) -> ModelProto:
+def rewritten(
+    analysis: Analysis, weights: WeightConverter | None = None
+) -> ModelProto:
     """Return a copy of the analyzed model with the edits applied, and verified.
 
     Raises:

@@ -28,7 +28,9 @@ def prepared(model: Model, options: Options) -> Prepared:
     if options.from_dtype is None:
         return ready
     if source is model:
-        wanted = "low-precision" if options.from_dtype == "auto" else options.from_dtype
+        wanted = (
+            "low-precision" if options.from_dtype == "auto" else options.from_dtype
+        )
         note = f"The model has no {wanted} values, so --from has no effect."
         return replace(ready, notes=(note, *ready.notes))
     warn(_changed(model.ask(graph_of), options))

@@ -243,7 +243,9 @@ def make_plan(analysis: Analysis) -> Plan:
     of_nodes = dict[int, list[PlanRow]]()
     for name, variable in zip(names, variables, strict=True):
         op = (
-            "initializer" if variable.node == ABSENT else graph.nodes[variable.node].key
+            "initializer"
+            if variable.node == ABSENT
+            else graph.nodes[variable.node].key
         )
         verdict = analysis.verdict(variable.index)
         why = verdict.reason.value, verdict.detail
@@ -274,7 +276,9 @@ def _parts(
             node.index in of_nodes and node.key not in CONSTANTS
         ):
             parts.setdefault(quantized.get(node.index, _REST), []).append(node)
-    for (kind, role), nodes in sorted(parts.items(), key=lambda part: part[0] == _REST):
+    for (kind, role), nodes in sorted(
+        parts.items(), key=lambda part: part[0] == _REST
+    ):
         lows = 0
         kept = dict[str, str]()
         for node in nodes:
@@ -287,7 +291,9 @@ def _parts(
                 lows += 1
             elif FLOAT in types:
                 kept[node.label] = _FIXED
-        yield QuantizedPart(kind, role, Counter(node.key for node in nodes), lows, kept)
+        yield QuantizedPart(
+            kind, role, Counter(node.key for node in nodes), lows, kept
+        )
 
 
 def _units(
@@ -458,7 +464,9 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         _check_keys(data)
         return plan_of(data)
     except (ArgumentError, ArgumentTypeError) as error:
-        raise ArgumentError(f"The plan {str(path)!r} cannot be used: {error}") from None
+        raise ArgumentError(
+            f"The plan {str(path)!r} cannot be used: {error}"
+        ) from None
     except OSError as error:
         raise cannot_read(f"the plan {str(path)!r}", error) from None
     except (

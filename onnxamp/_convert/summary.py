@@ -66,7 +66,12 @@ def kept_weights(
         is_large = size >= _SMALLEST and size * _SHARE > stored
         variable = analysis.ports.produced[value.index]
         is_low = analysis.decision.is_low(variable) and value.index not in copies
-        if graph.types[value.index] != FLOAT or not is_stored or not is_large or is_low:
+        if (
+            graph.types[value.index] != FLOAT
+            or not is_stored
+            or not is_large
+            or is_low
+        ):
             continue
         readers = dict[str, str]()
         for label, reason in _float32_readers(analysis, value.index):

@@ -110,7 +110,9 @@ def _without_kernel(analysis: Analysis) -> set[int]:
     ports = analysis.ports
     nodes = analysis.graph.nodes
     pins = (
-        pin for pin in analysis.pins.verdicts.values() if pin.reason is Reason.NO_KERNEL
+        pin
+        for pin in analysis.pins.verdicts.values()
+        if pin.reason is Reason.NO_KERNEL
     )
     found = {ports.variables[pin.variable].node for pin in pins} & ports.layouts.keys()
     lacking = dict[Layout, bool]()

@@ -408,7 +408,8 @@ class Builder:
             keys.pop((read.node, read.port), None)
             others = [ports.consumed[node][port] for node, port in keys]
             others += [
-                ports.returned.get(result, HIGH) for result in self.graph.results[value]
+                ports.returned.get(result, HIGH)
+                for result in self.graph.results[value]
             ]
             able = [other for other in others if other >= 0]
             if able and HIGH not in others:

@@ -311,7 +311,9 @@ def _improved(search: "_Search") -> int | None:
     of_member = {member: k for k, members in enumerate(found) for member in members}
     rows: list[list[int]] = [[] for _ in found]
     for row, relation in enumerate(classes.relations):
-        owner = next((of_member[member] for member in relation if member != ZERO), None)
+        owner = next(
+            (of_member[member] for member in relation if member != ZERO), None
+        )
         if owner is not None:
             rows[owner].append(row)
     for members, own in zip(found, rows, strict=True):
@@ -355,7 +357,9 @@ class _Search:
             for member in row:
                 self.uses[member].append(index)
         self.leaves = list(map(self.leaf, classes.relations))
-        self.bounds = [[(m, *window) for m, window in held.items()] for held in windows]
+        self.bounds = [
+            [(m, *window) for m, window in held.items()] for held in windows
+        ]
         self.ends = [
             {end for m, w in held.items() for end in _ends(w, m)} for held in windows
         ]

@@ -204,8 +204,12 @@ def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:
     proto = graph.model.graph
     known = [entry.name for entry in (*proto.input, *proto.output)]
     for name in sorted(given.difference(known)):
-        listed = f" It has {', '.join(map(repr, known))}." if len(known) <= _FEW else ""
-        text = f"keep_io_types (--io-types): the model has no input or output {name!r}."
+        listed = (
+            f" It has {', '.join(map(repr, known))}." if len(known) <= _FEW else ""
+        )
+        text = (
+            f"keep_io_types (--io-types): the model has no input or output {name!r}."
+        )
         yield Unmatched(
             "keep_io_types", name, text + (suggestion(known, name) or listed)
         )
@@ -386,7 +390,11 @@ def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]
         Override(low, Reason.PATTERN, f"{option} {text!r}")
         for low, option, texts in (
             (False, "keep_nodes (--keep-node)", kept),
-            (False, "keep_high (--keep-fp32)", _matching(options.keep_patterns, names)),
+            (
+                False,
+                "keep_high (--keep-fp32)",
+                _matching(options.keep_patterns, names),
+            ),
             (True, "force_low (--force-low)", _matching(options.low_patterns, names)),
         )
         for text in texts

@@ -183,7 +183,9 @@ class _Claims:
         stranded: exact ops among those that the target has no kernels for, where the level would lower them.
     """
 
-    def __init__(self, problem: Problem, freed: Mapping[int, frozenset[Basis]]) -> None:
+    def __init__(
+        self, problem: Problem, freed: Mapping[int, frozenset[Basis]]
+    ) -> None:
         self.problem = problem
         self.freed = freed
         self.graph = problem.graph
@@ -273,9 +275,7 @@ class _Claims:
         bound = self.ports.layouts[node.index].bound
         lowered = {**bound, param: retyped(bound[param], low)}
         limit = kernel_limit(device_of(target), node.proto, lowered)
-        why = (
-            f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
-        )
+        why = f"no {low.name} kernel for {node.key} (opset {signature.since}) on {target}"
         return why if limit is None else f"{why}, since {limit}"
 
     def imply(self, p: int, q: int) -> None:
@@ -303,7 +303,9 @@ class _Claims:
             self.keep(self.hard, node.index, Reason.UNSOUND, "")
         if nodes:
             more = (
-                f" and {len(nodes) - 1} more nodes stay" if len(nodes) > 1 else " stays"
+                f" and {len(nodes) - 1} more nodes stay"
+                if len(nodes) > 1
+                else " stays"
             )
             self.warnings.append(_UNSOUND.format(f"{nodes[0].label!r}{more}"))
 
@@ -355,7 +357,9 @@ class _Claims:
                     is_own = index in listed.black
                     self.pin(self.high if is_own else self.default, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
-                    self.worthy.add(root)  # Casts may cost more than its error is worth
+                    self.worthy.add(
+                        root
+                    )  # Casts may cost more than its error is worth
                 else:
                     self.pin(self.low, variable, *pin)
 

@@ -4,7 +4,14 @@ A *variable* is one question: low precision or float32? Each port of the graph h
 the constants below if there is nothing to decide.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache

@@ -154,7 +154,9 @@ def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
         emulated_arithmetic(options.target) is not None and options.low is FLOAT16
     )
     return (
-        graph.ask(split_products) if is_summed and SUM not in options.user_black else []
+        graph.ask(split_products)
+        if is_summed and SUM not in options.user_black
+        else []
     )
 
 

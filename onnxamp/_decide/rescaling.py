@@ -182,7 +182,8 @@ def _is_shared(graph: Graph, value: int, stats: ConstantStats | None) -> bool:
 
 def is_stored(graph: Graph, value: int) -> bool:
     """Return whether the value is a constant itself, rather than moved from one."""
-    return graph.constants.source(value) == value and graph.constants.is_constant(value)
+    constants = graph.constants
+    return constants.source(value) == value and constants.is_constant(value)
 
 
 def _ends(made: Equations, *, borders: bool) -> None:
@@ -421,7 +422,9 @@ def complete(equations: Equations, rescaling: Rescaling) -> list[int]:
     return result
 
 
-def _completed(relations: Sequence[Relation], exponents: list[int | None]) -> list[int]:
+def _completed(
+    relations: Sequence[Relation], exponents: list[int | None]
+) -> list[int]:
     """Solve relations with one unknown as long as there are any, then set an unknown to 0, and so on."""
     uses = dict[int, list[int]]()
     for index, relation in enumerate(relations):
@@ -521,7 +524,9 @@ def _constant_windows(equations: Equations, low: Format) -> None:
         if largest:
             least, most = _window(largest, low.max_finite, low, _SMALL_WEIGHT)
             rule = exponent_rules().get(graph.nodes[use[0]].key)
-            is_factor = stats.uniform is not None and rule is not None and not rule.same
+            is_factor = (
+                stats.uniform is not None and rule is not None and not rule.same
+            )
             windows.append(Window(least, most if is_factor else max(most, 0)))
         if stats.largest >= SENTINEL:  # they stay finite, and sentinels
             least = frexp(stats.largest)[1] - _FLOAT_EXPONENTS

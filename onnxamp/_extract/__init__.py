@@ -142,7 +142,9 @@ def _constant(view: View, wiring: Wiring) -> set[int]:
         if node.scope != 0 or node.key in op_facts().random:
             continue
         values = [view.values[value] for value in wiring.needs[node.index]]
-        held = [value.origin in _HELD or value.producer in constant for value in values]
+        held = [
+            value.origin in _HELD or value.producer in constant for value in values
+        ]
         if node.key == "Constant" or (held and all(held) and not node.bodies):
             constant.add(node.index)
     return constant
@@ -308,7 +310,9 @@ class Recorded(NamedTuple):
     @property
     def entered(self) -> dict[str, Array]:
         """The inputs that are tensors; all inputs are, once the region is assembled."""
-        return {name: value for name, value in self.inputs.items() if value is not None}
+        return {
+            name: value for name, value in self.inputs.items() if value is not None
+        }
 
     @property
     def expected(self) -> dict[str, Array]:

@@ -74,7 +74,9 @@ def _as_written(execution: Execution, name: str) -> Array | None:
 
 def is_finite(array: Array) -> bool:
     """Return whether an array is free of NaN and infinities; only floats can have them."""
-    return "float" not in array.dtype.name or bool(np.isfinite(_as_double(array)).all())
+    return "float" not in array.dtype.name or bool(
+        np.isfinite(_as_double(array)).all()
+    )
 
 
 def _as_double(array: Array) -> Array:
@@ -331,7 +333,8 @@ def _record(
     """
     values = center.graph.view.values
     inputs, outputs = (
-        [values[value].name for value in border] for border in (cut.inputs, cut.outputs)
+        [values[value].name for value in border]
+        for border in (cut.inputs, cut.outputs)
     )
     flow = _flow(center.opened, feeds, run)
     # Kernels may round differently if weights are constants.

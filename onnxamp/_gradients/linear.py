@@ -330,7 +330,9 @@ def _to_first_maxima(call: Call) -> Tensor:
             y.size(axis) * stride + (start + 1 - stride)
             for axis, stride, start in spans
         )
-        taken = padded.op("Slice", starts, x.writer.vector(*ends), axes, window.strides)
+        taken = padded.op(
+            "Slice", starts, x.writer.vector(*ends), axes, window.strides
+        )
         places.append(taken.reshape(-1, 1, inner))
     first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
     numbers = x.writer.ints(range(count)).reshape(1, count, *[1] * len(axes))

@@ -139,7 +139,9 @@ def _pad(call: Call) -> Grads:
                 raise call.error(
                     f"pads axis {axis}, whose size is unknown, in mode {mode!r}"
                 )
-            places = np.pad(np.arange(size, dtype=np.int64), (before, after), mode=mode)
+            places = np.pad(
+                np.arange(size, dtype=np.int64), (before, after), mode=mode
+            )
             dx = scatter(dx, places, axis, size, rank)
     return dx
 
@@ -147,7 +149,9 @@ def _pad(call: Call) -> Grads:
 def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor:
     """Return ``dy`` cropped by positive amounts and padded by negative ones; ``ends`` has (before, after) by axis."""
     added = {
-        axis: before for axis, (before, after) in ends.items() if max(before, after) > 0
+        axis: before
+        for axis, (before, after) in ends.items()
+        if max(before, after) > 0
     }
     if added:
         starts = [max(before, 0) for before in added.values()]
@@ -251,7 +255,9 @@ def _matrix(
 def _summed(dy: Tensor, axis: int, small: int, factor: int, rank: int) -> Tensor:
     """Return the sums of neighboring copies along an axis."""
     rest = [dy.op("Shape", start=axis + 1)] if axis + 1 < rank else []
-    return dy.reshape(*[0] * axis, small, factor, *rest).sum([axis + 1], keepdims=False)
+    return dy.reshape(*[0] * axis, small, factor, *rest).sum(
+        [axis + 1], keepdims=False
+    )
 
 
 def _along(dy: Tensor, matrix: NDArray[np.float32], axis: int, rank: int) -> Tensor:

@@ -196,7 +196,9 @@ class _Places(NamedTuple):
         if call.has(_PAST[0]):
             old = _rows(call, past, call[_PAST[0]].size(2))
         present = call.output(1)
-        written = new if present is None else _rows(call, past + count, present.size(2))
+        written = (
+            new if present is None else _rows(call, past + count, present.size(2))
+        )
         keys = new if old is None else writer.concat([old, new], 1)
         return cls(new, keys, written)
 
@@ -273,7 +275,9 @@ def _group_query(call: Call) -> Grads:
 
 def _check_outputs(call: Call) -> None:
     if any(dy is not None for dy in call.dys[3:]):
-        raise call.error("passes its scores on to the loss, which has no gradient rule")
+        raise call.error(
+            "passes its scores on to the loss, which has no gradient rule"
+        )
 
 
 def _parts(call: Call) -> Sequence[Tensor]:

@@ -396,7 +396,11 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
     weights = [numpy_helper.from_array(constants[name], name) for name in read]
     results = map(helper.make_empty_tensor_value_info, outputs)
     graph = helper.make_graph(
-        [node.proto for node in nodes], "constants", [], [*results], initializer=weights
+        [node.proto for node in nodes],
+        "constants",
+        [],
+        [*results],
+        initializer=weights,
     )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
     arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(

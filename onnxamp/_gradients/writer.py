@@ -119,7 +119,9 @@ class Tensor:
         """Return the size of an axis: a number if it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
         return (
-            self.op("Shape", start=axis, end=axis + 1 or None) if size is None else size
+            self.op("Shape", start=axis, end=axis + 1 or None)
+            if size is None
+            else size
         )
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
@@ -185,13 +187,19 @@ class Writer:
         self._inputs = {entry.name for entry in self.editor.view.model.graph.input}
 
     def ops(
-        self, op_type: str, *inputs: Any, into: Sequence[str] = ("",), **attributes: Any
+        self,
+        op_type: str,
+        *inputs: Any,
+        into: Sequence[str] = ("",),
+        **attributes: Any,
     ) -> list[Tensor]:
         """Write a node with one output per name in ``into``; "" asks for a new name. See :meth:`Tensor.op`."""
         tensors = [self._lifted(item) for item in inputs]
         fresh = self.editor.names.fresh
         names = [name or fresh(f"{self.prefix}/{op_type}") for name in into]
-        given = {name: value for name, value in attributes.items() if value is not None}
+        given = {
+            name: value for name, value in attributes.items() if value is not None
+        }
         reads = ["" if tensor is None else tensor.name for tensor in tensors]
         node = self.editor.make(
             op_type, reads, names, fresh(f"{names[0]}/node"), **given
@@ -250,7 +258,9 @@ class Writer:
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """Return the parts joined along an axis; a single part is returned as it is."""
         return (
-            parts[0].op("Concat", *parts[1:], axis=axis) if len(parts) > 1 else parts[0]
+            parts[0].op("Concat", *parts[1:], axis=axis)
+            if len(parts) > 1
+            else parts[0]
         )
 
     def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:

@@ -109,7 +109,9 @@ class Constants:
     def _measured(self, value: int) -> ConstantStats | None:
         tensor = self.tensors.get(value)
         if tensor is not None:
-            return known_stats(tensor, self.folder) or tensor_stats(tensor, self.folder)
+            return known_stats(tensor, self.folder) or tensor_stats(
+                tensor, self.folder
+            )
         array = self._array(value)
         return None if array is None else constant_stats(array)
 
@@ -220,7 +222,9 @@ class Constants:
             )
             return read_array(held, self.folder)
         number = self._attribute(value, "value_float")
-        numbers = self._attribute(value, "value_floats") if number is None else [number]
+        numbers = (
+            self._attribute(value, "value_floats") if number is None else [number]
+        )
         return None if numbers is None else np.asarray(numbers, np.float32)
 
 

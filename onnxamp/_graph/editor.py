@@ -49,7 +49,10 @@ class GraphEditor:
     """
 
     def __init__(
-        self, view: View, model: ModelProto | None = None, names: NewNames | None = None
+        self,
+        view: View,
+        model: ModelProto | None = None,
+        names: NewNames | None = None,
     ) -> None:
         self.view = view
         self._given = model
@@ -201,7 +204,9 @@ class GraphEditor:
         removed = self._removed.get(scope, set())
         nodes = self.view.scopes[scope].nodes
         gone = {
-            name for index in removed for name in graph.node[index - nodes.start].output
+            name
+            for index in removed
+            for name in graph.node[index - nodes.start].output
         }
         gone |= self._undeclared.get(scope, set())
         if inserted or removed:

@@ -168,7 +168,9 @@ class _Builder:
     def _where(self, scope: int) -> str:
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
         return (
-            "the graph" if scope == 0 else f"a subgraph of {self.rows[owner][0].name!r}"
+            "the graph"
+            if scope == 0
+            else f"a subgraph of {self.rows[owner][0].name!r}"
         )
 
     def _find(self, name: str, scope: int) -> int:
@@ -265,7 +267,9 @@ def _topological(builder: _Builder) -> Sequence[Node]:
             continue
         stack.append((index, True))
         for _, scope in reversed(node.bodies):
-            stack += [(inner, False) for inner in reversed(builder.scopes[scope].nodes)]
+            stack += [
+                (inner, False) for inner in reversed(builder.scopes[scope].nodes)
+            ]
     return result
 
 

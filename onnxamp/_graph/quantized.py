@@ -28,7 +28,16 @@ _FACTORS: Final = 2
 """Inputs of a product that are multiplied."""
 _BITS: Final = ("bits", "expert_weight_bits")
 """Attributes of ONNX Runtime's own ops: the bits of weights that are packed into bytes."""
-_NARROW: Final = ("int2", "int4", "int8", "uint2", "uint4", "uint8", "float4", "float8")
+_NARROW: Final = (
+    "int2",
+    "int4",
+    "int8",
+    "uint2",
+    "uint4",
+    "uint8",
+    "float4",
+    "float8",
+)
 """Prefixes of the names of types with at most eight bits."""
 _PER_AXIS: Final = 13
 """The first opset at which nodes that quantize and dequantize have an axis; ONNX Runtime's own always have one."""
@@ -269,7 +278,9 @@ class _Form:
         self._made[-1].domain = self._domain
         return output
 
-    def _add(self, op: str, inputs: Sequence[str], base: str, **attributes: Any) -> str:
+    def _add(
+        self, op: str, inputs: Sequence[str], base: str, **attributes: Any
+    ) -> str:
         output = self._editor.names.fresh(base)
         self._made.append(self._editor.make(op, inputs, [output], **attributes))
         return output
@@ -346,7 +357,9 @@ def _moved_numbers(node: Node) -> list[int]:
     moved = signature.input(first)
     formals = map(signature.input, range(len(node.inputs)))
     return [
-        at for at, one in enumerate(formals) if one and moved and one.type == moved.type
+        at
+        for at, one in enumerate(formals)
+        if one and moved and one.type == moved.type
     ]
 
 

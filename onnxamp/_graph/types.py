@@ -136,7 +136,11 @@ def _declared(view: View) -> dict[int, str]:
     """Value -> its declared type."""
     declared: dict[int, str] = {}
     for scope in view.scopes:
-        for entry in (*scope.proto.value_info, *scope.proto.input, *scope.proto.output):
+        for entry in (
+            *scope.proto.value_info,
+            *scope.proto.input,
+            *scope.proto.output,
+        ):
             value = scope.names.get(entry.name)
             kind = declared_type(entry.type)
             if value is not None and kind is not None:
@@ -236,7 +240,9 @@ def _shared(
             inputs[position] = kind
             yield value, kind
     yield from zip(
-        node.outputs, output_types(node.proto, node.key, signature, inputs), strict=True
+        node.outputs,
+        output_types(node.proto, node.key, signature, inputs),
+        strict=True,
     )
 
 
@@ -391,7 +397,10 @@ def _constant_type(proto: NodeProto) -> str | None:
 PRECISIONS: Final = (*FORMATS, "float32", "other")
 """Precisions of a node; "other" has no floats, or only float64 and float8."""
 
-_TYPES: Final = {**{low.name: low.tensor for low in FORMATS.values()}, "float32": FLOAT}
+_TYPES: Final = {
+    **{low.name: low.tensor for low in FORMATS.values()},
+    "float32": FLOAT,
+}
 
 
 def node_precision(node: Node, types: Sequence[str | None]) -> str:

@@ -411,7 +411,8 @@ def wire(view: View) -> Wiring:
             scope.owner if scope.parent == 0 else containers[scope.parent]
         )
     outermost = [
-        node.index if node.scope == 0 else containers[node.scope] for node in view.nodes
+        node.index if node.scope == 0 else containers[node.scope]
+        for node in view.nodes
     ]
     needs: dict[int, dict[int, None]] = {index: {} for index in view.scopes[0].nodes}
     readers: dict[int, dict[int, None]] = {}

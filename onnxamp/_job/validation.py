@@ -113,7 +113,9 @@ class Validator:
             RefusedError: the result fails.
         """
         with (
-            staged_conversion(job, self.sink, kept=self.kept, proof=self.proof) as made,
+            staged_conversion(
+                job, self.sink, kept=self.kept, proof=self.proof
+            ) as made,
             made.saved.stage.shown() as written,
         ):
             report = self._judge(job, Model.read(written), layers)
@@ -265,7 +267,11 @@ def healed(
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
     _LOG.info("the result failed its validation: %s", why)
-    if job.plan is not None or not validation.heals or computes_low(job.options.target):
+    if (
+        job.plan is not None
+        or not validation.heals
+        or computes_low(job.options.target)
+    ):
         return _write_failed(job, validator, validation, failure)
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
@@ -462,7 +468,9 @@ class _Fallbacks:
 def _tolerance(failed: DiffReport) -> float:
     """Return the limits that every output has to meet."""
     limits = (
-        one.limit for one in failed.judgements if one.metric in ("rel_l2", "detections")
+        one.limit
+        for one in failed.judgements
+        if one.metric in ("rel_l2", "detections")
     )
     return min(limits, default=TOLERANCES[failed.lowest])
 

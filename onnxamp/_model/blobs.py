@@ -106,7 +106,9 @@ class Desk:
                 f"The file {str(place.path)!r} became shorter while its weights were read."
             )
         return (
-            times_power(numbers, place.exponent, numbers) if place.exponent else numbers
+            times_power(numbers, place.exponent, numbers)
+            if place.exponent
+            else numbers
         )
 
     def _opened(self, place: DataLocation) -> BinaryIO:
@@ -166,7 +168,9 @@ class Stored:
             return desk.fill(self.place, start, stop - start).data.cast("B")[
                 : stop - start
             ]
-        first, last = (FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop))
+        first, last = (
+            FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop)
+        )
         numbers = desk.fill(self.place, first, last - first)
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
@@ -413,6 +417,8 @@ class WeightConverter:
         """Lost elements by name of the weight; pending weights count once they are written."""
         counts = dict(self._counts)
         for name, numbers in self._numbers.items():
-            lost = (count for number in numbers for count in self._pending[number].lost)
+            lost = (
+                count for number in numbers for count in self._pending[number].lost
+            )
             counts[name] = reduce(add, lost, counts.get(name, ConversionCounts()))
         return counts

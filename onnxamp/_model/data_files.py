@@ -148,7 +148,9 @@ def _locations(data: bytes) -> set[str] | None:
     }
 
 
-def referring_models(folder: Path, names: Iterable[str], *but: Path) -> dict[str, Path]:
+def referring_models(
+    folder: Path, names: Iterable[str], *but: Path
+) -> dict[str, Path]:
     """Find the models that refer to files of a folder: those in it, and those in its parent, which may name a file
     ``folder/name``.
 

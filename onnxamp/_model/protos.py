@@ -48,7 +48,8 @@ PLAIN: Final = frozenset(
 """Types of attributes that hold neither tensors nor graphs."""
 
 DATA_FIELDS: Final = tuple(
-    f"{kind}_data" for kind in ("float", "int32", "int64", "string", "double", "uint64")
+    f"{kind}_data"
+    for kind in ("float", "int32", "int64", "string", "double", "uint64")
 )
 """Fields of a tensor that hold its elements one by one."""
 
@@ -331,7 +332,9 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
     return found
 
 
-def _tensor_data(data: Buffer, position: int, end: int, around: _Around) -> Span | None:
+def _tensor_data(
+    data: Buffer, position: int, end: int, around: _Around
+) -> Span | None:
     """Return the raw data of one tensor; None if it has none, or refers to external data."""
     span = None
     default = False

@@ -248,7 +248,9 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
     """Return names that a graph defines -> their truth value, if they have one that no caller can change."""
     listed = {entry.name for entry in graph.input}
     tensors = {
-        tensor.name: tensor for tensor in graph.initializer if tensor.name not in listed
+        tensor.name: tensor
+        for tensor in graph.initializer
+        if tensor.name not in listed
     }
     for node in graph.node:
         name = _constant(node)

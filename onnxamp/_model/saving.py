@@ -219,7 +219,9 @@ def _named_as_usual(
         (name for name in usual if (path.parent / name).exists()), usual[0]
     )
     user = label_beside(referring[taken], path.parent) if referring else ""
-    why = f"{user} refers to {taken}" if referring else f"{taken} could not be replaced"
+    why = (
+        f"{user} refers to {taken}" if referring else f"{taken} could not be replaced"
+    )
     return [f"The weights are in {', '.join(used)}: {why}."]
 
 

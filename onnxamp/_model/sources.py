@@ -67,7 +67,9 @@ def check_opened(file: BinaryIO, path: Path, stamp: FileStamp | None) -> None:
         raise changed_error(path)
 
 
-def check_same(before: Mapping[Path, FileStamp], now: Mapping[Path, FileStamp]) -> None:
+def check_same(
+    before: Mapping[Path, FileStamp], now: Mapping[Path, FileStamp]
+) -> None:
     """Check that files that were read again are those that were read before.
 
     Raises:
@@ -224,7 +226,9 @@ class DataLocation:
 
 
 def data_location(
-    tensor: TensorProto, base_dir: Path | None, known: dict[str, DataFile] | None = None
+    tensor: TensorProto,
+    base_dir: Path | None,
+    known: dict[str, DataFile] | None = None,
 ) -> DataLocation | None:
     """Return the location of a tensor's data, checked against the file; None if the proto itself holds them.
 
@@ -318,7 +322,9 @@ def _resolved(base_dir: Path, location: str) -> Path | None:
 
 def _number(text: str) -> int | None:
     """Return a number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+    return (
+        int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
+    )
 
 
 def lies_inside(tensor: TensorProto) -> bool:

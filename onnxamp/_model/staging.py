@@ -107,7 +107,9 @@ class Stage:
     def _is_noted(self, kind: str, file: Path) -> bool:
         """Return whether a note refers to a file that exists."""
         note = self.folder / kind / file.name
-        return note.exists() and file.exists() and note.read_text() == identity_of(file)
+        return (
+            note.exists() and file.exists() and note.read_text() == identity_of(file)
+        )
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
@@ -411,7 +413,10 @@ class RemoteStage(Stage):
     def discard(self) -> None:
         """Discard the written files, so that no later run continues with them."""
         if self.kept is not None:
-            for key in (_key(self.path), *(f"place of {name}" for name in self.places)):
+            for key in (
+                _key(self.path),
+                *(f"place of {name}" for name in self.places),
+            ):
                 self.kept[key] = None
         self.kept = None
 

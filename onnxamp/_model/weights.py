@@ -429,7 +429,9 @@ class ConstantStats:
 
     def out_of_range(self, low: Format) -> float | None:
         """Return an element that rounds to infinity in the low-precision type and is no sentinel."""
-        return self.largest_number if abs(self.largest_number) >= low.overflow else None
+        return (
+            self.largest_number if abs(self.largest_number) >= low.overflow else None
+        )
 
     def has_sentinel(self, low: Format) -> bool:
         """Return whether an element means infinity and does not fit the low-precision type."""
@@ -510,4 +512,6 @@ def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
     numbers = array[np.abs(array) < SENTINEL]
     extreme = float(numbers[np.abs(numbers).argmax()]) if numbers.size else 0.0
     infinite = bool(np.isinf(array).any())
-    return ConstantStats(float(magnitudes.max(initial=0.0)), uniform, extreme, infinite)
+    return ConstantStats(
+        float(magnitudes.max(initial=0.0)), uniform, extreme, infinite
+    )

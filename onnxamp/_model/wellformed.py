@@ -310,7 +310,8 @@ def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
 def _functions(model: ModelProto) -> frozenset[tuple[str, str]]:
     """Domain and name of each function."""
     return frozenset(
-        (default_domain(function.domain), function.name) for function in model.functions
+        (default_domain(function.domain), function.name)
+        for function in model.functions
     )
 
 
@@ -519,7 +520,10 @@ def _check_attributes(
             raise ModelError(
                 f"{what} has an attribute {item.name!r}, which its schema lacks."
             )
-        if item.type not in (known.get(item.name, item.type), AttributeProto.UNDEFINED):
+        if item.type not in (
+            known.get(item.name, item.type),
+            AttributeProto.UNDEFINED,
+        ):
             found, wanted = (
                 AttributeProto.AttributeType.Name(kind)
                 for kind in (item.type, known[item.name])

@@ -204,7 +204,8 @@ class _Rows(NamedTuple):
         strides = frame.strides
         more = attribute(self.node, "output_padding") or [0] * len(sizes)
         spans = [
-            stride * (size - 1) + 1 for size, stride in zip(sizes, strides, strict=True)
+            stride * (size - 1) + 1
+            for size, stride in zip(sizes, strides, strict=True)
         ]
         wide = np.zeros((*value.shape[:2], *spans), np.float32)
         spread = (slice(None, None, stride) for stride in strides)
@@ -224,7 +225,9 @@ class _Rows(NamedTuple):
             ]
         around = [
             (reach - 1 - first, reach - 1 - last + extra)
-            for (first, last), reach, extra in zip(pads, frame.reach, more, strict=True)
+            for (first, last), reach, extra in zip(
+                pads, frame.reach, more, strict=True
+            )
         ]
         return self._picked(wide, frame, around, [1] * len(sizes), is_mirrored=True)
 
@@ -247,7 +250,9 @@ class _Rows(NamedTuple):
         steps = (slice(None, None, step) for step in (*strides, *frame.dilations))
         view = view[(*first, *steps)]
         if is_mirrored:
-            view = view[first + (slice(None),) * axes + (slice(None, None, -1),) * axes]
+            view = view[
+                first + (slice(None),) * axes + (slice(None, None, -1),) * axes
+            ]
         places = (view.shape[0], *view.shape[2 : 2 + axes])
         batch, *spots = np.unravel_index(self._chosen(prod(places)), places)
         chosen: Any = (batch, slice(None), *spots)
@@ -379,7 +384,8 @@ def _readers(
     waiting = [
         (node, port, start)
         for node, port in graph.uses[value]
-        if not only_low or analysis.decision.is_low(analysis.ports.consumed[node][port])
+        if not only_low
+        or analysis.decision.is_low(analysis.ports.consumed[node][port])
     ]
     while waiting:
         index, port, turn = waiting.pop()

@@ -93,7 +93,9 @@ class WrittenPiece:
         self.shared = shared
         self.ports = Backward({}, {}, {}, {}, {})
         flat = FLAT - ROUNDS
-        path = [node for node in graph.order if not node.scope and node.key not in flat]
+        path = [
+            node for node in graph.order if not node.scope and node.key not in flat
+        ]
         names = graph.scopes[0].names
         self.floats = {
             name: value for name, value in names.items() if graph.types[value] == FLOAT

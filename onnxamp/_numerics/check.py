@@ -119,9 +119,13 @@ def check_run(
         budget=budget,
     )
     with opened(state) as kept:
-        check = Check(one, replace(run, state=kept), ops or OpFilter(), keep, stop=stop)
+        check = Check(
+            one, replace(run, state=kept), ops or OpFilter(), keep, stop=stop
+        )
         kept_samples = check.kept_samples()
-        with Place(jobs, cluster).sharing(samples.counted, gpus=engine.gpus) as workers:
+        with Place(jobs, cluster).sharing(
+            samples.counted, gpus=engine.gpus
+        ) as workers:
             check = replace(check, run=replace(check.run, workers=workers))
             return check.report(kept_samples)
 
@@ -195,7 +199,9 @@ class Check:
                     text = f"The model does not run (sample {number + 1}): {trouble}"
                     if isinstance(trouble, RuntimeFailure):
                         what = "The model does not run"
-                        text = input_failure(what, trouble, samples, number, self.model)
+                        text = input_failure(
+                            what, trouble, samples, number, self.model
+                        )
                     report = replace(report, skipped=text)
                     break
                 if not self.stop:

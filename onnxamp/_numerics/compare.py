@@ -40,7 +40,9 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
     if isinstance(reference, Mapping) and isinstance(result, Mapping):
         keys = [key for key in reference if key in result]
         if keys or not (reference or result):
-            yield compare(name, _table([reference], keys)[0], _table([result], keys)[0])
+            yield compare(
+                name, _table([reference], keys)[0], _table([result], keys)[0]
+            )
     elif isinstance(reference, list) and isinstance(result, list):
         if keys := _shared_keys([*reference, *result]):
             size = min(len(reference), len(result))
@@ -382,7 +384,9 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
     sizes = [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
     bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
-    odd = [diff for diff in diffs if diff.reference_shape != diff.result_shape] or diffs
+    odd = [
+        diff for diff in diffs if diff.reference_shape != diff.result_shape
+    ] or diffs
     detections = [diff.detections for diff in diffs if diff.detections is not None]
     rows = [
         diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0

@@ -158,7 +158,9 @@ def cure_conversion(
     nodes: tuple[str, ...] = ()
     report = search.compare(nodes, layers=True) if failed is None else failed
     rows = report.layers if report is not None else ()
-    rounded = sum(row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows)
+    rounded = sum(
+        row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
+    )
     step = 1
     while report is not None and not report.passed and search.goes_on(TRIALS):
         more = _suspects(report.layers, set(nodes), step)

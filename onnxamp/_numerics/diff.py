@@ -431,14 +431,20 @@ class Comparison:
                     report = replace(report, **asdict(diff.facts))
                 if diff.error is not None:
                     text = input_failure(
-                        "The reference does not run", diff.error, samples, number, model
+                        "The reference does not run",
+                        diff.error,
+                        samples,
+                        number,
+                        model,
                     )
                     return replace(report, skipped=text), None
                 if diff.failure is not None:
                     failure = f"{DOES_NOT_RUN}{diff.failure}"
                     return replace(report, failure=failure), None
                 if diff.noise is not None:
-                    report = replace(report, noise=max(diff.noise, report.noise or 0.0))
+                    report = replace(
+                        report, noise=max(diff.noise, report.noise or 0.0)
+                    )
                 tally.add(number, diff)
                 _LOG.debug("compared sample %d of %d", number + 1, samples.taken)
                 if monotonic() > until:

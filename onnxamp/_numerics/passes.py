@@ -205,7 +205,9 @@ def _seeds(
     """Signs over values, divided by their norms."""
     for number, group in enumerate(groups):
         arrays = {
-            name: np.asarray(side.output(name)) for name in group if name in side.values
+            name: np.asarray(side.output(name))
+            for name in group
+            if name in side.values
         }
         arrays = {name: array for name, array in arrays.items() if array.size}
         few = any(1 < array.size < _MANY for array in arrays.values())

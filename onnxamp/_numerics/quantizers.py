@@ -91,7 +91,8 @@ def _results(view: View, node: Node) -> list[str]:
             if scope
         )
         value = next(
-            (owner.outputs[port] for owner, port in owners if owner.key == "If"), ABSENT
+            (owner.outputs[port] for owner, port in owners if owner.key == "If"),
+            ABSENT,
         )
         if value != ABSENT:
             names.append(view.values[value].name)
@@ -128,7 +129,10 @@ class Settled(NamedTuple):
 
 def rounds_to_integers(model: ModelProto) -> bool:
     """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
-    nodes = [*model.graph.node, *(node for one in model.functions for node in one.node)]
+    nodes = [
+        *model.graph.node,
+        *(node for one in model.functions for node in one.node),
+    ]
     keys = _QUANTIZERS | OPERATORS.keys()
     return any(op_key(node) in keys for node in all_nodes(nodes))
 

@@ -26,7 +26,12 @@ from onnxamp._ops.providers import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine
-from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print, versions
+from onnxamp._runtime.fingerprints import (
+    SentModel,
+    model_print,
+    sample_print,
+    versions,
+)
 from onnxamp._runtime.loop import (
     Item,
     KeptSamples,

@@ -30,7 +30,13 @@ from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
 from onnxamp._model.model import Model
-from onnxamp._model.weights import ConversionCounts, Scratch, lower, read_array, rounded
+from onnxamp._model.weights import (
+    ConversionCounts,
+    Scratch,
+    lower,
+    read_array,
+    rounded,
+)
 from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._optional import require
 from onnxamp._options.options import Options
@@ -123,7 +129,9 @@ class WeightRounder:
         for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
         found = {value: self._found[key] for value, key in keys.items()}
-        chosen = {value: bits for value, (bits, _) in found.items() if bits is not None}
+        chosen = {
+            value: bits for value, (bits, _) in found.items() if bits is not None
+        }
         norms = [norms for bits, norms in found.values() if bits is not None]
         before, after = (
             _mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1)
@@ -268,7 +276,11 @@ def _round_weight(
     bits, counts = lower(stored, low, low.max_finite, Scratch(stored.size))
     lost = int(np.count_nonzero((stored == 0) & (array.reshape(-1) != 0)))
     counts = ConversionCounts(counts.elements, 0, lost, counts.subnormal)
-    return Chosen(_kept(bits), counts), (found.nearest, found.compensated, found.signal)
+    return Chosen(_kept(bits), counts), (
+        found.nearest,
+        found.compensated,
+        found.signal,
+    )
 
 
 def _kept(bits: Bits) -> Bits:

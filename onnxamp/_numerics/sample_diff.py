@@ -171,7 +171,9 @@ class TwoModels(PairedSessions):
                 f"whole=True on the CPU would hide the effect of {lowest}: leave it out, and onnxamp emulates {lowest}."
             )
         ran_on = self.result.engine.name(lowest)
-        return RunFacts(lowest, ran_on, reference.lowest, _unmatched(reference, result))
+        return RunFacts(
+            lowest, ran_on, reference.lowest, _unmatched(reference, result)
+        )
 
     def _run(self, number: int, feeds: Feeds, progress: Progress) -> PairedOutputs:
         """Run both models on one sample: side by side if values are compared, whole if that is how they run.
@@ -360,7 +362,9 @@ def _layers(
         node = reference.nodes[position]
         dtype = dtype_of(result, name)
         label = node.name or name
-        if "float" not in dtype and not (row.accumulated and row.accumulated.error_max):
+        if "float" not in dtype and not (
+            row.accumulated and row.accumulated.error_max
+        ):
             continue  # shapes, indices and masks that are equal
         yield LayerDiff(
             position=position,
@@ -408,7 +412,9 @@ def _differences(reference: Any, result: Any) -> list[str]:
             for text in _differences(one, other)
         ]
     if type(reference) is not type(result):
-        return [f"It is {type(result).__name__} instead of {type(reference).__name__}."]
+        return [
+            f"It is {type(result).__name__} instead of {type(reference).__name__}."
+        ]
     return []
 
 
@@ -495,7 +501,11 @@ def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
     if floats and all(count == diff.size for diff, count in spoiled):
         text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
         return replace(report, skipped=" ".join([text, *tally.notes]))
-    if report.noise is not None and report.noise > _HOPELESS and report.failure is None:
+    if (
+        report.noise is not None
+        and report.noise > _HOPELESS
+        and report.failure is None
+    ):
         text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
         return replace(
             report, skipped=f"{text}: its outputs say nothing about low precision."

@@ -230,7 +230,9 @@ class _Branches:
         flow = self.flow
         reads = piece_inputs(flow, Piece(part, ()))
         values = {
-            name: side.values[name] if name in side.values else self.runner.weight(name)
+            name: side.values[name]
+            if name in side.values
+            else self.runner.weight(name)
             for name in reads
         }
         if part[0] in self.gathers:  # only the rows that are gathered cost anything
@@ -249,7 +251,9 @@ class _Branches:
             part=part,
             inputs=tuple((name, _shape(value)) for name, value in values.items()),
             seeded=tuple(seeded.items()),
-            seen=tuple((name, one.shapes[name]) for name in made if name in one.shapes),
+            seen=tuple(
+                (name, one.shapes[name]) for name in made if name in one.shapes
+            ),
             turns=self._turns(part, values),
             partial=frozenset(
                 name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0

@@ -20,7 +20,9 @@ from onnxamp._runtime.values import Feeds
 
 def defined(decoder: Decoder, feeds: Feeds, outputs: Outputs) -> Outputs:
     """Return outputs with zeros in rows of caches that no token has reached, which engines leave open."""
-    seen = max((np.asarray(feeds[name]).shape[-1] for name in decoder.masks), default=0)
+    seen = max(
+        (np.asarray(feeds[name]).shape[-1] for name in decoder.masks), default=0
+    )
     caches = {name: np.array(outputs[name]) for name in decoder.caches.values()}
     for cache in caches.values() if seen else ():
         cache[..., seen:, :] = 0

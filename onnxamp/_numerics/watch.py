@@ -528,7 +528,9 @@ def keep_float32(
     for row in rows:
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
-        if {index for index, names in enumerate(reads) if row.value in names} <= chosen:
+        if {
+            index for index, names in enumerate(reads) if row.value in names
+        } <= chosen:
             nodes[row.node] = copied(flow.nodes[row.node])
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i

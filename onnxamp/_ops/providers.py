@@ -146,7 +146,9 @@ def profile_of(target: str) -> Profile | None:
         if form == _TRANSPOSED:
             dots[op] = fact
         else:  # "Conv 3x3": the worst form of an op counts
-            products[op] = max(fact, products.get(op, fact), key=lambda one: one.growth)
+            products[op] = max(
+                fact, products.get(op, fact), key=lambda one: one.growth
+            )
     norms = data["normalizations"]
     steps = norms | data.get("steps", {}) | data.get("elementwise", {})
     return Profile(
@@ -165,7 +167,9 @@ def profile_of(target: str) -> Profile | None:
         formulas={
             name: row["computed"] for name, row in steps.items() if "computed" in row
         },
-        cancelling=frozenset(name for name, row in norms.items() if row.get("cancels")),
+        cancelling=frozenset(
+            name for name, row in norms.items() if row.get("cancels")
+        ),
         folded_first=frozenset(data.get("folds", {}).get("first", ())),
     )
 

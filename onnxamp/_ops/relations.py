@@ -93,7 +93,8 @@ class DimensionRule:
     def _holds(self, node: NodeProto, terms: Sequence[Terms | None]) -> bool:
         """Return whether the node has the attributes and the inputs that the row requires."""
         if any(
-            (attribute(node, name) or 0) != wanted for name, wanted in self.when.items()
+            (attribute(node, name) or 0) != wanted
+            for name, wanted in self.when.items()
         ):
             return False
         if any(_has(node, name) for name in self.unless):
@@ -157,7 +158,9 @@ def _joined(axis: Any, shapes: Sequence[Sequence[D] | None]) -> Related | None:
     return Related([(Multiple(name, 1), dim) for name, dim in named])
 
 
-def _multiple(term: str, node: NodeProto, absent: Mapping[str, int]) -> Multiple | None:
+def _multiple(
+    term: str, node: NodeProto, absent: Mapping[str, int]
+) -> Multiple | None:
     """Return the value of a term for a node; None if it names an attribute that is absent or not positive."""
     sizes = ""
     factors = dict[str, int]()

@@ -192,7 +192,10 @@ def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
         schema,
         inputs=_ports(schema, schema.inputs, "type_str", "is_homogeneous"),
         outputs=_ports(schema, schema.outputs, "type_str", "is_homogeneous"),
-        has_function=bool(schema.has_function or schema.has_context_dependent_function),  # type: ignore[attr-defined]
+        has_function=bool(
+            schema.has_function  # type: ignore[attr-defined]
+            or schema.has_context_dependent_function  # type: ignore[attr-defined]
+        ),
         attributes={name: item.type.value for name, item in schema.attributes.items()},  # type: ignore[attr-defined]
         required=frozenset(
             name for name, item in schema.attributes.items() if item.required
@@ -326,7 +329,9 @@ class CustomOp:
             for name, value in texts.items()
             if not isinstance(value, str) or not value
         ]:
-            raise ArgumentTypeError(f"A custom op needs a {bad[0]}, given as a string.")
+            raise ArgumentTypeError(
+                f"A custom op needs a {bad[0]}, given as a string."
+            )
         if self.domain == "ai.onnx":
             raise ArgumentError(
                 f"{self.type} is declared for ai.onnx, whose ops ONNX itself defines: use a domain of your own."
@@ -368,7 +373,9 @@ class CustomOp:
 
     def signature(self) -> Signature:
         """Return the declaration in the form of a schema."""
-        ports = [tuple(map(self._port, given)) for given in (self.inputs, self.outputs)]
+        ports = [
+            tuple(map(self._port, given)) for given in (self.inputs, self.outputs)
+        ]
         least = [
             sum(not port.optional and not port.variadic for port in given)
             for given in ports

@@ -195,7 +195,9 @@ class Options:
     def black(self) -> frozenset[str]:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
         preset = (
-            frozenset[str]() if self.level == Level.O3 else frozenset(self.preset.black)
+            frozenset[str]()
+            if self.level == Level.O3
+            else frozenset(self.preset.black)
         )
         return (preset - self.trusted - self.user_white) | self.user_black
 
@@ -210,7 +212,8 @@ class Options:
     def folds_batch_norm(self) -> bool:
         """Whether an inference BatchNormalization takes the precision of the Conv that the runtime folds it into."""
         return (
-            self.preset.folds_batch_norm and "BatchNormalization" not in self.user_black
+            self.preset.folds_batch_norm
+            and "BatchNormalization" not in self.user_black
         )
 
     @property

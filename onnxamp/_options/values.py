@@ -316,7 +316,9 @@ def check_opset(opset: object) -> int | OpsetWord:
             f"opset must be 'auto', 'keep' or an integer, not {type(opset).__name__}."
         )
     if isinstance(opset, str) and opset not in get_args(OpsetWord):
-        raise ArgumentError(f"opset must be 'auto', 'keep' or a number, not {opset!r}.")
+        raise ArgumentError(
+            f"opset must be 'auto', 'keep' or a number, not {opset!r}."
+        )
     newest = onnx_opset_version()
     if isinstance(opset, int) and opset < 1:
         raise ArgumentError(f"There is no opset {opset}: opsets start at 1.")

@@ -76,7 +76,9 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     except OSError as error:
         if error.strerror:
             raise
-        kinds = (number for kind, number in _NUMBERS.items() if isinstance(error, kind))
+        kinds = (
+            number for kind, number in _NUMBERS.items() if isinstance(error, kind)
+        )
         number = next(kinds, EIO)
         said = " ".join(str(error).split())
         is_path = number != EIO and " " not in said  # a known path
@@ -325,7 +327,9 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
         when = 0
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)
     times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
-    return os.stat_result((mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times))
+    return os.stat_result(
+        (mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times)
+    )
 
 
 @cache

@@ -62,7 +62,9 @@ def _softmax(graph: Graph, exp: Node) -> set[int]:
         return set()
     shift = maker_of(graph, exp.inputs[0], "Sub")
     if shift is not None:
-        ends |= {shift.index} | _back_to_reduction(graph, shift.input(1), {"ReduceMax"})
+        ends |= {shift.index} | _back_to_reduction(
+            graph, shift.input(1), {"ReduceMax"}
+        )
     return {exp.index, *ends}
 
 
@@ -249,7 +251,9 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
         if not graph.constants.is_constant(other):
             half = graph.producer(other, "Mul")
             factors = () if half is None else half.inputs
-            rest = [value for value in factors if graph.constants.uniform(value) != 0.5]
+            rest = [
+                value for value in factors if graph.constants.uniform(value) != 0.5
+            ]
             if half is not None and len(rest) < len(factors):
                 group.add(half.index)
                 other = graph.passed_on(rest[0])
@@ -290,7 +294,9 @@ def _silu(graph: Graph, core: Node) -> set[int]:
 def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
     _, _, node = only_reader(graph, value)
     return (
-        node if node is not None and node.key == key and len(node.inputs) == 2 else None
+        node
+        if node is not None and node.key == key and len(node.inputs) == 2
+        else None
     )
 
 
@@ -328,7 +334,9 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
         path = set[int]()
         node = graph.producer(value)
         while (
-            node is not None and node.index not in nodes and node.index in graph.passing
+            node is not None
+            and node.index not in nodes
+            and node.index in graph.passing
         ):
             path.add(node.index)
             node = graph.producer(node.inputs[0])

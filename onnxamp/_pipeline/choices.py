@@ -264,7 +264,12 @@ def choices_of(
 
 def rank(choice: Choice) -> tuple[float, int, bool, int]:
     """Return the sort key of a choice: by time, then by bytes, then float16 first, then no exponents first."""
-    return choice.time, choice.weights, choice.plan.dtype != "float16", choice.exponents
+    return (
+        choice.time,
+        choice.weights,
+        choice.plan.dtype != "float16",
+        choice.exponents,
+    )
 
 
 def _asked(

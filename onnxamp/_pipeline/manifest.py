@@ -161,7 +161,9 @@ def _read(path: Path) -> dict[str, Any]:
         if name in data and (
             isinstance(data[name], bool) or not isinstance(data[name], kinds)
         ):
-            raise ArgumentError(f"{where}: {name} must be {words}, not {data[name]!r}.")
+            raise ArgumentError(
+                f"{where}: {name} must be {words}, not {data[name]!r}."
+            )
     return data
 
 
@@ -227,7 +229,9 @@ def _member(
     if folder is not None:
         if not isinstance(source, str):
             raise ArgumentError(f'{where} has no path: write path = "FILE.onnx".')
-        source = folder / source if as_path(source) == Path(source) else as_path(source)
+        source = (
+            folder / source if as_path(source) == Path(source) else as_path(source)
+        )
     return Member(
         name=name,
         model=Model.of(source),

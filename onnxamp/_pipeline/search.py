@@ -147,7 +147,9 @@ class PipelineSearch:
         trial = Trial(
             model=name,
             choice=choice.label,
-            others=tuple(other for other, one in decided.items() if not one.is_float32),
+            others=tuple(
+                other for other, one in decided.items() if not one.is_float32
+            ),
             error=found.error,
             held=found.error <= self.asked.tolerance,
             time=choice.time,

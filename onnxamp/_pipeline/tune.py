@@ -408,7 +408,9 @@ class _Job:
         )
         search.search()
         _LOG.info(
-            "tuned a pipeline of %d models in %d runs", len(float32), len(search.trials)
+            "tuned a pipeline of %d models in %d runs",
+            len(float32),
+            len(search.trials),
         )
         return search
 
@@ -454,7 +456,8 @@ class _Job:
             for member in pipeline.members
         )
         lowest = next(
-            (one.plan.dtype for one in chosen.values() if not one.is_float32), "float32"
+            (one.plan.dtype for one in chosen.values() if not one.is_float32),
+            "float32",
         )
         metric = "" if runs.value is not None else runs.metric.name
         said = (

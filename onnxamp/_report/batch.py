@@ -45,7 +45,8 @@ def batch_report(report: FolderReport) -> Report:
         sections=(
             section("Models", table("folder", map(_row, report.rows))),
             section(
-                "Failures", (Item(row.message, Level.ERROR, row.name) for row in failed)
+                "Failures",
+                (Item(row.message, Level.ERROR, row.name) for row in failed),
             ),
             section(
                 "Tracebacks",
@@ -58,7 +59,10 @@ def batch_report(report: FolderReport) -> Report:
             ),
             section(
                 "Kept in float32 to pass validation",
-                (Item(row.healed, Level.WARNING, row.name, row.kept) for row in healed),
+                (
+                    Item(row.healed, Level.WARNING, row.name, row.kept)
+                    for row in healed
+                ),
             ),
             section("Would break in low precision", _hazards(report.rows)),
             section(
@@ -149,7 +153,12 @@ def row_line(row: Outcome) -> str:
 def _row(row: Outcome) -> Row:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
-    known = (f"{row.low} of {row.nodes}", f"+{row.casts}", error, size(row.bytes_after))
+    known = (
+        f"{row.low} of {row.nodes}",
+        f"+{row.casts}",
+        error,
+        size(row.bytes_after),
+    )
     is_known = not row.has_failed or row.nodes
     return Row(
         (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),

@@ -101,7 +101,9 @@ def _are(models: Sequence[str]) -> str:
 
 def _cause(cause: Cause, is_slower: bool) -> Item:
     level = Level.WARNING if is_slower else Level.NOTE
-    return Item(f"{cause.model}: {cause.text}.", level, cause.kind, action=cause.action)
+    return Item(
+        f"{cause.model}: {cause.text}.", level, cause.kind, action=cause.action
+    )
 
 
 def _models(models: Sequence[Bench]) -> Table:
@@ -114,7 +116,13 @@ def _models(models: Sequence[Bench]) -> Table:
         memory = _size(model.memory)
         nodes = ", ".join(f"{count} {name}" for name, count in assigned)
         rows.append(
-            (model.model, f"{model.load:.2f}", nodes, memory, ", ".join(options) or "–")
+            (
+                model.model,
+                f"{model.load:.2f}",
+                nodes,
+                memory,
+                ", ".join(options) or "–",
+            )
         )
     return table("benched-models", rows)
 
@@ -159,7 +167,9 @@ def _ops(models: Sequence[Bench]) -> Table:
     for model in models:
         for row in model.ops:
             kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
-    rows = [Row(("all", "", "", *map(_total, models)), is_strong=True)] if kinds else []
+    rows = (
+        [Row(("all", "", "", *map(_total, models)), is_strong=True)] if kinds else []
+    )
     by_time = {
         kind: min((-(row.seconds or 0.0), -row.nodes) for row in ran.values())
         for kind, ran in kinds.items()

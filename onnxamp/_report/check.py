@@ -54,7 +54,9 @@ def check_report(
             section(
                 "Device placement", _placement(audit) if audit else (), on_page=False
             ),
-            section("Beyond float16", table("beyond-float16", map(_out_of_range, fit))),
+            section(
+                "Beyond float16", table("beyond-float16", map(_out_of_range, fit))
+            ),
             section("Values", _values(bad, values), is_detail=not bad, on_page=False),
             section(
                 "Nodes and weights", _sizes(audit) if audit else (), is_detail=True
@@ -104,9 +106,7 @@ def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
         skipped = (run and run.skipped) or "The model was not run."
         sentence = "Nothing is known to break, but nothing was run."
         return Verdict(status, sentence, (skipped, *found))
-    seen = (
-        f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
-    )
+    seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
     found = (*found, *_fits(run))
     if status is Status.INEXACT:
         return Verdict(

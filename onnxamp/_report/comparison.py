@@ -88,7 +88,9 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
 
 def first_bad_sentence(bad: FirstBad) -> str:
     """The op that goes wrong first, or the value at which the accumulated error becomes too large."""
-    where = f"output of {bad.op} node {bad.node!r}" if bad.node != bad.value else bad.op
+    where = (
+        f"output of {bad.op} node {bad.node!r}" if bad.node != bad.value else bad.op
+    )
     made = f"{bad.value!r} ({where})"
     if bad.breaks:
         return f"The first bad value is {made}: {bad.alarm}."
@@ -161,7 +163,9 @@ def text_figures(diff: "DiffReport | Outcome") -> Iterator[Figure]:
     for found in diff.outputs:
         if found.kl_divergence is not None:
             where = f"output {found.name}"
-            yield Figure("KL divergence", number(found.kl_divergence), f"nats, {where}")
+            yield Figure(
+                "KL divergence", number(found.kl_divergence), f"nats, {where}"
+            )
             agreed = _share(found.argmax_agreement)
             yield Figure("top-1 agreement", agreed, f"of rows, {where}")
     if (text := diff.perplexity) is not None:
@@ -231,8 +235,12 @@ def _change(found: Parting) -> str:
 
 
 def _outputs(diff: DiffReport) -> Table:
-    missed = {judgement.output for judgement in diff.judgements if not judgement.passed}
-    rows = [_output(output, is_missed=output.name in missed) for output in diff.outputs]
+    missed = {
+        judgement.output for judgement in diff.judgements if not judgement.passed
+    }
+    rows = [
+        _output(output, is_missed=output.name in missed) for output in diff.outputs
+    ]
     if len(rows) > _ROWS:  # rows with faults must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
     return table("outputs", rows)

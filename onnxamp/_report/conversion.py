@@ -266,7 +266,9 @@ def _why_nothing(made: Conversion) -> str:
     before = _by_precision(made.summary.nodes_before, made.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
-    kinds = [kind for kind in FORMATS if before.get(kind, 0) > before.get("float32", 0)]
+    kinds = [
+        kind for kind in FORMATS if before.get(kind, 0) > before.get("float32", 0)
+    ]
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."

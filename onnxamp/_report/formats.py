@@ -103,7 +103,10 @@ def _check(found: DiffReport) -> None:
         ValueError: the numbers cannot come from a comparison.
     """
     measured = (
-        m for row in found.layers for m in (row.local, row.accumulated) if m is not None
+        m
+        for row in found.layers
+        for m in (row.local, row.accumulated)
+        if m is not None
     )
     if found.lowest not in LOWNESS or any(
         m.error_energy < 0 or m.reference_energy < 0 for m in measured

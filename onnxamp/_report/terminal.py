@@ -78,7 +78,9 @@ _SIGNS: Final = {
 }
 
 
-def print_report(report: Report, *, verbose: bool = False, brief: bool = False) -> None:
+def print_report(
+    report: Report, *, verbose: bool = False, brief: bool = False
+) -> None:
     """Print a report on standard output; with ``brief`` its verdict, and problems if there are any.
 
     Commands stand on lines of their own, unbroken, so that they can be copied. If standard output is no terminal and
@@ -89,7 +91,9 @@ def print_report(report: Report, *, verbose: bool = False, brief: bool = False) 
     if brief and whole:
         console.width = _ENDLESS
     with console.capture() as capture:
-        console.print(_Shown(report, verbose, whole, brief, has_steps=True), crop=False)
+        console.print(
+            _Shown(report, verbose, whole, brief, has_steps=True), crop=False
+        )
     # Rich would not raise an error for a closed pipe.
     console.file.write(capture.get())
     console.file.flush()  # errors follow on standard error
@@ -242,7 +246,9 @@ class _Shown:
         if len(rows) < len(part.rows):
             told.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
         if left := [
-            title for at, title in enumerate(part.columns) if title and at not in widths
+            title
+            for at, title in enumerate(part.columns)
+            if title and at not in widths
         ]:
             told.append(f"Left out for lack of space: {', '.join(left)}.")
         yield from (_hanging(" ", _text(text, "dim")) for text in told)

@@ -119,7 +119,9 @@ def tuning_report(
     if made.validation is not None:
         return report
     return report._replace(
-        task=base.task.replace("convert", "tune", 1), verdict=mine.verdict, ran=mine.ran
+        task=base.task.replace("convert", "tune", 1),
+        verdict=mine.verdict,
+        ran=mine.ran,
     )
 
 
@@ -255,7 +257,9 @@ def measured_error(tuned: Tuned, position: int) -> float | None:
     """Return the error of a candidate, None if only predicted; for the written one, that of the model on
     all samples.
     """
-    return tuned.error if position == tuned.chosen else tuned.candidates[position].error
+    return (
+        tuned.error if position == tuned.chosen else tuned.candidates[position].error
+    )
 
 
 def known_error(tuned: Tuned, position: int) -> float:
@@ -274,9 +278,7 @@ def _verdict(tuned: Tuned) -> Verdict:
     if not written.nodes:
         return _unconverted(tuned, text)
     share = percent(written.bytes, 1.0)
-    sentence = (
-        f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}."
-    )
+    sentence = f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}."
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
     return Verdict(Status.PASSED, sentence, details)
 
@@ -310,9 +312,7 @@ def _unconverted(tuned: Tuned, text: str) -> Verdict:
         one.nodes and one.best_known_error <= tuned.tolerance
         for one in tuned.candidates
     ):
-        sentence = (
-            f"Nothing was converted: candidate {tuned.chosen} keeps everything float32."
-        )
+        sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything float32."
     elif tuned.rejected is not None:
         sentence = "No candidate is faster by the estimate: the model stays as it is."
         details.insert(0, _slower(tuned, tuned.rejected))
@@ -349,7 +349,9 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
 
 
 def _candidates(tuned: Tuned) -> Table:
-    rows = (_candidate(tuned, place, one) for place, one in enumerate(tuned.candidates))
+    rows = (
+        _candidate(tuned, place, one) for place, one in enumerate(tuned.candidates)
+    )
     return table("candidates", rows)
 
 
@@ -384,7 +386,9 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
         yield Item(text, label=count(times, "node"), members=detailed(mine))
     nodes = {
-        (row.scope, row.node): row for row in tuned.plan.rows if row.op not in CONSTANTS
+        (row.scope, row.node): row
+        for row in tuned.plan.rows
+        if row.op not in CONSTANTS
     }
     for reason, times in Counter(
         row.reason for row in nodes.values() if not row.low
@@ -498,7 +502,8 @@ def _pipeline_figures(tuned: "TunedPipeline") -> tuple[Figure, ...]:
 
 def _pipeline_models(tuned: "TunedPipeline") -> Table:
     rows = (
-        _pipeline_model(place, tuned[name]) for place, name in enumerate(tuned.order, 1)
+        _pipeline_model(place, tuned[name])
+        for place, name in enumerate(tuned.order, 1)
     )
     return table("pipeline-models", rows)
 

@@ -131,7 +131,9 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
     values = editor.view.values
     copies = {copy.value: copy for copy in edits.copies}
     lowered = dict[int, TensorProto]()
-    for scope, graph in zip(editor.view.scopes[::-1], editor.graphs[::-1], strict=True):
+    for scope, graph in zip(
+        editor.view.scopes[::-1], editor.graphs[::-1], strict=True
+    ):
         for tensor in graph.initializer:
             value = scope.names[tensor.name]
             tensor.name = edits.renamed.get(value, tensor.name)

@@ -220,7 +220,9 @@ class _Removal:
         """Return whether first -> second -> third may become first -> third."""
         a, b, c = (self.types[value] for value in (first, second, third))
         if is_lossless(element_name(a), element_name(b)):
-            return c != "tensor(string)"  # the type determines which digits are written
+            return (
+                c != "tensor(string)"
+            )  # the type determines which digits are written
         return self.lossy and a == c == FLOAT and b in LOW_TENSORS
 
     def replace(self, value: int, replacement: int) -> bool:
@@ -275,7 +277,11 @@ def remove_pairs(
 
 
 def find_pairs(
-    graph: Graph, target: str = "any", kept: Container[int] = (), *, chains: bool = True
+    graph: Graph,
+    target: str = "any",
+    kept: Container[int] = (),
+    *,
+    chains: bool = True,
 ) -> "Pairs":
     """Return the redundant pairs of a graph. Complexity: linear in nodes.
 

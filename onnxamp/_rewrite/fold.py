@@ -78,7 +78,11 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
         if not is_unread(value):
             continue
         producer = view.producer(value)
-        if producer is not None and producer.index not in nodes and not producer.bodies:
+        if (
+            producer is not None
+            and producer.index not in nodes
+            and not producer.bodies
+        ):
             if all(made == ABSENT or is_unread(made) for made in producer.outputs):
                 nodes.add(producer.index)
                 pending += producer.reads
@@ -179,8 +183,12 @@ def apply(draft: Draft, options: Options) -> Passed:
     if wanted > current:
         try:
             graph = upgraded(graph, wanted)
-            needed = told([fold for fold in possible if current < fold.opset <= wanted])
-            notes.append(f"Upgraded from opset {current} to {wanted} to fold {needed}.")
+            needed = told(
+                [fold for fold in possible if current < fold.opset <= wanted]
+            )
+            notes.append(
+                f"Upgraded from opset {current} to {wanted} to fold {needed}."
+            )
         except OpsetError as error:
             refused.append(str(error))
     reached = graph.book.opsets[""]
@@ -218,7 +226,8 @@ def reachable(
         {fold.opset for fold in folds if current < fold.opset <= newest}, reverse=True
     )
     return next(
-        (opset for opset in opsets if not _losers(graph, folds, target, opset)), current
+        (opset for opset in opsets if not _losers(graph, folds, target, opset)),
+        current,
     )
 
 

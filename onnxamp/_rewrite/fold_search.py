@@ -154,7 +154,9 @@ def _shapes(
     if producer.key == "Gemm":
         axis = 0 if attribute(producer.proto, "transB") else 1
         fits = len(weight) == 2 and weight[axis] == channels
-        return (weight, (channels, 1) if axis == 0 else (1, channels)) if fits else None
+        return (
+            (weight, (channels, 1) if axis == 0 else (1, channels)) if fits else None
+        )
     ones = (1,) * (len(weight) - 2)
     if len(weight) < 3:
         return None

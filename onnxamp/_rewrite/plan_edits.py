@@ -165,7 +165,9 @@ class _Planner:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
         # producers first: a Cast of a removed Cast reads its input
         for node in self.graph.order:
-            sides = self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
+            sides = (
+                self.ports.of_node.get(node.index, {}) if node.key == "Cast" else {}
+            )
             if len(sides) < 2 or not all(self.low[side] for side in sides.values()):
                 continue
             source = node.inputs[0]

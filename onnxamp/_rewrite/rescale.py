@@ -153,7 +153,9 @@ class _Rescaling:
             if not exponent or not number:
                 continue
             result = float(np.ldexp(np.float32(number), -exponent))
-            if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(number):
+            if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(
+                number
+            ):
                 self.lost[f"{self.graph.nodes[item.node].label}.{item.name}"] = 1
             set_attribute(proto, item.name, result)
             self.moved += 1
@@ -211,9 +213,7 @@ class _Rescaling:
     def notes(self, rescaling: Rescaling) -> Iterable[str]:
         """Return sentences about the changes."""
         largest = max(rescaling.scaled, key=lambda row: row.largest or 0.0)
-        what = (
-            f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
-        )
+        what = f"{len(rescaling.scaled):,} values are stored as multiples of powers of two"
         if largest.largest:
             now = largest.largest * 2.0**-largest.exponent
             what += f": {largest.value!r} reaches {now:.3g} instead of {largest.largest:.3g}"
@@ -258,7 +258,9 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
 def _lost(array: NDArray[np.float32], exponent: int) -> int:
     """Return how many numbers leave float32's range when multiplied by ``2**-exponent``."""
     back = times_power(times_power(array, exponent), -exponent)
-    return int(np.count_nonzero(back != array)) - int(np.count_nonzero(np.isnan(array)))
+    return int(np.count_nonzero(back != array)) - int(
+        np.count_nonzero(np.isnan(array))
+    )
 
 
 def _count(number: int, what: str) -> str:

@@ -71,7 +71,9 @@ class _Splitter:
 
     def __post_init__(self) -> None:
         weights = {self.graph.nodes[index].inputs[1] for index in self.found}
-        self.turned = {value: dims for value in weights if (dims := self.stored(value))}
+        self.turned = {
+            value: dims for value in weights if (dims := self.stored(value))
+        }
 
     def stored(self, value: int) -> tuple[int, ...]:
         """Return the dimensions that all readers of a weight want; none if it is no weight, or if they differ."""

@@ -34,12 +34,12 @@ class Obstacle:
     why: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
-        )
+        return f"{self.node!r} ({self.op}) cannot follow to opset {self.opset}: {self.why}"
 
 
-def upgraded_nodes(site: Site, current: int, wanted: int) -> list[NodeProto] | Obstacle:
+def upgraded_nodes(
+    site: Site, current: int, wanted: int
+) -> list[NodeProto] | Obstacle:
     """Return the nodes that stand in the place of the site's node at a newer opset, or why it cannot take a step."""
     done = list[NodeProto]()
     waiting = [(copied(site.node.proto), current)]

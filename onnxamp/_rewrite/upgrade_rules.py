@@ -376,7 +376,9 @@ def _lost(
     found = {}
     is_settled = "call" in row or "name" in row
     for side in () if is_settled else ("inputs", "outputs"):
-        before, after = (_types(schema, getattr(schema, side)) for schema in (old, new))
+        before, after = (
+            _types(schema, getattr(schema, side)) for schema in (old, new)
+        )
         for position, (one, other) in enumerate(zip(before, after, strict=False)):
             if not one <= other:
                 found[side, position] = frozenset(other)

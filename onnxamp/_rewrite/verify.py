@@ -187,7 +187,9 @@ def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
         yield from (other.index for other in graph.around(value))
 
 
-def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) -> None:
+def verify(
+    original: Graph, edits: Edits, result: ModelProto, options: Options
+) -> None:
     """Check that a converted model is well typed and keeps its signature. Complexity: linear in nodes.
 
     Raises:
@@ -214,7 +216,9 @@ def verify(original: Graph, edits: Edits, result: ModelProto, options: Options) 
         first = f"{new[0].where} {new[0].text}"
         text = f"The converted model would be wrong: {first}. This is a bug: please report the model."
         suspected = frozenset(options.unsound)
-        raise InternalError(text, _nodes_around(original, edits, graph, new, suspected))
+        raise InternalError(
+            text, _nodes_around(original, edits, graph, new, suspected)
+        )
 
 
 def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:

@@ -283,7 +283,9 @@ class _Writer(NamedTuple):
             )
             return self.rounded(self("Exp", self("Mul", power, self.number(log(2)))))
         if kind == "log":
-            digits = self.rounded(self("Mul", self("Log", first), self.number(log2(e))))
+            digits = self.rounded(
+                self("Mul", self("Log", first), self.number(log2(e)))
+            )
             return self.rounded(
                 self("Mul", digits, self.number(float(np.float16(log(2)))))
             )

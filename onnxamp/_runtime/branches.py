@@ -73,7 +73,9 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
         conditions = run(result, wanted) if wanted else {}
         missing = [name for name in wanted if name not in conditions]
         if missing:
-            raise ArgumentError(f"The run did not return the condition {missing[0]!r}.")
+            raise ArgumentError(
+                f"The run did not return the condition {missing[0]!r}."
+            )
         known |= {
             graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted
         }
@@ -319,7 +321,11 @@ def settle(
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
             conditions = _conditions(
-                shell._replace(model=written), names, feeds, provider, emulated=emulated
+                shell._replace(model=written),
+                names,
+                feeds,
+                provider,
+                emulated=emulated,
             )
             choices.update(conditions)
             return conditions

@@ -377,7 +377,8 @@ def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = (
-            " and ".join(quoted(place) for place in places) or "a file beside the model"
+            " and ".join(quoted(place) for place in places)
+            or "a file beside the model"
         )
         raise ArgumentError(
             f"Prompts need a tokenizer, and there is none: looked for {looked}."

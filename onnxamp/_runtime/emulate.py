@@ -69,7 +69,10 @@ def cast(names: NewNames, source: str, target: str, elem: int) -> NodeProto:
 def rounding(names: NewNames, source: str, target: str, elem: int) -> list[NodeProto]:
     """Return the pair ``Cast(to=elem) -> Cast(to=float)`` from ``source`` to ``target``."""
     low = names.fresh(f"{target}/low")
-    return [cast(names, source, low, elem), cast(names, low, target, TensorProto.FLOAT)]
+    return [
+        cast(names, source, low, elem),
+        cast(names, low, target, TensorProto.FLOAT),
+    ]
 
 
 def upcast_type(proto: TypeProto) -> None:

@@ -186,7 +186,9 @@ def take_weights(
     for node in model.graph.node:
         is_constant = op_key(node) == "Constant"
         if is_constant and node.output[0] in taken:
-            graph.initializer.append(_hollow(node.output[0], constants[node.output[0]]))
+            graph.initializer.append(
+                _hollow(node.output[0], constants[node.output[0]])
+            )
         elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
             # ONNX Runtime cannot return such a node's output.
             graph.sparse_initializer.append(sparse)
@@ -300,7 +302,9 @@ def flow_of(
     graph = Graph.of(written)
     names = graph.scopes[0].names
     lowest = lowest_precision(graph.types)
-    kinds = {name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()}
+    kinds = {
+        name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()
+    }
     own = frozenset(names)
     graph = with_defined_windows(graph)
     written = graph.model
@@ -333,7 +337,8 @@ def flow_of(
             for index in order
         ),
         held=tuple(
-            tuple(name for name in needs[index] if name in constants) for index in order
+            tuple(name for name in needs[index] if name in constants)
+            for index in order
         ),
         maker={
             name: rank
@@ -430,7 +435,9 @@ def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
     if node.op_type != "Cast" or attribute(node, "to") not in LOW_ELEMS:
         return name, maker
     exact = node.input[0]
-    behind = flow.nodes[flow.maker[exact]].metadata_props if exact in flow.maker else ()
+    behind = (
+        flow.nodes[flow.maker[exact]].metadata_props if exact in flow.maker else ()
+    )
     exact = next((item.value for item in behind if item.key == EXACT), exact)
     if exact in flow.maker:
         return exact, first if exact in flow.own else flow.maker[exact]

@@ -126,7 +126,8 @@ class Sizes(NamedTuple):
         for name, size in dims.items():
             if name not in self.formulas:
                 listed = (
-                    ", ".join(map(repr, sorted(self.formulas))) or "no named dimensions"
+                    ", ".join(map(repr, sorted(self.formulas)))
+                    or "no named dimensions"
                 )
                 text = f"The model's inputs have no dimension {name!r}; they have {listed}."
                 raise ArgumentError(text + suggestion(self.formulas, name))
@@ -432,7 +433,9 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
             if owner != ABSENT and view.nodes[owner].key in facts.control_flow:
                 node = view.nodes[owner]
                 target = body_targets(node, position + 1)[position]
-                reached += node.outputs[target : target + 1] if target != ABSENT else ()
+                reached += (
+                    node.outputs[target : target + 1] if target != ABSENT else ()
+                )
         for new in reached:
             if new != ABSENT and new not in seen:
                 seen.add(new)

@@ -94,7 +94,9 @@ def piece_model(
                 if flow.emulated
                 else [cast(names, source, name, elem)]
             )
-    for name in dict.fromkeys(name for node in piece.nodes for name in flow.held[node]):
+    for name in dict.fromkeys(
+        name for node in piece.nodes for name in flow.held[node]
+    ):
         constant = flow.constants[name]
         if isinstance(constant, TensorProto):
             model.graph.initializer.append(constant)
@@ -251,7 +253,9 @@ class Execution:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
         reads = [name for node in nodes for name in self.flow.reads[node]]
         self.uses.subtract(reads)
-        made = [name for node in nodes for name in self.flow.nodes[node].output if name]
+        made = [
+            name for node in nodes for name in self.flow.nodes[node].output if name
+        ]
         wanted = tuple(name for name in made if self.uses[name] > 0)
         if wanted:
             self.values |= self.executor.run(Piece(tuple(nodes), wanted), self.values)
@@ -351,7 +355,9 @@ def observed_values(
         known = []
 
 
-def ancestors(flow: DataflowGraph, targets: Iterable[str], done: set[int]) -> list[int]:
+def ancestors(
+    flow: DataflowGraph, targets: Iterable[str], done: set[int]
+) -> list[int]:
     """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
     nodes = []
     waiting = [flow.maker[name] for name in targets if name in flow.maker]
@@ -467,7 +473,9 @@ def fitting(
     held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
     size = most = sum(flow.sizes.get(name, 0) for name in held)
     for part in parts:
-        made = [name for node in part for name in flow.nodes[node].output if uses[name]]
+        made = [
+            name for node in part for name in flow.nodes[node].output if uses[name]
+        ]
         reads = [name for node in part for name in flow.reads[node]]
         uses.subtract(reads)
         held.update(made)

@@ -85,7 +85,9 @@ def profiled_run(
         stack.callback(child.end)
         facts = child.ask({"spec": str(spec)})
         if facts is None:
-            raise RuntimeFailure(f"Profiling {path} failed: its process {child.ended}.")
+            raise RuntimeFailure(
+                f"Profiling {path} failed: its process {child.ended}."
+            )
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
         events = read_events(Path(facts["profile"]))
@@ -203,7 +205,9 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     if is_dispatch_only(events):
         return {}
-    starts = sorted(event["ts"] for event in events if event.get("name") == "model_run")
+    starts = sorted(
+        event["ts"] for event in events if event.get("name") == "model_run"
+    )
     kernels = engine_kernels(events)
     compiled = {event["args"][_OF_ENGINE] for event in kernels}
     shown = any(

@@ -322,7 +322,9 @@ def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Us
         case Role.LENGTH:
             return use._replace(bound=length)
         case Role.GRID:
-            rows = next(n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0)
+            rows = next(
+                n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0
+            )
             return use._replace(row=(1, rows, count // rows))
         case Role.EXTENT:
             return use._replace(row=extent)

@@ -112,7 +112,9 @@ def read_npz(path: Path) -> dict[str, Array]:
     except ArgumentError:  # a ValueError too
         raise
     except _READ_FAILURES as error:
-        raise cannot_read(quoted(path), error, "Is it a complete .npz file?") from error
+        raise cannot_read(
+            quoted(path), error, "Is it a complete .npz file?"
+        ) from error
 
 
 def _check_name(path: Path, name: str, arrays: Mapping[str, Array]) -> None:
@@ -236,7 +238,9 @@ def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
         with _array_failures(path, name):
             read = _encoded if isinstance(content, dict) else _listed
             arrays[name] = read(content)
-    return FileSample(arrays, f"{quoted(path)}{f', sample {number}' if number else ''}")
+    return FileSample(
+        arrays, f"{quoted(path)}{f', sample {number}' if number else ''}"
+    )
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -439,7 +443,9 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
         size = _size(sample)
         if size <= self._room:
             self._room -= size
-            return partial(dict, {name: _copied(feed) for name, feed in sample.items()})
+            return partial(
+                dict, {name: _copied(feed) for name, feed in sample.items()}
+            )
         if self._folder is None:
             self._folder = temporary_path()
             when_gone(self, partial(shutil.rmtree, self._folder, ignore_errors=True))

@@ -375,7 +375,9 @@ def draw_of(
     @cache
     def maker() -> InputMaker:  # the graph is analyzed when the first sample is read
         graph = (
-            Graph.of(source) if isinstance(source, ModelProto) else source.ask(graph_of)
+            Graph.of(source)
+            if isinstance(source, ModelProto)
+            else source.ask(graph_of)
         )
         return input_maker(graph, dims)
 

@@ -92,7 +92,10 @@ def _build(
         config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        return {"faults": [("", text) for text in log.errors] or [("", "")], "bytes": 0}
+        return {
+            "faults": [("", text) for text in log.errors] or [("", "")],
+            "bytes": 0,
+        }
     return {"faults": [], "bytes": engine.nbytes}
 
 

@@ -245,7 +245,9 @@ def make_session(
     if optimized_to is not None:
         options.optimized_model_filepath = fspath(optimized_to)
     if record or is_plugin(provider):
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.add_session_config_entry(
+            "session.record_ep_graph_assignment_info", "1"
+        )
     name = (
         f"model {model.graph.name!r}"
         if isinstance(model, ModelProto)

@@ -258,7 +258,9 @@ def start_session(
     import onnxruntime as ort  # noqa: PLC0415
 
     # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
-    return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(
+        source, options, providers=providers, enable_fallback=0
+    )
 
 
 @contextmanager

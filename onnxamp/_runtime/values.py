@@ -73,7 +73,9 @@ def is_foreign(feed: Feed) -> bool:
 def shapes_of(feeds: Feeds) -> dict[str, tuple[int, ...]]:
     """Return the shapes of those that are tensors."""
     return {
-        name: feed.shape for name, feed in feeds.items() if isinstance(feed, np.ndarray)
+        name: feed.shape
+        for name, feed in feeds.items()
+        if isinstance(feed, np.ndarray)
     }
 
 
@@ -175,9 +177,9 @@ def from_value(value: "ort.OrtValue") -> Any:
         return numpy_helper.to_array(
             TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)
         )
-    return np.frombuffer(bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)).reshape(
-        value.shape()
-    )
+    return np.frombuffer(
+        bytearray(raw), helper.tensor_dtype_to_np_dtype(elem)
+    ).reshape(value.shape())
 
 
 def typed(kind: str) -> TypeProto:

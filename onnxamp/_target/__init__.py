@@ -47,7 +47,9 @@ def devices() -> Mapping[str, Device]:
     rows = read_table("devices").items()
     rates = ("float32", "products", "low")
     return {
-        name: Device(name, row["bandwidth"] * 1e3, *(row[rate] * 1e6 for rate in rates))
+        name: Device(
+            name, row["bandwidth"] * 1e3, *(row[rate] * 1e6 for rate in rates)
+        )
         for name, row in rows
     }
 
@@ -96,8 +98,12 @@ class Work(NamedTuple):
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     """Return the work of a node that runs ``trips`` times, from the shapes of its values."""
     terms = expected_terms(node, shapes)
-    sizes = [0 if value == ABSENT else elements(shapes[value]) for value in node.inputs]
-    made = [0 if value == ABSENT else elements(shapes[value]) for value in node.outputs]
+    sizes = [
+        0 if value == ABSENT else elements(shapes[value]) for value in node.inputs
+    ]
+    made = [
+        0 if value == ABSENT else elements(shapes[value]) for value in node.outputs
+    ]
     return _work(node.key, tuple(sizes), sum(made), terms, trips)
 
 
@@ -354,7 +360,8 @@ def installed_target() -> str:
 
     available = ort.get_available_providers()
     device = next(
-        (name for name in with_versions() if targets()[name].registry in available), CPU
+        (name for name in with_versions() if targets()[name].registry in available),
+        CPU,
     )
     return versioned(device, ort.__version__)
 

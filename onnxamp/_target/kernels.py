@@ -256,7 +256,9 @@ def fails(provider: str, op: Typed) -> str | None:
     is_expanded = target_of(provider).limits_types and not has_kernel(provider, op)
     if is_expanded and not op.signature.has_function:
         return None
-    return kernel_failure(device_of(provider), op.proto, op.bound, expanded=is_expanded)
+    return kernel_failure(
+        device_of(provider), op.proto, op.bound, expanded=is_expanded
+    )
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -288,7 +290,8 @@ def _body_fits(
     """
     node = NodeProto.FromString(serialized)
     if any(
-        name and not elem_of(kind) for name, kind in zip(node.input, types, strict=True)
+        name and not elem_of(kind)
+        for name, kind in zip(node.input, types, strict=True)
     ):
         return not provider
     view = _expanded(node, signature, types)
@@ -366,7 +369,9 @@ def _expanded(
         inputs,
         [helper.make_empty_tensor_value_info(n) for n in node.output if n],
     )
-    imports = [helper.make_opsetid(signature.domain, signature.body or signature.since)]
+    imports = [
+        helper.make_opsetid(signature.domain, signature.body or signature.since)
+    ]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     ops: list[Any] = [(signature.domain, signature.op_type)]
     try:

@@ -243,7 +243,9 @@ class CandidateSolver:
             ):
                 uses = graph.uses[value]
                 readers = [
-                    ports.consumed[node][at] for node, at in uses if node not in members
+                    ports.consumed[node][at]
+                    for node, at in uses
+                    if node not in members
                 ]
                 readers += [
                     ports.returned.get(key, NONE) for key in graph.results[value]
@@ -291,7 +293,9 @@ class Aim(NamedTuple):
 
     def admits(self, one: Candidate) -> bool:
         """Return whether a candidate may be offered, whatever its error."""
-        return bool(one.low) and (self.allow_slower or not is_slower(one, self.nothing))
+        return bool(one.low) and (
+            self.allow_slower or not is_slower(one, self.nothing)
+        )
 
 
 class Frontier:

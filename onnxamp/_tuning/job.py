@@ -272,7 +272,9 @@ class Job:
         """
         limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
-        readers = {reader.node.index for weight in weights for reader in weight.readers}
+        readers = {
+            reader.node.index for weight in weights for reader in weight.readers
+        }
         reads = (unit.node in readers for unit in self.space.tunable)
         costs = list(zip(reads, self.expected.prices, strict=True))
         total = sum(cost for reads, cost in costs if reads or cost <= limit)
@@ -367,7 +369,8 @@ def apportioned(
             if node.first_output not in seconds and estimate.launches(node)
         ]
         shares = [
-            estimate.work(node).time(estimate.device, low=None) or 1e-9 for node in free
+            estimate.work(node).time(estimate.device, low=None) or 1e-9
+            for node in free
         ]
         for node, share in zip(free, shares, strict=True):
             found[node.first_output] += seconds[kernel] * share / sum(shares)

@@ -283,7 +283,9 @@ def _errors(
     ]
 
 
-def run_noise(original: Model, sample: Sample, metric: Metric, engine: Engine) -> float:
+def run_noise(
+    original: Model, sample: Sample, metric: Metric, engine: Engine
+) -> float:
     """Return the error of the original against itself in a second run.
 
     Raises:
@@ -308,7 +310,9 @@ def device_noise(
         return None
 
 
-def profile_nodes(model: Model, sample: Sample, provider: Provider) -> dict[str, float]:
+def profile_nodes(
+    model: Model, sample: Sample, provider: Provider
+) -> dict[str, float]:
     """Seconds per node, by its key, from ONNX Runtime's profiler.
 
     Raises:

@@ -105,7 +105,9 @@ class CandidateSearch:
                 first = place + 1
         return end
 
-    def _promising(self, able: Sequence[Candidate], first: int, end: int) -> int | None:
+    def _promising(
+        self, able: Sequence[Candidate], first: int, end: int
+    ) -> int | None:
         """Return the position of the best candidate that is expected to pass, or else may; None if none may."""
         for place in range(first, end):
             if self.expected(able[place]) <= self.limit:
@@ -163,7 +165,9 @@ class CandidateSearch:
         lost = [
             one
             for one in (self.frontier.unpriced if self.job.space.tunable else ())
-            if one.low and not self.aim.admits(one) and self.expected(one) <= self.limit
+            if one.low
+            and not self.aim.admits(one)
+            and self.expected(one) <= self.limit
         ]
         return min(map(self.told, lost), key=attrgetter("time"), default=None)
 

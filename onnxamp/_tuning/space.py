@@ -72,7 +72,9 @@ def find_fusions(
         if any(times) or index in normalizing or not estimate.launches(node):
             continue
         before = (graph.producer(value) for value in node.reads)
-        inside = [one.index for one in before if one is not None and one.index in place]
+        inside = [
+            one.index for one in before if one is not None and one.index in place
+        ]
         if inside:
             last, place[index] = max(inside, key=place.__getitem__), at
             time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
@@ -156,7 +158,9 @@ class SearchSpace:
         """Return the space with all of its nodes changed, and with other fields."""
         tunable = map(of, self.tunable)
         followers = map(of, self.followers)
-        return replace(self, tunable=tuple(tunable), followers=tuple(followers), **more)
+        return replace(
+            self, tunable=tuple(tunable), followers=tuple(followers), **more
+        )
 
     def known(
         self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]

@@ -47,7 +47,13 @@ from onnxamp._state import Facts
 from onnxamp._target import Device, device_called
 from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
-from onnxamp._tuning.results import Compensation, Exponents, Search, Tuned, meant_device
+from onnxamp._tuning.results import (
+    Compensation,
+    Exponents,
+    Search,
+    Tuned,
+    meant_device,
+)
 from onnxamp._tuning.runs import (
     PARTS,
     TuningState,
@@ -214,7 +220,9 @@ class _Tuning(NamedTuple):
         facts = Exponents(values, used, None, None)
         if other is not None:
             left = other.tuned
-            facts = replace(facts, other=left.candidates[left.chosen], error=left.error)
+            facts = replace(
+                facts, other=left.candidates[left.chosen], error=left.error
+            )
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
     def _rescaled(self, options: Options, job: Job) -> Options | None:
@@ -244,11 +252,15 @@ class _Tuning(NamedTuple):
         graph = upgraded.graph
         options = replace(options, folded=analysis.options.folded)
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
-        estimate = Estimate(graph, self.device, bound_shapes(graph, feeds), options.low)
+        estimate = Estimate(
+            graph, self.device, bound_shapes(graph, feeds), options.low
+        )
         space = find_space(graph, options, estimate)
         live = find_live(graph, samples, model)
         counts = len(space.tunable), len(samples)
-        _LOG.info("tuning %d nodes on %d samples, metric %s", *counts, self.metric.name)
+        _LOG.info(
+            "tuning %d nodes on %d samples, metric %s", *counts, self.metric.name
+        )
         space = space.known(
             frozenset().union(*live), lambda: low_nodes(analyze(graph, usual))
         )

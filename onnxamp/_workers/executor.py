@@ -89,7 +89,9 @@ class Crash(NamedTuple):
         if self.where:
             died = f"The worker process on {self.where} died"
             before = (
-                f", the last of {self.attempts} that tried" if self.attempts > 1 else ""
+                f", the last of {self.attempts} that tried"
+                if self.attempts > 1
+                else ""
             )
             return f"{died}{before}: it crashed or ran out of memory; Ray's logs there say more."
         end = ending(self.code)

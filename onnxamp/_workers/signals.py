@@ -95,7 +95,8 @@ def _gone() -> Iterator[tuple[int, int]]:
             status = Path(os.fsdecode(name[0].replace(rb"\012", b"\n"))).stat()
             start, end = (int(text, 16) for text in addresses.split(b"-"))
             there = max(
-                0, -(-status.st_size // mmap.PAGESIZE) * mmap.PAGESIZE - int(offset, 16)
+                0,
+                -(-status.st_size // mmap.PAGESIZE) * mmap.PAGESIZE - int(offset, 16),
             )
             if (
                 stat.S_ISREG(status.st_mode)

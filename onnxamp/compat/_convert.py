@@ -47,7 +47,9 @@ class Range:
 
     def changes(self, numbers: NDArray[Any]) -> bool:
         """Return whether any number is outside the range."""
-        return numbers.dtype == np.float32 and bool(self.outside(np.abs(numbers)).any())
+        return numbers.dtype == np.float32 and bool(
+            self.outside(np.abs(numbers)).any()
+        )
 
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which magnitudes are outside the range."""

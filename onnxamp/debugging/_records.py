@@ -318,7 +318,9 @@ class TensorCheckerConfig:
 def _check_ops(name: str, ops: Sequence[str] | None) -> None:
     if ops is None:
         return
-    if not isinstance(ops, (list, tuple)) or not all(isinstance(op, str) for op in ops):
+    if not isinstance(ops, (list, tuple)) or not all(
+        isinstance(op, str) for op in ops
+    ):
         raise ArgumentTypeError(
             f"{name} must be a list or tuple of names, not {ops!r}."
         )

@@ -161,7 +161,9 @@ class StepWatch:
     ) -> RunRecords:
         """Return the records of a step. A value is compared with itself if a fusion removed its exact result."""
         floats = {
-            name: value for name, value in feeds.items() if "float" in value.data_type()
+            name: value
+            for name, value in feeds.items()
+            if "float" in value.data_type()
         }
         inputs = {name: measure(value, value) for name, value in floats.items()}
         rows = [row for row in shown.rows if row.value in outputs]

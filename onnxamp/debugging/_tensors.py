@@ -157,7 +157,9 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
             invalid="ignore", over="ignore"
         ):  # inf - inf is NaN, as it should be
             total += float(x.sum())
-        energy += float(np.square(x, where=size < SENTINEL, out=np.zeros_like(x)).sum())
+        energy += float(
+            np.square(x, where=size < SENTINEL, out=np.zeros_like(x)).sum()
+        )
         lost += float(np.square(x[under]).sum())
     nothing = flat.size == counts[0]
     num_nan, num_inf, num_zero, over_all, under_all = map(int, counts)

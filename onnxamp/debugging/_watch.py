@@ -154,7 +154,9 @@ class RunRecords(NamedTuple):
         seen = {bad.tensor}
         for depth in range(height):
             before = {
-                row.tensor: row for later in level for row in self.sources(later.tensor)
+                row.tensor: row
+                for later in level
+                for row in self.sources(later.tensor)
             }
             level = [row for name, row in before.items() if name not in seen]
             seen |= before.keys()
@@ -544,7 +546,9 @@ def _compiled(text: str) -> re.Pattern[str]:
 def _weights(flow: DataflowGraph, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Yield the records of the float weights of the nodes, including constants."""
     names = (
-        name for node in sorted(nodes) for name in (*flow.held[node], *flow.reads[node])
+        name
+        for node in sorted(nodes)
+        for name in (*flow.held[node], *flow.reads[node])
     )
     for name in dict.fromkeys(names):
         constant = flow.constants.get(name)

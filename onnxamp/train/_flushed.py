@@ -46,7 +46,8 @@ def layers_of(graph: Graph, gradients: Sequence[str]) -> dict[str, int]:
     layers = {names[name]: layer for layer, name in enumerate(gradients)}
     for node in reversed(graph.order):
         leads = max(
-            (layers[value] for value in node.outputs if value in layers), default=ABSENT
+            (layers[value] for value in node.outputs if value in layers),
+            default=ABSENT,
         )
         for value in reached.intersection(node.inputs) if leads != ABSENT else ():
             layers[value] = max(leads, layers.get(value, leads))

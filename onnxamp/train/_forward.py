@@ -146,7 +146,9 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
         if node.index in graph.passing:
             continue
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
-            if value in candidates and port not in _FACTS["settings"].get(node.key, ()):
+            if value in candidates and port not in _FACTS["settings"].get(
+                node.key, ()
+            ):
                 single = int(np.prod(candidates[value].dims)) == 1
                 if not (
                     single
@@ -408,7 +410,9 @@ class Batches:
         return (self.samples + self.size - 1) // self.size
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(
+            self.samples
+        )
         for start in range(0, self.samples, self.size):
             rows = order[start : start + self.size]
             yield {name: array[rows] for name, array in self.arrays.items()}

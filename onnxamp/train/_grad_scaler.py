@@ -304,7 +304,9 @@ class AmpScaler(MovingLossScaleManager):
         if missing := self.state_dict().keys() - state_dict.keys():
             raise ArgumentError(f"The state of a scaler needs {min(missing)!r}.")
         counters = {"scale", "incr_count", "decr_count"}
-        given = {name: state_dict[name] for name in self.state_dict().keys() - counters}
+        given = {
+            name: state_dict[name] for name in self.state_dict().keys() - counters
+        }
         scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
         fresh = AmpScaler(init_loss_scaling=scale, **given)
         good, bad = (

@@ -279,7 +279,8 @@ class Decorated(ModelHolder):
             output: node for node in step.model.graph.node for output in node.output
         }
         passed = {
-            name: made[made[output].input[0]] for name, output in step.gradients.items()
+            name: made[made[output].input[0]]
+            for name, output in step.gradients.items()
         }
         totals = ((name, made[node.input[0]]) for name, node in passed.items())
         sums = [

@@ -167,7 +167,9 @@ class TrainNetwork:
         """
         arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
-        if check is not None:  # runs the whole step once more, and discards its results
+        if (
+            check is not None
+        ):  # runs the whole step once more, and discards its results
             self._watched(check, arrays, scale)
         found = self.halves.gradients(values_of(arrays) | self.held.items, scale)
         self._forget()

@@ -416,7 +416,9 @@ class Halves:
         """Return the gradients, divided by their scale."""
         wanted = [f"{UNSCALED}{name}" for name in self.step.gradients]
         outputs = self._run("unscale", {}, wanted, self._met(first))
-        return StepArrays(dict(zip(self.step.gradients, outputs.values(), strict=True)))
+        return StepArrays(
+            dict(zip(self.step.gradients, outputs.values(), strict=True))
+        )
 
     def update(self, values: Values, first: StepGradients) -> Values:
         """Return whether a gradient overflows, the norm of the gradients, and the successors of the state."""
@@ -474,7 +476,9 @@ def part_of(
         if node is not None and node.index not in kept:
             kept.add(node.index)
             stack += needs[node.index]
-    result = copy_without(model, "node", "initializer", "input", "output", "value_info")
+    result = copy_without(
+        model, "node", "initializer", "input", "output", "value_info"
+    )
     part = result.graph
     part.node.extend(
         graph.nodes[index].proto for index in graph.scopes[0].nodes if index in kept

@@ -35,7 +35,13 @@ from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp.train._forward import Classes, Mask, TrainingModel, as_inputs, find_weights
+from onnxamp.train._forward import (
+    Classes,
+    Mask,
+    TrainingModel,
+    as_inputs,
+    find_weights,
+)
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
 
@@ -305,7 +311,9 @@ class _Update:
 
     def _met(self, output: str, where: str, name: str) -> Tensor:
         """Return a value at the boundary of the halves."""
-        return Tensor(self.writer, output, _FLOAT).op("Identity", into=f"{where}{name}")
+        return Tensor(self.writer, output, _FLOAT).op(
+            "Identity", into=f"{where}{name}"
+        )
 
     def _keep(self, name: str, initial: Array) -> Tensor:
         """Add a piece of state, and return the value that the graph reads."""
@@ -333,8 +341,12 @@ class _Update:
         of all.
         """
         gradients = list(gradients)
-        zeros = [(gradient * 0.0).op("ReduceSum", keepdims=0) for gradient in gradients]
-        squares = [gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients]
+        zeros = [
+            (gradient * 0.0).op("ReduceSum", keepdims=0) for gradient in gradients
+        ]
+        squares = [
+            gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients
+        ]
         overflow = zeros[0].op("Sum", *zeros[1:]).equals(0).op("Not", into=OVERFLOW)
         return overflow, squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
 

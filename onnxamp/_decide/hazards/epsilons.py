@@ -38,7 +38,9 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} {fate}"
         may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
         behind = (
-            list(_guarded(graph, node, walks, rare=value in zeros)) if may_guard else []
+            list(_guarded(graph, node, walks, rare=value in zeros))
+            if may_guard
+            else []
         )
         is_guard = node.index in walks.guards
         if not is_guard and value not in zeros and node.key in facts.added_epsilons:

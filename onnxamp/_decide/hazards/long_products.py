@@ -146,7 +146,9 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     first, second = (graph.shapes[value] for value in node.inputs[:2])
     if not first or not second or 0 in second:
         return False
-    factors = (attribute(node.proto, name) in (None, 1.0) for name in ("alpha", "beta"))
+    factors = (
+        attribute(node.proto, name) in (None, 1.0) for name in ("alpha", "beta")
+    )
     return not attribute(node.proto, "transA") and all(factors)
 
 

@@ -32,9 +32,7 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
                 continue
             name = graph.values[value].name
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
-            why = (
-                f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
-            )
+            why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, KIND, why)
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in readers_through_exact(graph, node, seen):

@@ -378,7 +378,9 @@ def _add_plan(nodes: Sequence[NodeRow], places: Places, plan: Plan) -> None:
     decided: dict[int, set[bool]] = defaultdict(set)
     for row in plan.rows:
         path = f"{row.scope}/{row.node}" if row.scope else row.node
-        place = None if row.op == "initializer" else places.find(path, row.op, row.rank)
+        place = (
+            None if row.op == "initializer" else places.find(path, row.op, row.rank)
+        )
         if place is not None:
             nodes[place].verdicts.append((row.param, row.reason, row.detail, row.low))
             decided[place].add(row.low)
@@ -406,11 +408,9 @@ def plot_of(tuned: Tuned) -> Plot:
     low, high = log10(ticks[0]), log10(ticks[-1])
 
     def x(time: float) -> float:
-        return (
-            _EDGE + (100 - 2 * _EDGE) * (time - left) / (right - left)
-            if right > left
-            else 50.0
-        )
+        if right == left:
+            return 50.0
+        return _EDGE + (100 - 2 * _EDGE) * (time - left) / (right - left)
 
     def y(error: float) -> float:
         if not 0 < error < inf:

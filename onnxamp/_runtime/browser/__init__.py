@@ -137,7 +137,14 @@ class Chromium:
             for number in (their_in, their_out)
         ]
         try:
-            launch = [sys.executable, "-IS", "-c", _LAUNCH, *map(str, theirs), *command]
+            launch = [
+                sys.executable,
+                "-IS",
+                "-c",
+                _LAUNCH,
+                *map(str, theirs),
+                *command,
+            ]
             return _silent(launch, pass_fds=theirs, start_new_session=True)
         finally:
             for number in (their_in, their_out, *theirs):
@@ -409,7 +416,8 @@ class WebSession:
                 f"The model in the browser needs the input {missing[0]!r}."
             )
         arrays = {
-            name: _typed(name, feeds[name], kind) for name, kind in self._inputs.items()
+            name: _typed(name, feeds[name], kind)
+            for name, kind in self._inputs.items()
         }
         self._browser.ask("feed", {"number": self.number}, arrays)
 

@@ -236,7 +236,8 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
         row: dict[str, Any] = {"name": name, "shape": list(array.shape)}
         if array.dtype.name not in TYPES:
             rows.append(
-                row | {"type": "string", "texts": [str(item) for item in array.ravel()]}
+                row
+                | {"type": "string", "texts": [str(item) for item in array.ravel()]}
             )
             continue
         own = np.ascontiguousarray(array).astype(
