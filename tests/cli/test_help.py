@@ -18,13 +18,12 @@ from onnxamp._dtypes import DtypeName
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
-from onnxamp._options.values import TOLERANCE, DiffMetric, LevelName
+from onnxamp._options.values import TOLERANCE, DiffMetric, Level, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
 from onnxamp._target import devices, targets
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import RUNS, SECONDS, TIMES
 from onnxamp.train._build import BOOSTS
-from onnxamp.train._levels import LEVELS
 from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 
@@ -166,7 +165,7 @@ class TestRows:
             ("tune", "--metric", ("auto", *METRICS)), ("tune", "--device", ("auto", *devices())),
             ("tune", "--times", TIMES), ("train", "--loss", (*LOSSES, "model")),
             ("train", "--optimizer", (*OPTIMIZERS,)),
-            ("train", "--level", tuple(map(str, LEVELS))), ("train", "--boost-level", BOOSTS),
+            ("train", "--level", tuple(map(str, Level))), ("train", "--boost-level", BOOSTS),
             ("train", "--cast-model-type", ("float32", *get_args(DtypeName))),
         ],
     )  # fmt: skip
