@@ -46,3 +46,19 @@ def test_it_is_said_if_no_op_runs_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert report.skipped is not None
     assert "None of its ops runs on its own. ONNX Runtime could not" in report.skipped
     assert not report.values
+
+
+def test_a_check_stops_at_the_first_sample_with_a_fault() -> None:
+    low = onnxamp.convert_model(chain(), "O3", dtype="float16", target="openvino", hazards=False)
+    given = (FEEDS, {"x": FEEDS["x"] * 1e5}, FEEDS)
+    taken = []
+
+    def read():
+        for sample in given:
+            taken.append(sample)
+            yield sample
+
+    report = onnxamp.check_run(low, read(), provider="openvino", stop=True)
+    assert report.first_bad is not None
+    assert report.first_bad.alarm.startswith("Inf")
+    assert len(taken) == report.samples == 2
