@@ -93,3 +93,18 @@ def terminated_at_exit(path: str) -> None:
 def terminate_and_tell(path: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     Path(path).write_text("ended by itself")
+
+
+class TerminatedOnArrival:
+    """An item at whose arrival the worker is told to end, where Python 3.11 turns errors into others."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return terminate_while_naming, ()
+
+
+def terminate_while_naming() -> None:
+    class Naming:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    type("Owner", (), {"field": Naming()})

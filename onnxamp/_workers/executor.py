@@ -39,12 +39,12 @@ from typing import (
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._optional import optional
 from onnxamp._workers.signals import (
-    Ended,
     Watch,
     cleaned_up,
     end_now,
     ignore_terminal,
     interrupts_blocked,
+    is_ended,
     survive_truncation,
 )
 
@@ -501,7 +501,9 @@ def _serve(pipe: "Connection", threads: int) -> None:
             pipe.send(station.do(item))
     except (EOFError, OSError):  # the main process closed the pipe, or died
         pass
-    except Ended:
+    except BaseException as error:
+        if not is_ended(error):
+            raise
         end_now(signal.SIGTERM)
     finally:
         # Exit handlers must not be interrupted.

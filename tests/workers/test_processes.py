@@ -113,6 +113,15 @@ def test_a_worker_that_ends_by_itself_is_not_interrupted(tmp_path: Path) -> None
     assert told.read_text() == "ended by itself"
 
 
+@UNIX
+def test_a_worker_that_is_told_to_end_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where Python turns the error that unwinds its stack into another."""
+    with closing(Processes(1, 1)) as workers:
+        ended = dict(run(workers, doing(zoo_jobs.square_or_die), [zoo_jobs.TerminatedOnArrival()]))
+    assert ended == {0: Crash(128 + signal.SIGTERM)}
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.usefixtures("forked")
 def test_items_are_taken_when_a_worker_is_free(pair: Processes) -> None:
     taken: list[int] = []
