@@ -164,32 +164,16 @@ class Check:
         run = self.run
         engine = self.run.engine
         samples = self.run.samples
-        if self.stop:  # one sample after the other
-            run = replace(run, workers=None)
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         groups = list[ValueMeasurements]()
         memory = dict[str, Any]()
-        is_over = False
-
-        def add(number: int, checked: CheckedSample) -> bool:
-            """Add measurements to those with the same branches; return whether they end the check."""
-            nonlocal is_over
-            if not groups or groups[-1].flow.choices != checked.choices:
-                feeds = check_inputs(self.model.proto, samples[number])
-                watched = probe.watched(memory, feeds, checked)
-                groups.append(ValueMeasurements(*watched))
-            groups[-1].add(checked)
-            rows = groups[-1].checks() if self.stop else ()
-            is_over = any(row.fault for row in self._taken(rows))
-            return is_over
-
         kind = CheckProbe if engine.is_reference else EngineProbe
         probe = kind(
             model=SentModel.of(self.model),
             engine=replace(engine, emulates=engine.is_reference),
             budget=run.budget,
             keep=self.keep,
-            ends=add if self.stop else None,
+            stops=self.ops.takes if self.stop else None,
         )
         with closing(
             observe(run, probe, "running", kept=kept, memory=memory, once=True)
@@ -204,9 +188,13 @@ class Check:
                         )
                     report = replace(report, skipped=text)
                     break
-                if not self.stop:
-                    add(number, checked)
-                if is_over:
+                # Other branches are apart.
+                if not groups or groups[-1].flow.choices != checked.choices:
+                    feeds = check_inputs(self.model.proto, samples[number])
+                    watched = probe.watched(memory, feeds, checked)
+                    groups.append(ValueMeasurements(*watched))
+                groups[-1].add(checked)
+                if self.stop and groups[-1].has_fault(self.ops.takes):
                     break
         if report.skipped is None:
             report = self._measured(report, groups, probe.engine)

@@ -22,6 +22,7 @@ Infinities among a node's inputs (masks) excuse infinities in its outputs.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -281,6 +282,10 @@ class ValueMeasurements:
         """Return the values so far, in execution order, with their faults."""
         return classify(self.flow, self.rows, self.values, self.inputs)
 
+    def has_fault(self, of_op: Callable[[str], bool]) -> bool:
+        """Return whether a value of some op has a fault."""
+        return any(row.fault for row in self.checks() if of_op(row.op))
+
 
 def watched_parts(
     executor: Executor,
@@ -345,8 +350,7 @@ class CheckProbe(Probe[CheckedSample]):
 
     Attributes:
         keep: nodes to compute in float32.
-        ends: called with the number of a sample and what each part of the model shows, in this process; whether that
-            ends the check.
+        stops: ops of which a fault ends the sample that shows it, behind the part of the model that has it.
         key: stands for the model in the memory of a process.
     """
 
@@ -354,7 +358,7 @@ class CheckProbe(Probe[CheckedSample]):
     engine: Engine
     budget: int
     keep: frozenset[str]
-    ends: Callable[[int, CheckedSample], bool] | None = None
+    stops: Callable[[str], bool] | None = None
     key: str = field(default_factory=token_hex)
 
     def watched(
@@ -385,16 +389,15 @@ class CheckProbe(Probe[CheckedSample]):
             if last is None or last[0] is not executor:
                 flow, rows = keep_float32(executor.flow, self.keep)
                 last = executor, Executor(flow, executor.provider), rows
-            values = dict[str, Measurement]()
-            inputs = dict[str, Measurement]()
+            _, kept, watched = last
+            shown = ValueMeasurements(kept.flow, watched)
             for part in watched_parts(
-                *last[1:], feeds, self.budget, progress=item.progress
+                kept, watched, feeds, self.budget, progress=item.progress
             ):
-                values |= part.values
-                inputs |= part.inputs
-                if self.ends is not None and self.ends(item.number, part):
+                shown.add(part)
+                if self.stops is not None and shown.has_fault(self.stops):
                     break
-            return CheckedSample(executor.flow.choices, values, inputs)
+            return CheckedSample(executor.flow.choices, shown.values, shown.inputs)
 
         return Opened(session.prepare_sample, one_by_one(measure))
 
@@ -436,13 +439,7 @@ class EngineProbe(CheckProbe):
         """As :meth:`Probe.open`."""
         sessions = self._side_by_side(memory)
 
-        def measure(item: Item) -> CheckedSample:
-            checked = _on_engine(sessions, item)
-            if self.ends is not None:
-                self.ends(item.number, checked)
-            return checked
-
-        return Opened(sessions.prepare, one_by_one(measure))
+        return Opened(sessions.prepare, one_by_one(partial(_on_engine, sessions)))
 
 
 def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
