@@ -395,10 +395,9 @@ class Processes:
         """As :meth:`Workers.give`."""
         while True:
             worker = self._idle.pop() if self._idle else _start(self.threads)
+            work = self._work if worker.work is not self._work else None
             with suppress(OSError):  # it died while idle: the next one gets the item
-                worker.pipe.send(
-                    (self._work if worker.work is not self._work else None, item)
-                )
+                worker.pipe.send((work, item))
                 worker.position = position
                 worker.work = self._work
                 self._busy[worker.pipe] = worker
@@ -506,8 +505,7 @@ def _serve(pipe: "Connection", threads: int) -> None:
             raise
         end_now(signal.SIGTERM)
     finally:
-        # Exit handlers must not be interrupted.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # exit handlers run to their end
 
 
 @dataclass(frozen=True, slots=True)
