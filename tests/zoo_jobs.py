@@ -96,7 +96,7 @@ def terminate_and_tell(path: str) -> None:
 
 
 class TerminatedOnArrival:
-    """An item at whose arrival the worker is told to end, where Python 3.11 turns errors into others."""
+    """An item that sends SIGTERM to the worker that unpickles it, where Python 3.11 wraps errors in a RuntimeError."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return terminate_while_naming, ()

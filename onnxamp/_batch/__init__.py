@@ -29,7 +29,7 @@ class Name(NamedTuple):
 
     @property
     def is_left_out(self) -> bool:
-        """Whether such a file is a variant, in other types, of a network that also exists in float32."""
+        """Whether such a file holds, in other types, a network whose float32 file is there."""
         return not self.becomes
 
 

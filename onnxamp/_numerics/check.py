@@ -180,9 +180,9 @@ class Check:
         ) as results:
             for number, checked, trouble in results:
                 if checked is None:
-                    text = f"The model does not run (sample {number + 1}): {trouble}"
+                    what = "The model does not run"
+                    text = f"{what} (sample {number + 1}): {trouble}"
                     if isinstance(trouble, RuntimeFailure):
-                        what = "The model does not run"
                         text = input_failure(
                             what, trouble, samples, number, self.model
                         )

@@ -350,7 +350,7 @@ class CheckProbe(Probe[CheckedSample]):
 
     Attributes:
         keep: nodes to compute in float32.
-        stops: ops of which a fault ends the sample that shows it, behind the part of the model that has it.
+        stops: tells whether a fault of an op ends its sample, after the part of the model that shows it.
         key: stands for the model in the memory of a process.
     """
 
@@ -438,7 +438,6 @@ class EngineProbe(CheckProbe):
     def open(self, memory: Memory) -> Opened[CheckedSample]:
         """As :meth:`Probe.open`."""
         sessions = self._side_by_side(memory)
-
         return Opened(sessions.prepare, one_by_one(partial(_on_engine, sessions)))
 
 

@@ -122,7 +122,7 @@ def _find_removal(
 
     Args:
         graph: the model.
-        lossy: whether to remove Casts to low precision and back, too.
+        lossy: also remove Casts to low precision and back.
         chains: whether Casts may read what is before others. If not, Casts go that change no type, that nothing reads,
             and all but one of those of one value to one type. One that changes no type and that a graph returns stays,
             for that graph alone.

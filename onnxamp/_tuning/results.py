@@ -1,4 +1,4 @@
-"""What a tuning is asked for, checked before anything slow runs, and its results."""
+"""The settings of a tuning, checked before anything slow runs, and its results."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol

@@ -35,7 +35,7 @@ _FP16_ZERO: Final = FLOAT16.smallest_subnormal / 2
 
 
 class DebugMode(Enum):
-    """What a checker records, and whether a run is aborted.
+    """The records of a checker, and whether a fault aborts the run.
 
     Names and values are those of ``paddle.amp.debugging.DebugMode``. In the first two modes, intended infinities are
     ignored: an op that passes on the infinities of a mask is not recorded (Paddle counts every infinity).
