@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import click
@@ -83,6 +84,7 @@ def convert_all(given: Given) -> None:
             told=progress,
             retry=given.retry,
             html=given.html,
+            reads=[] if given.custom_ops is None else [Path(given.custom_ops)],
         )
     show(
         given,
