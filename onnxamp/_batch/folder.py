@@ -364,7 +364,7 @@ def run_folder(
         target,
         index=index,
         folders=() if inputs is None else (inputs,),
-        files=(*options.files, *map(Path, options.libraries), *reads),
+        files=(*options.files, *map(as_path, options.libraries), *reads),
     )
     made_folder(target)
     mixes = options.provider is not None and is_plugin(options.provider)

@@ -28,7 +28,7 @@ from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import is_remote, made_folder
+from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._paths.identity import Identity, identity
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
@@ -182,13 +182,13 @@ def _given_files(given: Given) -> list[Path]:
         for name in ("inputs", "plan_file", "data", "custom_ops")
     ]
     files = [
-        Path(name)
+        as_path(name)
         for name in (*names, *getattr(given, "libraries", ()))
         if name is not None
     ]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
     code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
-    files += [Path(code)] if code else []
+    files += [as_path(code)] if code else []
     return [*files, *(file for folder in folders for file in folder.iterdir())]
 
 
