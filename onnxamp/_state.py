@@ -244,8 +244,8 @@ def opened(
     Args:
         given: the file. A file at a URL is uploaded every few seconds and at the end, and is not locked. An open state
             stays open; None yields None.
-        renew: replace a file that is not a state, and wait while another process has it open, such as one left by a
-            killed run.
+        renew: replace a file that is not a state, unless it has another name as well, and wait while another process
+            has it open, such as one left by a killed run.
         waits: whether to wait in that case. A script that its own workers run again would wait for itself.
 
     Raises:
@@ -289,13 +289,20 @@ def _load(state: State, *, renew: bool) -> None:
         try:
             state._load()
         except ValueError as error:
-            if not renew or state._refused is not None:
+            # What links lead here from elsewhere is somebody's file rather than a damaged state.
+            renews = renew and not _is_linked(state.path)
+            if not renews or state._refused is not None:
                 raise ArgumentError(
                     f"{str(state.path)!r} is not a state that this version of onnxamp reads ({error}): delete it"
                     " to start again, or name another file."
                 ) from None
             state._file.truncate(0)
             state._load()
+
+
+def _is_linked(path: Path) -> bool:
+    """Return whether a file has another name as well."""
+    return not is_remote(path) and (path.is_symlink() or path.stat().st_nlink > 1)
 
 
 def _lock(path: Path, file: BinaryIO, *, wait: bool) -> None:

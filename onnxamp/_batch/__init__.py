@@ -141,6 +141,15 @@ def is_companion(name: str) -> bool:
     return _fits(name, _table()["companions"])
 
 
+def stores_of(folder: Path) -> Iterator[Path]:
+    """Yield the folders in which a cache keeps the files of a folder that consists of links to them."""
+    for store in _table()["stores"]:
+        if not is_remote(folder) and fnmatchcase(
+            folder.absolute().as_posix(), store["folder"]
+        ):
+            yield folder / store["files"]
+
+
 def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
     """Yield the files below a folder, sorted, except hidden ones and those behind symbolic links or below ``without``.
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
@@ -23,6 +23,7 @@ from onnxamp._batch.job import (
     run_job,
     written_by,
 )
+from onnxamp._batch.outputs import check_outputs
 from onnxamp._batch.package import PART, STAGE, share_weights, ship
 from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
@@ -40,6 +41,7 @@ from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName, is_auto
 from onnxamp._paths import as_path, is_remote, made_folder
+from onnxamp._paths.identity import is_within, resolved
 from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
@@ -124,8 +126,13 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[Job]:
         raise ArgumentError(
             f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
         )
-    home = target.resolve()
-    if source.resolve() == home or source.resolve().is_relative_to(home):
+    try:
+        home = resolved(target)
+    except OSError:
+        raise ArgumentError(
+            f"The output {str(target)!r} is a link that leads back to itself: remove it, or name another folder."
+        ) from None
+    if is_within(source, target):
         raise ArgumentError(
             f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
         )
@@ -323,10 +330,11 @@ def run_folder(
     *,
     retry: bool,
     html: Path | None,
+    reads: Iterable[Path] = (),
 ) -> FolderReport:
     """Run :func:`convert_folder` with its options in one record; raise the same errors.
 
-    A result without a requested page is converted again.
+    A result without a requested page is converted again. ``reads`` are files that were read for the options.
     """
     start = time.perf_counter()
     index = index_of(html)
@@ -336,7 +344,6 @@ def run_folder(
         job.package.folder: job.package for job in found if job.package
     }.values():
         package.check(options.conversion.dtype)
-    made_folder(target)
     prints = _fingerprints(options)
     used = 1
     searches = None
@@ -351,6 +358,15 @@ def run_folder(
         )
         for job in found
     ]
+    check_outputs(
+        found,
+        source,
+        target,
+        index=index,
+        folders=() if inputs is None else (inputs,),
+        files=(*options.files, *map(as_path, options.libraries), *reads),
+    )
+    made_folder(target)
     mixes = options.provider is not None and is_plugin(options.provider)
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None

@@ -222,7 +222,7 @@ class FolderOptions:
     def files(self) -> tuple[Path, ...]:
         """Files that all models depend on: the file of the judging function, if one is named, and the texts."""
         file = (self.accept or "").rpartition(":")[0]
-        code = (Path(file),) if file.endswith(".py") else ()
+        code = (as_path(file),) if file.endswith(".py") else ()
         return code if self.prompts is None else (*code, self.prompts)
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._batch import Kind, Package, files_below, is_companion
+from onnxamp._batch import Kind, Package, files_below, is_companion, stores_of
 from onnxamp._batch.job import Entry, FolderOptions, Job, sink_of
 from onnxamp._dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
 from onnxamp._errors import OutputError
@@ -50,11 +50,12 @@ from onnxamp._model.sources import (
 )
 from onnxamp._model.staging import sync, unwritable, write_file
 from onnxamp._paths import is_remote, made_folder
+from onnxamp._paths.identity import is_within
 from onnxamp._state import Part, fingerprint
 
 STAGE: Final = ".onnxamp.new"
 """The folder in which files wait."""
-_REPLACED: Final = ".onnxamp.old"
+REPLACED: Final = ".onnxamp.old"
 """The folder of replaced files while others take their places."""
 
 _Move = tuple[Path, Path]
@@ -83,7 +84,7 @@ def put_in_place(
     home = jobs[0].home
     stage = jobs[0].stage
     assert stage is not None
-    old = home / _REPLACED
+    old = home / REPLACED
     waiting = [job for job in jobs if job.result != job.target]
     models = [job.target.relative_to(home).as_posix() for job in waiting]
     written = {name for job in waiting for name in entries[job.name].written}
@@ -180,7 +181,8 @@ def ship(
 ) -> Shipped:
     """Copy the files beside the models of a folder, with the settings that the results need, and put them all in place.
 
-    An existing file that an earlier run did not write, or that was changed since, is left unchanged.
+    An existing file that an earlier run did not write, or that was changed since, is left unchanged. A link that leads
+    out of the folder is not copied.
 
     Args:
         package: the folder.
@@ -195,16 +197,14 @@ def ship(
         OutputError: a file cannot be written.
     """
     needed = list(_needed(package, jobs, entries))
-    without = {path.resolve() for path in (target, *others)}
+    beside = companions_of(package, source, target, others)
     written = list[str]()
     kept = list[str]()
     new = list[str]()
     home = jobs[0].home
     stage = jobs[0].stage
     waits = any(job.result != job.target for job in jobs)
-    for path in files_below(package.folder, without):
-        if not path.is_file() or not is_companion(path.name):
-            continue
+    for path in beside.copied:
         name = path.relative_to(source).as_posix()
         inside = path.relative_to(package.folder).as_posix()
         data = _changed(
@@ -232,7 +232,45 @@ def ship(
         copied=tuple(written),
         kept=tuple(kept),
         left=tuple(path.relative_to(source).as_posix() for path in package.left_out),
+        linked=tuple(path.relative_to(source).as_posix() for path in beside.linked),
     )
+
+
+class Companions(NamedTuple):
+    """The files beside the models of a package that software reads.
+
+    Attributes:
+        copied: those that are copied with the results.
+        linked: links to files outside the folder. A copy would hold what is not part of the folder, perhaps a secret.
+    """
+
+    copied: Sequence[Path]
+    linked: Sequence[Path]
+
+
+def companions_of(
+    package: Package, source: Path, target: Path, others: Iterable[Path]
+) -> Companions:
+    """Return the files beside the models of a folder.
+
+    Args:
+        package: the folder.
+        source: the folder that is converted.
+        target: the folder of the results.
+        others: folders of other packages, which keep their own files.
+    """
+    without = {path.resolve() for path in (target, *others)}
+    here = [source, *stores_of(package.folder)]
+    copied = list[Path]()
+    linked = list[Path]()
+    for path in files_below(package.folder, without):
+        if not path.is_file() or not is_companion(path.name):
+            continue
+        leads_out = path.is_symlink() and not any(
+            is_within(path, folder) for folder in here
+        )
+        (linked if leads_out else copied).append(path)
+    return Companions(copied, linked)
 
 
 class _Change(NamedTuple):

@@ -21,6 +21,7 @@ from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelled import refuse
 from onnxamp._errors import ArgumentError, printable
 from onnxamp._job.folder import FolderProgress
+from onnxamp._paths import as_path
 from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
@@ -83,6 +84,7 @@ def convert_all(given: Given) -> None:
             told=progress,
             retry=given.retry,
             html=given.html,
+            reads=[] if given.custom_ops is None else [as_path(given.custom_ops)],
         )
     show(
         given,

@@ -28,7 +28,8 @@ from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import is_remote, made_folder
+from onnxamp._paths import as_path, is_remote, made_folder
+from onnxamp._paths.identity import Identity, identity
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.starting import custom_ops
@@ -181,35 +182,37 @@ def _given_files(given: Given) -> list[Path]:
         for name in ("inputs", "plan_file", "data", "custom_ops")
     ]
     files = [
-        Path(name)
+        as_path(name)
         for name in (*names, *getattr(given, "libraries", ()))
         if name is not None
     ]
     folders = [file for file in files if not is_remote(file) and file.is_dir()]
     code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
-    files += [Path(code)] if code else []
+    files += [as_path(code)] if code else []
     return [*files, *(file for folder in folders for file in folder.iterdir())]
 
 
 def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -> None:
     """Check, before anything runs, that outputs can be written and replace neither inputs nor each other, and create
-    their folders. Files that options read are inputs as well.
+    their folders. Files that options read are inputs as well. A file is the same under whatever name.
 
     Raises:
         ArgumentError: an output is an input, another output or its data file, the data file of a model, a standard
-            stream or no regular file.
+            stream, a link that leads back to itself, or no regular file.
         OutputError: its folder is read-only, or cannot be created.
     """
-    taken = {path.resolve() for path in (*inputs, *_given_files(given))}
+    taken = _identities([*inputs, *_given_files(given)])
     wanted = [path for path in outputs if path is not None]
     here = [path for path in wanted if not is_remote(path)]
     for path in wanted:
-        target = path.resolve()
         name = repr(str(path))
         fault = ""
-        if target in taken:
+        target = next(iter(_identities([path])), None)
+        if target is None:
+            fault = f"{name} is a link that leads back to itself: remove it, or choose another name for the output."
+        elif target in taken:
             fault = f"{name} is already read or written by this command: choose another name for the output."
-        elif target.is_dir():
+        elif path.is_dir():
             fault = f"The output {name} is a folder: name a file."
         elif path in here and _is_printed_to(path):
             fault = f"{name} receives reports and warnings: name another file."
@@ -225,6 +228,15 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
             raise OutputError(
                 f"Cannot write {str(path)!r}: the folder {str(folder)!r} is read-only."
             )
+
+
+def _identities(files: Iterable[Path]) -> set[Identity]:
+    """Return what files are identified by, except links in a circle, which lead to none."""
+    found = set[Identity]()
+    for path in files:
+        with suppress(OSError):
+            found.add(identity(path))
+    return found
 
 
 def _check_data_files(outputs: Sequence[Path]) -> None:

@@ -40,7 +40,7 @@ def input_relations(
         shape if shape is not None else declared
         for shape, declared in zip(inferred, graph.shapes, strict=True)
     ]
-    return relations_of(graph, shapes)
+    return relations_of(graph, shapes, bodies=True)
 
 
 def determine(
@@ -91,11 +91,13 @@ class Relations:
     """Shapes with the same number of elements."""
 
 
-def relations_of(graph: Graph, shapes: Sequence[Dims | None]) -> Relations:
-    """Return the relations of the main graph's ops for these shapes."""
+def relations_of(
+    graph: Graph, shapes: Sequence[Dims | None], *, bodies: bool = False
+) -> Relations:
+    """Return the relations of the main graph's ops for these shapes, and of those in bodies if these are known."""
     found = Relations()
     rules = dimension_rules()
-    for node in graph.at(graph.scopes[0].nodes):
+    for node in graph.nodes if bodies else graph.at(graph.scopes[0].nodes):
         for rule in rules.get(node.key, ()):
             if rule.counted:
                 found.counted.extend(_counts(node, shapes))

@@ -5,7 +5,15 @@ from functools import lru_cache
 from math import prod
 
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    TypeProto,
+    helper,
+)
 
 from onnxamp._dtypes import elem_of
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
@@ -109,7 +117,8 @@ def symbolic_shapes(
 def named_shapes(
     view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
 ) -> Sequence[Dims | None]:
-    """As :func:`symbolic_shapes`, with these dimensions of inputs, and without declarations of other values.
+    """As :func:`symbolic_shapes`, with these dimensions of inputs, without declarations of other values in the main
+    graph, and also for values in bodies.
 
     Args:
         view: the model.
@@ -119,12 +128,45 @@ def named_shapes(
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
     _fix(skeleton.graph, dims)
-    return _read_symbolic(view, _inferred(skeleton, data_prop=True), {})
+    _forget_own_names(
+        scope_graphs(view, skeleton)[1:],
+        {dim for every in dims.values() for dim in every if isinstance(dim, str)},
+    )
+    inferred = _inferred(skeleton, data_prop=True)
+    shapes = _read_symbolic(view, inferred, {})
+    graphs = scope_graphs(view, inferred)
+    for scope, graph in zip(view.scopes[1:], graphs[1:], strict=True):
+        for entry in (*graph.value_info, *graph.output, *graph.input):
+            kind = entry.type.tensor_type
+            value = scope.names.get(entry.name)
+            if value is not None and kind.HasField("shape"):
+                shapes[value] = _dims_of(kind.shape)
+        for tensor in graph.initializer:
+            shapes[scope.names[tensor.name]] = tuple(tensor.dims)
+    return shapes
+
+
+def _forget_own_names(bodies: Sequence[GraphProto], names: Container[str]) -> None:
+    """Clear the names of dimensions in bodies except those of inputs, the only ones that mean the same everywhere."""
+    for body in bodies:
+        for entry in (*body.value_info, *body.output, *body.input):
+            if entry.type.HasField("tensor_type"):
+                for dim in entry.type.tensor_type.shape.dim:
+                    if dim.dim_param and dim.dim_param not in names:
+                        dim.ClearField("dim_param")
+
+
+def _dims_of(shape: TensorShapeProto) -> Dims:
+    """Return the sizes and names of dimensions; None for those that have neither."""
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in shape.dim
+    )
 
 
 def _read_symbolic(
     view: View, skeleton: ModelProto, known: Mapping[str, TensorProto]
-) -> Sequence[Dims | None]:
+) -> list[Dims | None]:
     """Return the shapes of the main graph's values in a skeleton, with the names of dimensions."""
     shapes: list[Dims | None] = [None] * (len(view.values) + 1)
     names = view.scopes[0].names
@@ -135,11 +177,7 @@ def _read_symbolic(
     ):
         kind = entry.type.tensor_type
         if entry.name in names and kind.HasField("shape"):
-            dims = kind.shape.dim
-            shapes[names[entry.name]] = tuple(
-                d.dim_value if d.HasField("dim_value") else d.dim_param or None
-                for d in dims
-            )
+            shapes[names[entry.name]] = _dims_of(kind.shape)
     for tensor in (*view.model.graph.initializer, *known.values()):
         shapes[names[tensor.name]] = tuple(tensor.dims)
     return shapes
@@ -154,14 +192,17 @@ def _inferred(skeleton: ModelProto, *, data_prop: bool) -> ModelProto:
 
 
 def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
-    """Give the inputs these shapes, and drop the declared shapes of all other values."""
+    """Give the inputs, or their elements, these shapes, and drop the declared shapes of all other values."""
     for entry in graph.input:
-        if entry.name in given and entry.type.HasField("tensor_type"):
-            del entry.type.tensor_type.shape.dim[:]
-            entry.type.tensor_type.shape.SetInParent()
+        kind = entry.type
+        while (held := kind.WhichOneof("value")) in ("optional_type", "sequence_type"):
+            kind = getattr(kind, held).elem_type
+        if entry.name in given and kind.HasField("tensor_type"):
+            del kind.tensor_type.shape.dim[:]
+            kind.tensor_type.shape.SetInParent()
             for size in given[entry.name]:
                 known = isinstance(size, int)
-                entry.type.tensor_type.shape.dim.add(
+                kind.tensor_type.shape.dim.add(
                     **{"dim_value" if known else "dim_param": size}
                 )
     del graph.value_info[:]

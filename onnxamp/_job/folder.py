@@ -80,6 +80,7 @@ class Shipped:
         kept: paths of those that were there in another form, and are as they were.
         left: models that were left out, since their names say that they hold other types of the same network.
         failed: models without a result. Where there are any, the folder is as it was before.
+        linked: links to files outside the folder, which are not copied.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Shipped:
     kept: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    linked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

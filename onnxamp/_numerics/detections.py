@@ -7,9 +7,7 @@ boxes by their overlap, scores by their difference, labels must agree), and the 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import prod
-from operator import add
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -350,19 +348,27 @@ def _compared(
 ) -> tuple[Detections, Array, Array]:
     """Return the detections of all images, and which rows of both sides match, counted through all images."""
     scale = max(float(np.abs(reference.scores).max(initial=0)), 1e-12)
-    images = list[Detections]()
-    pairs = []
+    # An empty batch has no images, and so no detections.
+    total = Detections(
+        outputs=names,
+        rows=0,
+        matched=0,
+        lost=0,
+        new=0,
+        worst_overlap=None,
+        worst_score=0.0,
+        error=0.0,
+    )
+    rows = [np.empty(0, int)]
+    columns = [np.empty(0, int)]
     for index in range(len(reference.scores)):
         (one, kept), (other, others) = reference.image(index), result.image(index)
-        found, rows, columns = _image(names, one, other, scale)
-        images.append(found)
+        found, mine, theirs = _image(names, one, other, scale)
+        total += found
         starts = index * reference.scores.shape[1], index * result.scores.shape[1]
-        pairs.append((kept[rows] + starts[0], others[columns] + starts[1]))
-    rows, columns = (
-        np.concatenate([*side, np.empty(0, int)]).astype(int)
-        for side in zip(*pairs, strict=True)
-    )
-    return reduce(add, images), rows, columns
+        rows.append(kept[mine] + starts[0])
+        columns.append(others[theirs] + starts[1])
+    return total, np.concatenate(rows), np.concatenate(columns)
 
 
 def _image(

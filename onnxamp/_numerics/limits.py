@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from math import inf, sqrt
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -22,7 +21,7 @@ from onnxamp._numerics.metrics import (
     metric_name,
 )
 from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
-from onnxamp._paths import reason_of
+from onnxamp._paths import as_path, reason_of
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
 from onnxamp._runtime.samples import NUMBERS
@@ -151,7 +150,7 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 def _from_file(name: str) -> ModuleType:
     """Return the module in a file, which may import its neighbors."""
-    path = Path(name)
+    path = as_path(name)
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

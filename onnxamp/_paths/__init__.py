@@ -44,26 +44,57 @@ def as_path(given: str | PathLike[str]) -> Path:
     """Return the path that an argument means, of a local file or of one at a URL.
 
     Raises:
-        ArgumentError: no file system knows the URL. MissingPackageError: the package for it is not installed.
+        ArgumentError: no file system knows the URL, or a "file:" URL names no file of this machine.
+        MissingPackageError: the package for it is not installed.
     """
     if isinstance(given, Path):
         return given
     text = os.fspath(given)
+    if text[:5].lower() == "file:":
+        return _local_file(text)
     found = URL.fullmatch(text)
     if found is None:
         return Path(text)
     scheme = found[1].lower()
-    if scheme == "file":
-        from urllib.parse import urlsplit  # noqa: PLC0415 - few paths are URLs
-        from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
-
-        return (
-            Path(url2pathname(urlsplit(text).path)) if "%" in text else Path(found[2])
-        )
     path: Path = optional("remote", f"URLs such as {scheme}://... need").RemotePath.of(
         text
     )
     return path
+
+
+def _local_file(url: str) -> Path:
+    """Return the path of a URL of a local file (RFC 8089): ``file:/path``, ``file:///path``, ``file://localhost/path``.
+
+    "?" and "#" stand for themselves, because file systems have no queries.
+
+    Raises:
+        ArgumentError: it is relative, names another machine, or contains a zero byte.
+    """
+    from urllib.parse import unquote  # noqa: PLC0415 - few paths are URLs
+
+    place = url[5:]
+    host = ""
+    if place.startswith("//"):
+        host, slash, rest = place[2:].partition("/")
+        place = slash + rest
+    if host.lower() not in ("", "localhost"):
+        raise ArgumentError(
+            f"{url!r} names a file of the machine {host!r}: a local file is 'file:///path' with three slashes."
+        )
+    if not place.startswith("/"):
+        raise ArgumentError(
+            f"{url!r} is a URL without an absolute path: write 'file:///path', or './{url}' for a file of this name."
+        )
+    if "%00" in place or "\0" in place:
+        raise ArgumentError(
+            f"{url!r} contains a zero byte, which no file name can: remove it."
+        )
+    if os.name == "nt":
+        from urllib.request import url2pathname  # noqa: PLC0415 - imports http and ssl
+
+        return Path(url2pathname(place))
+    # Two slashes at the beginning of a path would be kept.
+    return Path("/" + unquote(place, errors="surrogateescape").lstrip("/"))
 
 
 def is_remote(path: Path | None) -> bool:

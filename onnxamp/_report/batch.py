@@ -138,6 +138,9 @@ def _told(shipped: Shipped) -> Iterator[str]:
     if shipped.kept:
         names = ", ".join(shipped.kept)
         yield f"These files already exist with other contents and stay as they are: {names}."
+    if shipped.linked:
+        names = ", ".join(shipped.linked)
+        yield f"Not copied, because they are links to files outside the folder: {names}. Copy the files that you need."
 
 
 def row_line(row: Outcome) -> str:

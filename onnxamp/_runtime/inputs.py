@@ -241,12 +241,29 @@ def listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
-    """Yield the shape of a tensor, or of the innermost elements of optionals and sequences."""
+def shape_within(kind: TypeProto) -> TensorShapeProto | None:
+    """Return the shape of a tensor, or of the innermost elements of optionals and sequences; one of unknown rank is a
+    matrix. None if there are no tensors inside.
+    """
     while (held := kind.WhichOneof("value")) in ("optional_type", "sequence_type"):
         kind = getattr(kind, held).elem_type
-    if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
-        yield kind.tensor_type.shape
+    if not kind.HasField("tensor_type"):
+        return None
+    tensor = kind.tensor_type
+    return tensor.shape if tensor.HasField("shape") else _MATRIX
+
+
+_MATRIX: Final = TensorShapeProto(
+    dim=[TensorShapeProto.Dimension(), TensorShapeProto.Dimension()]
+)
+"""Two open dimensions."""
+
+
+def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
+    """Yield the shape of the tensors of a type, if there are any."""
+    shape = shape_within(kind)
+    if shape is not None:
+        yield shape
 
 
 def _formula(name: str) -> _Formula | None:

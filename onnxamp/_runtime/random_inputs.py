@@ -28,7 +28,8 @@ optionals                              a value
 Indices, masks and sizes are recognized through data movement, Casts and bodies, whatever the input's type.
 
 Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.inputs` says. An input of unknown rank is a
-(1, 8) matrix. Sizes that depend on each other in ways that neither names nor ops show must be given in ``dims``.
+matrix. All elements of a sequence have one shape, for which the same holds. Sizes that depend on each other in ways
+that neither names nor ops show must be given in ``dims``.
 """
 
 import zlib
@@ -54,21 +55,18 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
 from onnxamp._runtime.inputs import (
-    BATCH,
-    OTHER,
     Role,
     Sizes,
     Use,
     dim_name,
     input_use,
     is_open,
+    shape_within,
 )
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30
 """Larger inputs are not generated, because such a shape must be a mistake."""
-
-_UNKNOWN_SHAPE: Final[tuple[int, ...]] = (BATCH, OTHER)
 
 
 def random_inputs(
@@ -187,13 +185,11 @@ class InputMaker(NamedTuple):
         usual = {name: resolved[name] for name in self.named.plain}
         if usual.keys() <= given.keys():
             return Determined({}, frozenset())
-        kinds = [
-            (entry.name, entry.type)
-            for entry in self.entries.values()
-            if has_shape(entry.type)
-        ]
+        shapes = (
+            (entry.name, shape_within(entry.type)) for entry in self.entries.values()
+        )
         inputs = tuple(
-            (name, _dims(name, kind.tensor_type.shape)) for name, kind in kinds
+            (name, _dims(name, shape)) for name, shape in shapes if shape is not None
         )
         return determine(
             self.graph.ask(input_relations, inputs), usual, given, self.named.batches
@@ -387,9 +383,8 @@ def _feed(
 
 
 def _shape(name: str, kind: TypeProto, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    if not has_shape(kind):
-        return _UNKNOWN_SHAPE
-    dims = _dims(name, kind.tensor_type.shape)
+    shape = shape_within(kind)
+    dims = () if shape is None else _dims(name, shape)
     return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
 
 

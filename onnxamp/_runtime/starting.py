@@ -106,7 +106,7 @@ def _checked(library: LibrariesLike) -> tuple[str, ...]:
         raise ArgumentTypeError(
             f"library must be a path or a list of paths, not {type(library).__name__}."
         )
-    paths = [Path(fspath(path)).absolute() for path in listed]
+    paths = [as_path(path).absolute() for path in listed]
     for path in paths:
         if not path.is_file():
             raise ArgumentError(f"There is no library {str(path)!r}.")

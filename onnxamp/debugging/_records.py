@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._options.lists import is_known, nearest_name
-from onnxamp._paths import made_folder
+from onnxamp._paths import as_path, made_folder
 from onnxamp._public import active_within
 from onnxamp.debugging._tables import Cell, read_csv, write_table
 from onnxamp.debugging._tensors import LOST_ABOVE, DebugMode, TensorStats
@@ -187,7 +187,7 @@ def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
         >>> {record.dtype for record in debugging.read_dump("dump")}
         {'float32'}
     """
-    path = Path(path)
+    path = as_path(path)
     files = [path]
     if path.is_dir():
         files = sorted(
@@ -297,7 +297,7 @@ class TensorCheckerConfig:
     @property
     def folder(self) -> Path | None:
         """``output_dir`` as a path."""
-        return None if self.output_dir is None else Path(self.output_dir)
+        return None if self.output_dir is None else as_path(self.output_dir)
 
     @property
     def aborts(self) -> bool:
