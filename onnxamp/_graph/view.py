@@ -16,8 +16,15 @@ import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnxamp._errors import ModelError
-from onnxamp._model.protos import copy_without, node_bodies, opset_imports, record
-from onnxamp._model.wellformed import check_functions
+from onnxamp._graph.calls import bind_defaults, drop_shadowing
+from onnxamp._model.protos import (
+    all_nodes,
+    copy_without,
+    node_bodies,
+    opset_imports,
+    record,
+)
+from onnxamp._model.wellformed import check_functions, check_wellformed
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.signature import Port, Signature, SignatureBook
 
@@ -342,12 +349,15 @@ def inline_functions(
         partly: return a model that still calls functions that cannot be inlined, instead of failing.
 
     Raises:
-        ModelError: a function calls itself, calls grow beyond measure, or a function cannot be inlined.
+        ModelError: a function calls itself, calls grow beyond measure, a function cannot be inlined, or a call leaves
+            out an attribute that a node of its function requires.
     """
     if ops is None and not model.functions:
         return model
     check_functions(model)
     shell = copy_without(model, "initializer")
+    drop_shadowing(shell)
+    has_gaps = bind_defaults(shell)
     listed = {entry.name for entry in model.graph.input}
     weights = (
         tensor for tensor in model.graph.initializer if tensor.name not in listed
@@ -356,8 +366,9 @@ def inline_functions(
         helper.make_tensor_value_info(t.name, t.data_type, tuple(t.dims))
         for t in weights
     )
-    for node in shell.graph.node:
-        if ops is not None and (node.domain, node.op_type) in ops:
+    wanted = () if ops is None else ops
+    for node in all_nodes(shell.graph.node) if wanted else ():
+        if (node.domain, node.op_type) in wanted:
             _fill_defaults(node, opset_imports(model).get(node.domain, 1))
     try:
         if ops is None:
@@ -379,6 +390,8 @@ def inline_functions(
     del result.graph.input[:]
     result.graph.input.extend(model.graph.input)
     result.graph.initializer.extend(model.graph.initializer)
+    if has_gaps:
+        check_wellformed(result)
     return result
 
 

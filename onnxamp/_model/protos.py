@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from math import prod
 from mmap import mmap
 from os import PathLike
@@ -122,22 +123,26 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def tensors_of(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield all dense initializers and tensor attributes of the model, its subgraphs and its functions, each once."""
+    """Yield all dense initializers and tensor attributes of the model, its subgraphs and its functions, each once.
+
+    Attributes include the defaults of functions.
+    """
     stack: list[Any] = [model.graph, *model.functions]
     while stack:
         graph = stack.pop()
-        if isinstance(graph, GraphProto):
+        is_graph = isinstance(graph, GraphProto)
+        if is_graph:
             yield from graph.initializer
-        for node in graph.node:
-            for item in node.attribute[:]:
-                if item.type in PLAIN:
-                    continue
-                if item.HasField("t"):
-                    yield item.t
-                yield from item.tensors
-                if item.HasField("g"):
-                    stack.append(item.g)
-                stack.extend(item.graphs)
+        defaults = [] if is_graph else graph.attribute_proto[:]
+        for item in chain(defaults, *(node.attribute[:] for node in graph.node)):
+            if item.type in PLAIN:
+                continue
+            if item.HasField("t"):
+                yield item.t
+            yield from item.tensors
+            if item.HasField("g"):
+                stack.append(item.g)
+            stack.extend(item.graphs)
 
 
 def has_external_data(model: ModelProto) -> bool:

@@ -390,6 +390,10 @@ class _Checker:
         """Check a model-local function."""
         for name in (*function.input, *function.output, *function.attribute):
             utf8(name, "a name of a function")
+        label = function.name or "a function"
+        call = NodeProto(op_type=label, attribute=function.attribute_proto)
+        for body, opaque in self.node(call, (), (), opaque=True):
+            self.graphs(body, 1, opaque=opaque)
         for node in function.node:
             for body, opaque in self.node(
                 node, node.input[:], node.output[:], opaque=False

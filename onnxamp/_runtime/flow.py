@@ -50,6 +50,7 @@ from onnxamp._paths import as_path
 from onnxamp._public import no_collections
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.emulate import emulate_graph
+from onnxamp._runtime.fixed import fixed_values
 from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.values import Feed, Feeds, as_typed
 from onnxamp._workers.executor import temporary_folder
@@ -225,6 +226,8 @@ class DataflowGraph(Asked):
     """Value -> the node that computes it."""
     constants: Mapping[str, TensorProto | SparseTensorProto]
     """Initializers that pieces contain."""
+    fixed: frozenset[str]
+    """Values that nodes compute from nothing but constants."""
     types: Mapping[str, str | None]
     low: Mapping[str, int]
     """Value that is low precision in the model as written -> its element type."""
@@ -235,7 +238,7 @@ class DataflowGraph(Asked):
     sizes: Mapping[str, int]
     """Value -> bytes, best effort."""
     ranks: Mapping[str, int]
-    """Value -> number of dimensions if inference is certain, as ONNX Runtime would infer it from the whole model."""
+    """Value -> rank if inference is certain, as ONNX Runtime would infer it from the whole model."""
     emulated: bool
     large: bool
     """Whether weights are fed to the pieces instead of being part of them."""
@@ -305,7 +308,6 @@ def flow_of(
     kinds = {
         name: LOW_TENSORS.get(graph.types[at] or "") for name, at in names.items()
     }
-    own = frozenset(names)
     graph = with_defined_windows(graph)
     written = graph.model
     if lowest != "float32" and emulated:
@@ -321,15 +323,14 @@ def flow_of(
     constants = _constants(written.graph, weights)
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
-    needs = {
-        node: [graph.values[value].name for value in values]
-        for node, values in wire(graph).needs.items()
-    }
+    wiring = wire(graph)
     order = [node.index for node in main_nodes]
+    needs = {
+        at: [graph.values[value].name for value in wiring.needs[at]] for at in order
+    }
     inferred = graph.shapes_of(shapes or {})
-    rest = ModelProto()
+    rest = ModelProto(graph=GraphProto(name=written.graph.name))
     copy_fields(written, rest, but={"graph"})
-    rest.graph.name = written.graph.name
     return DataflowGraph(
         nodes=tuple(node.proto for node in main_nodes),
         reads=tuple(
@@ -347,9 +348,10 @@ def flow_of(
             if name
         },
         constants=constants,
+        fixed=fixed_values(graph, main_nodes, wiring, given - defaults),
         types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
         low={name: kind.elem for name, kind in kinds.items() if kind is not None},
-        own=own,
+        own=frozenset(names),
         lowest=lowest,
         sizes=_sizes(graph, order, inferred),
         ranks=_ranks(graph, inferred) if shapes else {},

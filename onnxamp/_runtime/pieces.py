@@ -2,13 +2,15 @@
 
 A piece consists of some nodes in order. Its inputs are the values that they read from elsewhere, including large
 weights, so that sessions hold no weights. Its outputs are the requested values. Pieces are not optimized: values are
-those of the graph as written.
+those of the graph as written. What is constant stays constant: ONNX Runtime infers shapes from axes, sizes and empty
+operands, and refuses nodes if it cannot.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,16 +19,19 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.editor import NewNames
 from onnxamp._model.protos import copy_fields, stored_bytes
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import DataflowGraph, fitted
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
-from onnxamp._runtime.values import Feeds, from_value, to_value, typed
+from onnxamp._runtime.values import FOREIGN, Feeds, from_value, to_value, typed
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+_SMALL: Final = 1024
+"""Elements up to which constants are part of the pieces that read them: sizes, axes and tables are."""
 _SESSIONS: Final = 16
 """Sessions that an executor keeps. Small allocations of many sessions between large values fragment the heap."""
 
@@ -60,12 +65,16 @@ def piece_inputs(flow: DataflowGraph, piece: Piece) -> list[str]:
 
 
 def piece_model(
-    flow: DataflowGraph, piece: Piece, kinds: Mapping[str, str]
+    flow: DataflowGraph,
+    piece: Piece,
+    kinds: Mapping[str, str],
+    known: Iterable[TensorProto] = (),
 ) -> ModelProto:
     """Return a piece as a model of its own.
 
     Args:
         kinds: type by input of the piece.
+        known: values from outside that are constants of the piece instead of inputs.
 
     Raises:
         RuntimeFailure: a value that cannot be fed (a map) would have to enter the piece.
@@ -77,7 +86,11 @@ def piece_model(
     names = NewNames({*flow.names, *renamed.values()})
     # Under other names nodes may be fed with another model's values.
     ranks = {} if renamed else flow.ranks
+    model.graph.initializer.extend(known)
+    settled = {tensor.name for tensor in model.graph.initializer}
     for name in piece_inputs(flow, piece):
+        if name in settled:
+            continue
         entry = model.graph.input.add(name=name)
         entry.type.CopyFrom(typed(kinds[name]))
         if name in flow.shell.weights and name not in flow.defaults:
@@ -117,6 +130,47 @@ def declare_dims(entry: ValueInfoProto, dims: Iterable[int | None]) -> None:
     entry.type.tensor_type.shape.SetInParent()
     for dim in dims:
         entry.type.tensor_type.shape.dim.add(dim_value=dim)
+
+
+def _known(
+    flow: DataflowGraph,
+    piece: Piece,
+    names: Iterable[str],
+    values: "Mapping[str, ort.OrtValue]",
+) -> list[TensorProto]:
+    """Return the small constants among the values that a piece reads."""
+    able = (
+        (name, values[name])
+        for name in names
+        if name in flow.fixed and name in values and name not in piece.rounded
+    )
+    return [
+        numpy_helper.from_array(np.asarray(from_value(value)), name)
+        for name, value in able
+        if value.is_tensor()
+        and not FOREIGN.search(value.data_type())
+        and prod(value.shape()) <= _SMALL
+    ]
+
+
+def _size(
+    flow: DataflowGraph,
+    piece: Piece,
+    entries: Iterable[ValueInfoProto],
+    values: "Mapping[str, ort.OrtValue]",
+) -> None:
+    """Declare how many sizes there are in inputs that hold sizes: unknown ones would pass for none."""
+    sized = op_facts().size_inputs
+    nodes = [flow.nodes[node] for node in piece.nodes]
+    names = {
+        node.input[port]
+        for node in nodes
+        for port in sized.get(op_key(node), ())
+        if port < len(node.input)
+    }
+    for entry in entries:
+        if entry.name in names and entry.name in values:
+            declare_dims(entry, values[entry.name].shape())
 
 
 def _rank(
@@ -184,9 +238,12 @@ class Executor:
     ) -> "tuple[ort.InferenceSession, list[tuple[str, str]]]":
         """Return the session, and (value, input of the piece) pairs."""
         names = piece_inputs(self.flow, piece)
-        model = piece_model(
-            self.flow, piece, {name: self._kind(piece, name, values) for name in names}
-        )
+        known = _known(self.flow, piece, names, values)
+        settled = {tensor.name for tensor in known}
+        names = [name for name in names if name not in settled]
+        kinds = {name: self._kind(piece, name, values) for name in names}
+        model = piece_model(self.flow, piece, kinds, known)
+        _size(self.flow, piece, model.graph.input, values)
         if self.rewrite is not None:
             model = self.rewrite(model)
         if wants_ranks(self.provider):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from .bodies import control_flow
 from .builder import FLOAT, Builder
@@ -45,23 +45,39 @@ def random_model(rng: Random, focus: str = "", size: int = 6) -> Generated:
 
 
 def _functions(builder: Builder) -> list[FunctionProto]:
-    """Two model-local functions, one of which calls the other, and a call of it."""
+    """Two model-local functions, one of which calls the other, and a call of it.
+
+    The numbers that they multiply by are attributes, which calls give, refer to their own, or leave to defaults.
+    """
     rng = builder.rng
     imports = [helper.make_opsetid("", builder.opset), helper.make_opsetid(DOMAIN, 1)]
-    constant = helper.make_node("Constant", [], ["k"], value_float=0.5)
+    constant = refer(helper.make_node("Constant", [], ["k"]), "value_float", "factor")
     inner = helper.make_function(
         DOMAIN, "Inner", ["a", "b"], ["y"],
         [constant, helper.make_node("Mul", ["a", "k"], ["m"]), helper.make_node(rng.choice(BINARY), ["m", "b"], ["y"])],
-        imports,
+        imports, attribute_protos=[helper.make_attribute("factor", 0.5)],
     )  # fmt: skip
-    call = helper.make_node("Inner", ["u", "a"], ["y"], domain=DOMAIN)
-    outer = helper.make_function(
-        DOMAIN, "Outer", ["a"], ["y"], [helper.make_node(rng.choice(UNARY), ["a"], ["u"]), call], imports
-    )
-    source = builder.shaped(builder.main, FLOAT, (2, 3))
-    proto = helper.make_node("Outer", [source.name], [builder.name()], domain=DOMAIN)
-    builder.add(builder.main, proto, [source.type])
+    call = helper.make_node("Inner", ["u", "a"], ["w"], domain=DOMAIN)
+    again = helper.make_node("Inner", ["w", "u"], ["y"], domain=DOMAIN)
+    calls = [rng.choice((one, refer(one, "factor", "outer"))) for one in (call, again)]
+    own = rng.choice(({"attributes": ["outer"]}, {"attribute_protos": [helper.make_attribute("outer", 0.25)]}))
+    nodes = [helper.make_node(rng.choice(UNARY), ["a"], ["u"]), *calls]
+    outer = helper.make_function(DOMAIN, "Outer", ["a"], ["y"], nodes, imports, **own)
+    for _ in range(rng.randint(1, 2)):
+        source = builder.shaped(builder.main, FLOAT, (2, 3))
+        proto = helper.make_node("Outer", [source.name], [builder.name()], domain=DOMAIN)
+        if builder.chance(0.3):
+            proto.attribute.append(helper.make_attribute("outer", 2.0))
+        builder.add(builder.main, proto, [source.type])
     return [inner, outer]
+
+
+def refer(node: NodeProto, name: str, attribute: str) -> NodeProto:
+    """A copy of a node of a function with an attribute that refers to one of the function."""
+    result = NodeProto()
+    result.CopyFrom(node)
+    result.attribute.add(name=name, type=AttributeProto.FLOAT, ref_attr_name=attribute)
+    return result
 
 
 def _finish(builder: Builder, functions: list[FunctionProto]) -> Generated:
