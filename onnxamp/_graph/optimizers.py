@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from onnx import ModelProto, NodeProto
 
 from onnxamp._dtypes import readable_types
+from onnxamp._errors import ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import all_nodes
@@ -66,21 +67,31 @@ def optimizer_faults(
 
 def faulty_optimizers(
     model: ModelProto, provider: str, version: str
-) -> Mapping[str, str]:
-    """Return the optimizers to disable so that a session can open a model, each with what it does.
+) -> tuple[str, ...]:
+    """Return the optimizers to disable so that a session can open a model.
 
     Args:
         model: the model; the data of its weights do not matter.
         provider: the provider of the session.
         version: the version of ONNX Runtime.
 
-    Raises:
-        ModelError, OpsetError: as :meth:`Graph.of`.
+    Complexity: as :func:`optimizer_faults`.
     """
     if not may_break(model):
-        return {}
-    found = optimizer_faults(Graph.of(model), (provider,), version)
-    return {fault.optimizer: fault.because for fault in found}
+        return ()
+    try:
+        found = optimizer_faults(Graph.of(model), (provider,), version)
+        return tuple(dict.fromkeys(fault.optimizer for fault in found))
+    except (ModelError, OpsetError):  # the session says what is wrong
+        return ()
+
+
+def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
+    """Return the optimizers that may take up nodes of a model, and break it, in any version."""
+    if not may_break(model):
+        return ()
+    rows = (row for provider in target_names() for row in _rows(provider))
+    return tuple(dict.fromkeys(row["optimizer"] for row in rows))
 
 
 def may_break(model: ModelProto) -> bool:
