@@ -26,6 +26,7 @@ from onnxamp._audit import (
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
 from onnxamp._audit.hazards import RaisedGraph, low_hazards, raised
+from onnxamp._audit.opening import broken_by_optimizers
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.hazards.scales import magnitudes, with_zeros
@@ -499,6 +500,7 @@ def _static(
         *faults,
         *release_faults(graph, proto, target),
         *wrong_results(graph, target),
+        *broken_by_optimizers(graph, target),
         *placed,
         *refused_casts(graph, target),
         *redundant,

@@ -497,7 +497,7 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     row = replace(
         row,
         error=worst,
-        message=diff.skipped or "",
+        message=diff.skipped or diff.unopened,
         outputs=tuple(one for one in diff.outputs if one.kl_divergence is not None),
         tokens=diff.tokens,
         perplexity=diff.perplexity,

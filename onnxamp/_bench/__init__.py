@@ -101,6 +101,7 @@ class Bench:
         ops: the ops that ran, slowest first; empty without a profile.
         kinds: op type -> number of nodes of the model itself.
         odd: op type -> number of low-precision convolutions and products whose channels are not a multiple of 8.
+        disabled: graph optimizers of ONNX Runtime that did not run because they break the model.
     """
 
     model: str
@@ -112,6 +113,7 @@ class Bench:
     ops: tuple[OpTime, ...] = ()
     kinds: Mapping[str, int] | None = None
     odd: Mapping[str, int] | None = None
+    disabled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

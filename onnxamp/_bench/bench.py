@@ -49,7 +49,12 @@ from onnxamp._runtime.session import (
     short_provider,
     the_browser,
 )
-from onnxamp._runtime.starting import save_spilled, unfolded
+from onnxamp._runtime.starting import (
+    disabled_sentence,
+    optimizers_to_disable,
+    save_spilled,
+    unfolded,
+)
 from onnxamp._runtime.values import Feed, check_inputs
 from onnxamp._workers.executor import temporary_folder
 
@@ -365,6 +370,9 @@ def _load(
         raise ArgumentError(
             f"{label} does not accept the inputs of the first model: {error}"
         ) from None
+    if engine.runs_pieces:
+        disabled = optimizers_to_disable(proto, engine.provider)
+        facts = replace(facts, disabled=disabled)
     del proto, graph
     if how.profile and engine.runs_pieces:
         # The nodes of a replayed graph are not visible.
@@ -452,6 +460,12 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         _UNTOLD_NOTE: any(
             row.seconds is None for model in models for row in model.facts.ops
         ),
+        **{
+            disabled_sentence(
+                model.facts.disabled, f"opens {model.facts.model}"
+            ): model.facts.disabled
+            for model in models
+        },
     }
     slower = (
         m.facts.model

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from onnxamp._audit import Audit
+from onnxamp._audit import Audit, ordered
 from onnxamp._audit.audit import audit_model
+from onnxamp._audit.opening import opening_faults
 from onnxamp._cli.common import (
     Given,
     check_dims,
@@ -73,6 +74,9 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     audit = audit_model(
         opened, given.target, shapes=shapes, build=feeds if given.build else None
     )
+    if not given.static:
+        faults = opening_faults(opened)
+        audit = replace(audit, findings=ordered((*audit.findings, *faults)))
     run = None if given.static or samples is None else _run(opened, samples, given)
     confirm_sources()
     if given.html:

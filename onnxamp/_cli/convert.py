@@ -135,5 +135,6 @@ def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> No
         raise click.ClickException(
             f"The result failed validation and was written to {printable(str(target))}: {why}"
         )
-    if quiet and validation is not None and validation.skipped:
-        click.echo(f"Not validated: {printable(validation.skipped)}", err=True)
+    unknown = validation and (validation.skipped or validation.unopened)
+    if quiet and unknown:
+        click.echo(f"Not validated: {printable(unknown)}", err=True)

@@ -35,6 +35,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._public import no_collections
 from onnxamp._rewrite.apply import apply_edits
+from onnxamp._rewrite.avoid_optimizers import avoid_optimizers
 from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds
 from onnxamp._rewrite.prepare import Prepared
@@ -329,7 +330,7 @@ def _converted(
 def rewritten(
     analysis: Analysis, weights: WeightConverter | None = None
 ) -> ModelProto:
-    """Return a copy of the analyzed model with the edits applied, and verified.
+    """Return a copy of the analyzed model with the edits applied, kept clear of faulty optimizers, and verified.
 
     Raises:
         InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.
@@ -343,5 +344,6 @@ def rewritten(
             result,
             weights or WeightConverter(analysis.options.low, graph.folder),
         )
+        avoid_optimizers(result, analysis.options.target)
         verify(graph, analysis.edits, result, analysis.options)
     return result

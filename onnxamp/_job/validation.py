@@ -35,7 +35,13 @@ from onnxamp._ops.providers import computes_low
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._paths import made_folder
-from onnxamp._runtime.building import Loaded, build_engine, can_build, load_file
+from onnxamp._runtime.building import (
+    OPENED,
+    Loaded,
+    build_engine,
+    can_build,
+    load_file,
+)
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
 from onnxamp._state import Part
@@ -129,7 +135,7 @@ class Validator:
             RefusedError: it fails.
         """
         loaded, ran_in = self._load(job, result)
-        if loaded.fault:
+        if loaded.fault and not loaded.original:
             raise RefusedError(
                 self._unloadable(job.options, loaded), _casts(result), loaded.fault
             )
@@ -141,7 +147,13 @@ class Validator:
         )
         ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
         report = replace(
-            report, ran_on=ran_on, result=str(self.sink.target), loaded=ran_in
+            report,
+            ran_on=ran_on,
+            result=str(self.sink.target),
+            loaded=ran_in,
+            unopened=unopened(loaded),
+            types_only=loaded.limit,
+            disabled=loaded.disabled,
         )
         if report.passed or report.skipped:
             return report
@@ -163,11 +175,14 @@ class Validator:
         samples = self.comparison.run.samples
         provider = reference.engine.provider
         place = provider if provider == device_of(target) else None
-        loaded = load_result(result, job.model, place)
-        ran_in = loaded.where(place)
+        loaded = opened = load_result(result, job.model, place)
+        ran_in = "" if loaded.original else loaded.where(place)
         if not loaded.fault and target_of(target).builds and can_build():
             loaded = build_result(result, job.model, samples[0])
             ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
+            if loaded.by and opened.limit:  # the builder did more than check types
+                opened = opened._replace(limit="")
+                ran_in = loaded.by
         if (
             not loaded.fault
             and place == "cpu"
@@ -175,6 +190,8 @@ class Validator:
             and result.stock.size <= reference.budget
         ):
             loaded = run_result(result, job.model, samples[0])
+        if not loaded.fault:
+            loaded = opened
         return loaded, ran_in
 
     def _unloadable(self, options: Options, loaded: Loaded) -> DiffReport:
@@ -195,19 +212,34 @@ class Validator:
 
 
 def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:
-    """Load the file of a result. A fault that the original has as well is none of the conversion, so it does not count.
+    """Load the file of a result as a session with default options does.
+
+    A fault that the original has as well is none of the conversion: :attr:`Loaded.original` tells it.
 
     Args:
         result: the result, read from its file.
         original: the model that it was converted from, also read from a file.
         place: the provider, if the result is meant for it; kernels that another one lacks are no fault.
     """
-    found = load_file(result, place)
+    found = load_file(result, place, whole=result.stock.size <= OPENED)
     if found.fault and original.path is not None:
-        in_text = is_text(original.path)
-        if load_file(original, place, in_text=in_text).fault:
-            return Loaded()
+        before = load_file(
+            original,
+            place,
+            in_text=is_text(original.path),
+            whole=original.stock.size <= OPENED,
+        )
+        return found._replace(original=before.fault)
     return found
+
+
+def unopened(loaded: Loaded) -> str:
+    """Return a sentence if neither a result nor its original loads, or else ""."""
+    if not loaded.original:
+        return ""
+    alone = loaded.original == loaded.fault
+    more = "" if alone else f" And the result: {loaded.fault}."
+    return f"Neither the original nor the result loads in {loaded.by}: {loaded.original}.{more}"
 
 
 def run_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Loaded:

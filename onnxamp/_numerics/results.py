@@ -204,9 +204,15 @@ class DiffReport(Shown):
     """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.
     """
     loaded: str = ""
-    """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
-    graph was resolved; "" if nothing did.
+    """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without a
+    provider if kernels of the target were not there; "" if nothing did.
     """
+    types_only: str = ""
+    """Why the runtime opened no session, and only checked the types of the result; "" if it opened one."""
+    disabled: tuple[str, ...] = ()
+    """Graph optimizers of the runtime without which it opens the result; with them, it fails, or its process ends."""
+    unopened: str = ""
+    """A sentence if neither the original nor the result loads in the runtime, so that the comparison says little."""
     original: str = ""
     """The float32 model that the reference was quantized from, if it was compared as well."""
     costs: tuple[Cost, ...] = ()

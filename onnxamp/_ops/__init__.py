@@ -6,6 +6,7 @@ facts about a target. Their README explains them.
 
 import tomllib
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,16 @@ _LAST = 1 << 30
 def device_of(target: str) -> str:
     """Return the target without its version: "cuda" for "cuda@1.24"."""
     return target.partition("@")[0]
+
+
+def is_older(version: str, other: str) -> bool:
+    """Return whether a version of ONNX Runtime is older than another one."""
+    return ordinal(version) < ordinal(other)
+
+
+def ordinal(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, which compare as versions do; a suffix such as ".dev1" does not count."""
+    return tuple(int(part) for part in takewhile(str.isdecimal, version.split(".")))
 
 
 @cache

@@ -30,6 +30,7 @@ from onnxamp._report.parts import (
     section,
     table,
 )
+from onnxamp._runtime.starting import disabled_sentence
 
 if TYPE_CHECKING:
     from onnxamp._job.folder import Row as Outcome
@@ -63,7 +64,9 @@ def status_of(diff: DiffReport | None) -> Status:
         return Status.UNKNOWN
     if not diff.passed:
         return Status.FAILED
-    return Status.INEXACT if diff.warnings else Status.PASSED
+    if diff.unopened:
+        return Status.UNKNOWN
+    return Status.INEXACT if diff.warnings or diff.disabled else Status.PASSED
 
 
 def diff_verdict(diff: DiffReport) -> Verdict:
@@ -82,8 +85,10 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
     """Return the fault, and where it starts."""
     if diff.skipped:
         return (diff.skipped,)
+    opens = disabled_sentence(diff.disabled, f"opens {diff.result}")
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
-    return tuple(filter(None, (diff.failure, *diff.warnings, start)))
+    found = (diff.unopened, opens, diff.failure, *diff.warnings, start)
+    return tuple(filter(None, found))
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
@@ -124,9 +129,21 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Return provider and inputs, if anything ran."""
     if ran is None:
         return ()
-    loaded = getattr(ran, "loaded", "")
-    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
+    facts = (
+        ran.ran_on,
+        ran.inputs,
+        _loads(ran) if isinstance(ran, DiffReport) else "",
+    )
     return tuple(filter(None, facts))
+
+
+def _loads(diff: DiffReport) -> str:
+    """Return what is known about loading the file of the result."""
+    if not diff.loaded:
+        return ""
+    if diff.types_only:
+        return f"types checked by {diff.loaded}"
+    return f"loads in {diff.loaded}"
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
@@ -197,6 +214,8 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     if diff is None:
         return
     yield from diff.notes
+    if diff.types_only:
+        yield f"{diff.loaded} checked the types of the result, and did not open it here: {diff.types_only}."
     yield from partings(diff)
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]

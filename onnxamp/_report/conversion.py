@@ -251,13 +251,23 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Verdict(status, f"{head}; not validated.", why)
+    unknown = "not validated"
+    if validation.unopened and validation.passed:
+        unknown = f"{outputs_match(validation)} the original, but neither loads"
     sentence = {
-        Status.UNKNOWN: f"{head}; not validated.",
+        Status.UNKNOWN: f"{head}; {unknown}.",
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
-        Status.INEXACT: f"{head}, with a larger error than usual.",
+        Status.INEXACT: f"{head}, {_weakness(validation)}.",
         Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
     }[status]
     return Verdict(status, sentence, (*why, *details_of(validation)))
+
+
+def _weakness(validation: DiffReport) -> str:
+    """Return what keeps a result that passed from being as good as usual."""
+    if validation.warnings:
+        return "with a larger error than usual"
+    return "but ONNX Runtime opens it only with other options than its default"
 
 
 def _why_nothing(made: Conversion) -> str:

@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock, Timer
@@ -20,13 +21,14 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._errors import RuntimeFailure
+from onnxamp._graph.optimizers import suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
 from onnxamp._model.sources import external_tensor
 from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
-from onnxamp._runtime.starting import reason, save_spilled
+from onnxamp._runtime.starting import active_libraries, reason, save_spilled
 from onnxamp._workers.executor import Once, ending, temporary_folder
 from onnxamp._workers.signals import at_end
 
@@ -285,17 +287,32 @@ def the_builder() -> EngineBuilder:
 
 _LARGE: Final = 16 << 20
 """Bytes from which on a file is large."""
+OPENED: Final = 1 << 30
+"""Bytes of weights up to which a session is started: it holds up to four times as much while it is."""
+_CPU: Final = "cpu"
+"""The provider on which a session opens a model that is meant for another one, as on every machine."""
+_TYPES: Final = "graph"
+"""The stage of loading in which types are checked."""
 
 
 class Loaded(NamedTuple):
-    """The result of loading: ``by`` names the runtime ("" if there is none), and ``fault`` is a clause
+    """The result of loading.
 
-    about the failure ("" if there is none). ``does`` is its task: to "load" a model or to "build" one.
+    Attributes:
+        by: the runtime; "" if there is none.
+        fault: a clause about the failure; "" if there is none.
+        does: its task: to "load" a model or to "build" one.
+        limit: a clause about why no session was started, so that only types were checked; "" if one was.
+        disabled: the graph optimizers without which a session starts; with them, it fails, or the process ends.
+        original: the fault that the original has as well, so that it does not count; "" if there is none.
     """
 
     by: str = ""
     fault: str = ""
     does: str = "load"
+    limit: str = ""
+    disabled: tuple[str, ...] = ()
+    original: str = ""
 
     def where(self, provider: Provider | None) -> str:
         """``by`` with the provider, as reports name it."""
@@ -308,47 +325,106 @@ class Loader(Child):
     def __init__(self) -> None:
         super().__init__("onnxamp._runtime.servers", "serve_loads")
 
-    def load(self, path: Path, provider: Provider | None) -> Loaded:
-        """Load a file.
+    def load(
+        self,
+        path: Path,
+        provider: Provider | None,
+        *,
+        whole: bool = True,
+        suspects: Sequence[str] = (),
+    ) -> Loaded:
+        """Load a file as a session with default options does.
 
         Args:
             path: the file, whose external data were checked before.
-            provider: the provider that must have kernels for all nodes; None to resolve the graph alone.
+            provider: the provider that must have kernels for all nodes; None to open it on the CPU, where kernels may
+                be missing.
+            whole: start a session; otherwise resolve the graph alone.
+            suspects: graph optimizers that may be to blame if no session starts.
         """
-        providers = None if provider is None else provider_options(provider)
-        where = str(path.absolute())
+        ask = partial(self._tried, path, provider or _CPU)
         try:
-            found = self.ask({"path": where, "providers": providers})
+            if not whole:
+                found = self._tried(path, None)
+                return Loaded(found.by, found.fault, limit="its weights were not read")
+            found = ask()
+            if not found.fault or found.stage == _TYPES:
+                return Loaded(found.by, found.fault)
+            plain = ask(optimize=False)
+            if not plain.fault and suspects and not ask(disabled=suspects).fault:
+                return Loaded(plain.by, disabled=tuple(suspects))
         except OSError:  # this system starts no processes
             return Loaded()
+        is_kernel = provider is None and plain.fault and plain.stage
+        if is_kernel and plain.stage != _TYPES:
+            return Loaded(plain.by, limit=plain.fault)
+        return Loaded(found.by, found.fault)
+
+    def _tried(
+        self,
+        path: Path,
+        provider: Provider | None,
+        *,
+        optimize: bool = True,
+        disabled: Sequence[str] = (),
+    ) -> "_Tried":
+        """Return the outcome of one attempt to load a file; without a provider, only its graph is resolved.
+
+        Raises:
+            OSError: this system starts no processes.
+        """
+        where = str(path.absolute())
+        question = {
+            "path": where,
+            "providers": None if provider is None else provider_options(provider),
+            "libraries": active_libraries(),
+            "optimize": optimize,
+            "disabled": [*disabled],
+        }
+        found = self.ask(question)
         if found is None:
-            return Loaded("ONNX Runtime", f"the process that loads it {self.ended}")
+            return _Tried(
+                "ONNX Runtime", "", f"the process that loads it {self.ended}"
+            )
         fault = found["fault"].partition(f"{where} failed:")[2] or found["fault"]
-        return Loaded(found["by"], reason(fault))
+        return _Tried(found.get("by", ""), found.get("stage", ""), reason(fault))
+
+
+class _Tried(NamedTuple):
+    """The outcome of an attempt to load: the runtime, the stage that it came to, "" if the process ended, and the fault
+    there.
+    """
+
+    by: str
+    stage: str
+    fault: str
 
 
 def load_file(
-    model: Model, provider: Provider | None, *, in_text: bool = False
+    model: Model,
+    provider: Provider | None,
+    *,
+    in_text: bool = False,
+    whole: bool = True,
 ) -> Loaded:
     """:meth:`Loader.load` the file of a model; one in text is loaded as the binary file that it stands for.
 
-    To resolve the graph of a large model, its weights are not read. Nor are those of one at a URL, of which the
+    To resolve only the graph of a large model, its weights are not read. Nor are those of one at a URL, of which the
     graph alone is resolved.
     """
     assert model.path is not None
     is_here = not is_remote(model.path)
-    if (
-        not in_text
-        and is_here
-        and (provider is not None or model.path.stat().st_size < _LARGE)
-    ):
-        return the_loader().load(model.path, provider)
+    whole = whole and is_here
+    suspects = [*suspected_optimizers(model.proto)]
+    load = partial(the_loader().load, provider=provider, suspects=suspects)
+    if not in_text and is_here and (whole or model.path.stat().st_size < _LARGE):
+        return load(model.path, whole=whole)
     with temporary_folder() as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes(
             (model.proto if in_text else _without_weights(model)).SerializeToString()
         )
-        return the_loader().load(path, provider if is_here else None)
+        return load(path, whole=whole and in_text)
 
 
 def _without_weights(model: Model) -> ModelProto:

@@ -102,29 +102,55 @@ def _build(
 def _loading() -> Callable[..., dict[str, Any]]:
     import onnxruntime as ort  # noqa: PLC0415
 
-    return lambda path, providers: {
-        "by": f"ONNX Runtime {ort.__version__}",
-        "fault": _fault(path, providers),
-    }
+    def load(path: str, **how: Any) -> dict[str, Any]:
+        stage, fault = _fault(path, **how)
+        return {
+            "by": f"ONNX Runtime {ort.__version__}",
+            "stage": stage,
+            "fault": fault,
+        }
+
+    return load
 
 
-def _fault(path: str, providers: Sequence[tuple[str, dict[str, str]]] | None) -> str:
-    """Return the first line of ONNX Runtime's error if it cannot load a file; "" if it can."""
+def _fault(
+    path: str,
+    providers: Sequence[tuple[str, dict[str, str]]] | None,
+    libraries: Sequence[str],
+    optimize: bool,
+    disabled: Sequence[str],
+) -> tuple[str, str]:
+    """Return how far ONNX Runtime gets with a file, and the first line of its error, "" if there is none.
+
+    Stages are "graph", in which the graph is resolved, and "session", in which it is optimized and gets its kernels.
+
+    Args:
+        path: the file.
+        providers: those of the session, each with its options; None to resolve the graph alone.
+        libraries: shared libraries with the kernels of custom ops.
+        optimize: run the graph optimizers that sessions run by default.
+        disabled: optimizers that do not run.
+    """
     import onnxruntime as ort  # noqa: PLC0415
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    stage = "graph"
     try:
-        # Resolves the graph.
+        for library in libraries:
+            options.register_custom_ops_library(library)
         session = state.InferenceSession(options, path, True, False)
         if providers is not None:
+            stage = "session"
             names, settings = zip(*providers, strict=True)
-            session.initialize_session(list(names), list(settings), set())
+            session.initialize_session(list(names), list(settings), {*disabled})
     except Exception as error:  # noqa: BLE001 - its exceptions have no common base
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ""
+        text = str(error).strip() or type(error).__name__
+        return stage, text.splitlines()[0]
+    return stage, ""
 
 
 def answer_with(answering: Callable[[], Callable[..., dict[str, Any]]]) -> None:

@@ -28,6 +28,7 @@ from onnxamp._runtime.plugins import (
 )
 from onnxamp._runtime.starting import (
     failed,
+    optimizers_to_disable,
     reason,
     session_failures,
     session_options,
@@ -213,6 +214,8 @@ def make_session(
 ) -> "ort.InferenceSession":
     """Return a session for a model. ONNX Runtime logs nothing; failures are raised.
 
+    Graph optimizers that are known to break the model, or to end the process, do not run.
+
     Args:
         model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
             the file, go through a temporary folder.
@@ -268,7 +271,8 @@ def make_session(
         source_of(model) as source,
         session_failures(f"load {name} on {provider}", loaded=False),
     ):
-        session = start_session(source, options, providers)
+        disabled = optimizers_to_disable(source.proto, provider) if optimize else ()
+        session = start_session(source.loads, options, providers, disabled)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
             f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."

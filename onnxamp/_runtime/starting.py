@@ -4,7 +4,7 @@ ONNX Runtime is imported inside functions, so that importing onnxamp stays fast.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike, fspath
@@ -19,6 +19,7 @@ from onnxamp._errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
+from onnxamp._graph.optimizers import faulty_optimizers
 from onnxamp._model.model import Model, find_data_files, folder_of, is_text, load_model
 from onnxamp._model.protos import (
     copied,
@@ -253,44 +254,94 @@ def start_session(
     source: bytes | str,
     options: "ort.SessionOptions",
     providers: Sequence[tuple[str, dict[str, str]]] | None = None,
+    disabled: Collection[str] = (),
 ) -> "ort.InferenceSession":
-    """Return a session on these providers; None for those that the options name. It never falls back to others."""
+    """Return a session on these providers; None for those that the options name. It never falls back to others.
+
+    Args:
+        source: the model.
+        options: the options.
+        providers: the providers, each with its options.
+        disabled: graph optimizers that do not run.
+    """
     import onnxruntime as ort  # noqa: PLC0415
 
     # Without enable_fallback=0 a failure would be printed, and the model would run on the CPU.
     return ort.InferenceSession(
-        source, options, providers=providers, enable_fallback=0
+        source,
+        options,
+        providers=providers,
+        enable_fallback=0,
+        disabled_optimizers=[*disabled] or None,
     )
 
 
+def optimizers_to_disable(model: ModelProto, provider: str) -> tuple[str, ...]:
+    """Return the graph optimizers of the installed ONNX Runtime that would break a model, and may end the process.
+
+    Args:
+        model: the model; the data of its weights do not matter.
+        provider: the provider of the session, perhaps with a hint behind a colon.
+    """
+    import onnxruntime as ort  # noqa: PLC0415
+
+    return faulty_optimizers(model, provider.partition(":")[0], ort.__version__)
+
+
+def disabled_sentence(optimizers: Sequence[str], does: str) -> str:
+    """Return which graph optimizers a user has to disable before a session does something; "" if there are none."""
+    if not optimizers:
+        return ""
+    those = "this optimizer is" if len(optimizers) == 1 else "these optimizers are"
+    listed = ", ".join(map(repr, optimizers))
+    return (
+        f"ONNX Runtime {does} only if {those} disabled, and may end the process otherwise:"
+        f" InferenceSession(..., disabled_optimizers=[{listed}])."
+    )
+
+
+class Source(NamedTuple):
+    """A model in the form that ONNX Runtime loads.
+
+    Attributes:
+        loads: bytes, or the path of a file that exists as long as the context of :func:`source_of`.
+        proto: the model; the data of its weights may be missing.
+    """
+
+    loads: bytes | str
+    proto: ModelProto
+
+
 @contextmanager
-def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[bytes | str]:
-    """Yield the form that ONNX Runtime loads: bytes, or the path of a file that exists as long as the context.
+def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[Source]:
+    """Yield the form that ONNX Runtime loads.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
         SourceChangedError: ONNX Runtime may have read other files than onnxamp.
     """
-    if not isinstance(model, ModelProto):
-        path = as_path(model)
+    proto = model
+    if not isinstance(proto, ModelProto):
+        path = as_path(proto)
         if is_remote(path):
-            model = unfolded(path)  # it reads files that are here
+            model = proto = unfolded(path)  # it reads files that are here
         else:
+            proto = load_model(path)
             # ONNX Runtime reads them by itself.
-            find_data_files(load_model(path), folder_of(path))
+            find_data_files(proto, folder_of(path))
             if is_text(path):
                 # ONNX Runtime reads the binary form alone.
-                model = Model.read(path).embedded()
+                model = proto = Model.read(path).embedded()
     if not isinstance(model, ModelProto):
         confirm_sources()
-        yield fspath(model)
+        yield Source(fspath(model), proto)
         confirm_sources()
     elif not (is_large(model) or has_external_data(model)):
-        yield model.SerializeToString()
+        yield Source(model.SerializeToString(), proto)
     else:
         # The session may still map the file, which Windows cannot delete then.
         with temporary_folder() as folder:
-            yield fspath(save_spilled(model, folder))
+            yield Source(fspath(save_spilled(model, folder)), proto)
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops import (
     device_of,
+    is_older,
+    ordinal,
     read_table,
     target_json,
     target_names,
@@ -300,11 +302,6 @@ def version_of(target: str) -> str:
     return target.partition("@")[2]
 
 
-def is_older(version: str, other: str) -> bool:
-    """Return whether a version of ONNX Runtime is older than another one."""
-    return _ordinal(version) < _ordinal(other)
-
-
 def cpu_of(target: str) -> str:
     """Return the CPU provider beside the target's provider: "cpu@1.24" for "cuda@1.24"; a builder has none.
 
@@ -335,7 +332,7 @@ def versioned(device: str, version: str) -> str:
     if (
         len(parts) > 1
         and all(part.isdecimal() for part in parts[:2])
-        and _ordinal(wanted) > _ordinal(known[-1])
+        and ordinal(wanted) > ordinal(known[-1])
     ):
         warn(
             [
@@ -380,7 +377,3 @@ def older_installed(target: str) -> str:
         if known and is_older(installed, version_meant(target))
         else ""
     )
-
-
-def _ordinal(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

@@ -22,7 +22,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node, infer_types
 from onnxamp._graph.view import Node, View
 from onnxamp._model.protos import copied
-from onnxamp._ops import device_of, target_json, target_table
+from onnxamp._ops import device_of, is_older, target_json, target_table
 from onnxamp._ops.facts import op_facts, type_giver
 from onnxamp._ops.providers import has_kernel_limits, kernel_failure, kernel_limit
 from onnxamp._ops.signature import Signature, lookup
@@ -30,7 +30,6 @@ from onnxamp._target import (
     AUTO,
     cpu_of,
     installed_target,
-    is_older,
     known_versions,
     target_of,
     targets,

@@ -381,7 +381,7 @@ class WebSession:
         self._browser = browser
         self.number = number
         with source_of(model) as source:
-            files = _files(source)
+            files = _files(source.loads)
             names = {
                 f"models/{number}/{place}": location
                 for place, location in enumerate(files)

@@ -1,0 +1,167 @@
+"""Graph optimizers of ONNX Runtime that break a model when a session with default options opens it.
+
+The facts are in ``optimizers.toml`` in the folders of targets, whose README explains the fields.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from onnx import ModelProto, NodeProto
+
+from onnxamp._dtypes import readable_types
+from onnxamp._errors import ModelError, OpsetError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import all_nodes
+from onnxamp._ops import is_older, target_names, target_table
+from onnxamp._ops.facts import attribute, op_facts
+
+_CPU: Final = "cpu"
+"""The provider whose faults also count for providers without a table, which leave nodes to it."""
+
+
+class OptimizerFault(NamedTuple):
+    """An input of a node through which an optimizer breaks the model.
+
+    Attributes:
+        optimizer: its name, as ``disabled_optimizers`` of ONNX Runtime's sessions takes it.
+        node: the node that reads what the optimizer takes up.
+        port: the position of that input.
+        because: what the optimizer does, as a clause.
+    """
+
+    optimizer: str
+    node: Node
+    port: int
+    because: str
+
+
+def optimizer_faults(
+    graph: Graph, providers: Iterable[str], version: str = ""
+) -> Iterator[OptimizerFault]:
+    """Yield the inputs through which an optimizer breaks a model, each once, in the order of nodes.
+
+    Args:
+        graph: the model.
+        providers: the providers of sessions that count, by the names of targets.
+        version: the version of ONNX Runtime; "" for any, for which all known faults count.
+
+    Complexity: linear in nodes, and that of shape inference if there are candidates.
+    """
+    rows = [
+        row
+        for provider in dict.fromkeys(providers)
+        for row in _rows(provider)
+        if _holds(row, version)
+    ]
+    if not may_break(graph.model):
+        return
+    for node in graph.nodes_of({op for row in rows for op in row["ops"]}):
+        mine = [row for row in rows if node.key in row["ops"]]
+        for port in range(len(node.inputs)):
+            row = next((row for row in mine if _breaks(graph, node, port, row)), None)
+            if row is not None:
+                yield OptimizerFault(row["optimizer"], node, port, row["because"])
+
+
+def faulty_optimizers(
+    model: ModelProto, provider: str, version: str
+) -> tuple[str, ...]:
+    """Return the optimizers to disable so that a session can open a model.
+
+    Args:
+        model: the model; the data of its weights do not matter.
+        provider: the provider of the session.
+        version: the version of ONNX Runtime.
+
+    Complexity: as :func:`optimizer_faults`.
+    """
+    if not may_break(model):
+        return ()
+    try:
+        found = optimizer_faults(Graph.of(model), (provider,), version)
+        return tuple(dict.fromkeys(fault.optimizer for fault in found))
+    except (ModelError, OpsetError):  # the session says what is wrong
+        return ()
+
+
+def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
+    """Return the optimizers that may take up nodes of a model, and break it, in any version."""
+    if not may_break(model):
+        return ()
+    rows = (row for provider in target_names() for row in _rows(provider))
+    return tuple(dict.fromkeys(row["optimizer"] for row in rows))
+
+
+def may_break(model: ModelProto) -> bool:
+    """Return whether a model has any node that a faulty optimizer may take up. Complexity: linear in nodes."""
+    makers = _makers()
+    return any(
+        _permutation(node) in makers[node.op_type]
+        for node in all_nodes(model.graph.node)
+        if node.op_type in makers
+    )
+
+
+@cache
+def _rows(provider: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the facts about a provider's sessions."""
+    table = target_table(provider, "optimizers") or target_table(_CPU, "optimizers")
+    return tuple(table["rows"])
+
+
+@cache
+def _makers() -> Mapping[str, Collection[tuple[int, ...]]]:
+    """Return op -> the permutations with which a faulty optimizer may take it up."""
+    makers = dict[str, set[tuple[int, ...]]]()
+    for provider in target_names():
+        for row in _rows(provider):
+            makers.setdefault(row["producer"], set()).update(map(tuple, row["perms"]))
+    return makers
+
+
+def _holds(row: Mapping[str, Any], version: str) -> bool:
+    """Return whether a fact holds for a version."""
+    if not version:
+        return True
+    is_early = "since" in row and is_older(version, row["since"])
+    is_late = "before" in row and not is_older(version, row["before"])
+    return not (is_early or is_late)
+
+
+def _breaks(graph: Graph, node: Node, port: int, row: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer breaks the model through an input of a node."""
+    value = node.inputs[port]
+    if value == ABSENT or readable_types(graph.types[value]) not in row["types"]:
+        return False
+    maker = _maker(graph, node, value)
+    if maker is not None and maker.key == row.get("through"):
+        maker = _maker(graph, node, maker.input(0))
+    elif "through" in row:
+        return False
+    if maker is None or maker.key != row["producer"]:
+        return False
+    if (
+        list(_permutation(maker.proto)) not in row["perms"]
+        or graph.results[maker.outputs[0]]
+    ):
+        return False
+    ranks = [
+        None if (shape := graph.shapes[read]) is None else len(shape)
+        for read in node.inputs[:2]
+    ]
+    return None in ranks or len(set(ranks)) > 1
+
+
+def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
+    """Return the node of the reader's graph that makes a value, before ops that ONNX Runtime removes first."""
+    maker = graph.producer(value)
+    while maker is not None and maker.key in op_facts().eliminated:
+        maker = graph.producer(maker.input(0))
+    return None if maker is None or maker.scope != reader.scope else maker
+
+
+def _permutation(proto: NodeProto) -> tuple[int, ...]:
+    """Return the permutation of a node; empty if it has none."""
+    return tuple(attribute(proto, "perm") or ())
