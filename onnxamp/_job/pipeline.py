@@ -219,7 +219,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     the_loader().start()
     options = request.options
     asked = request.run
-    return Comparison.of(
+    comparison = Comparison.of(
         reference_of(request.model, options),
         run,
         limits_of(validation, options.dtype, is_tuned=request.is_tuned),
@@ -227,6 +227,8 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
     )
+    comparison.extends = True
+    return comparison
 
 
 def _validated(

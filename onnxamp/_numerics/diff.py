@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
 from secrets import token_hex
 from time import monotonic
@@ -14,12 +15,14 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.limits import (
     Accept,
     AcceptLike,
     LimitLike,
     Limits,
+    with_extra,
     with_tolerance,
 )
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
@@ -170,6 +173,7 @@ def diff_models(
     counted = comparison.run.samples.counted
     with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
         comparison.run = replace(comparison.run, state=kept, workers=workers)
+        comparison.extends = comparison.run.samples.made_up
         report = comparison.compare(other, layers=layers or None)
         if original is None:
             return report
@@ -187,6 +191,8 @@ class Comparison:
         engine: where results run.
         whole: whether each model runs in one session.
         selected: outputs that may list detections.
+        extends: whether results are also compared beyond the samples: through other branches, and with larger random
+            inputs.
     """
 
     run: Run
@@ -195,8 +201,11 @@ class Comparison:
     whole: bool
     limits: Limits
     selected: frozenset[str]
+    extends: bool = False
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
+    _beyond: Beyond | None = None
+    """What is compared beyond the samples, once it is known."""
 
     @classmethod
     def of(
@@ -316,9 +325,61 @@ class Comparison:
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
                 report = replace(report, notes=(*report.notes, text))
-        return replace(
+        report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
+        # A function of the user may not be meant for anything but the samples.
+        extends = self.extends and self.limits.accept is None
+        if extends and report.passed and found[1] is not None:
+            deeper = None if layers is not False else False
+            how = partial(self._compared_at, result, deeper, activity, seconds)
+            report = self._extended(report, found[1], how)
+        return report
+
+    def _extended(
+        self,
+        report: DiffReport,
+        tally: Tally,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
+        if self._beyond is None:
+            samples = self.run.samples
+            self._beyond = find_beyond(
+                self.reference, samples, tally.taken, sizes=samples.made_up
+            )
+        report = replace(report, not_run=self._beyond.not_run)
+        for excursion in self._beyond.excursions:
+            found = compared(excursion)
+            alone = map(compared, excursion.alone if not found.passed else ())
+            if excursion.alone and not found.passed:
+                found = next((one for one in alone if not one.passed), report)
+            report = with_extra(report, excursion.what, found)
+            if not report.passed:
+                break
+        return report
+
+    def _compared_at(
+        self,
+        result: Model,
+        layers: bool | None,
+        activity: str,
+        seconds: float,
+        excursion: Excursion,
+    ) -> DiffReport:
+        """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
+        run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
+        there = replace(
+            self,
+            run=run,
+            reference=excursion.reference,
+            limits=replace(self.limits, plain=True),
+            extends=False,
+            _key=token_hex(),
+            _beyond=None,
+        )
+        told = f"{activity} with {excursion.what}"
+        return there.compare(result, layers=layers, activity=told, seconds=seconds)
 
     def _allow_for_integers(self, report: DiffReport) -> bool:
         """Measure the cost of integers for the reference once, if a result misses its limits; return whether this
@@ -331,7 +392,7 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        anew = replace(self, run=replace(self.run, state=None))
+        anew = replace(self, run=replace(self.run, state=None), extends=False)
         found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)
@@ -352,6 +413,7 @@ class Comparison:
             reference=reference_on(self.engine, original, budget, whole=self.whole),
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
+            extends=False,
             _key=token_hex(),
         )
         quantized, low = (
@@ -493,7 +555,7 @@ class UpgradeProof:
         changed = graph.book.opsets[""], frozenset(counts)
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder)
-            exact = replace(self.comparison, limits=_SAME)
+            exact = replace(self.comparison, limits=_SAME, extends=False)
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"
             )

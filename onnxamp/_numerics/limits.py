@@ -21,7 +21,13 @@ from onnxamp._numerics.metrics import (
     TensorDiff,
     metric_name,
 )
-from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
+from onnxamp._numerics.results import (
+    DiffReport,
+    Extra,
+    FirstBad,
+    Judgement,
+    LayerDiff,
+)
 from onnxamp._paths import reason_of
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
@@ -207,6 +213,8 @@ class Limits:
     """Limits in the form of ``of``, which are accepted if an output misses the default."""
     coarse: float | None = None
     """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
+    plain: bool = False
+    """Judge only floats of equal sizes that list no detections: selections change more often the more there are."""
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
@@ -238,6 +246,7 @@ class Limits:
         held = (
             (diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn)))
             for diff in outputs
+            if not self.plain or _is_plain(diff)
         )
         return tuple(
             judgement for diff, limit in held for judgement in self._judge(diff, limit)
@@ -288,6 +297,11 @@ class Limits:
         if usual[0].passed:
             return usual
         return _held(diff, _given(self.otherwise, diff)) or usual
+
+
+def _is_plain(diff: TensorDiff) -> bool:
+    """Return whether an output holds floats at fixed places."""
+    return diff.is_float and diff.detections is None and not size_only(diff)
 
 
 def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
@@ -411,15 +425,63 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     judgements = limits.judge(
         report.outputs, report.lowest, report.noise, drawn=report.drawn
     )
-    warnings = tuple(_warnings(report, judgements, limits))
+    extras = tuple(_judged_extra(report, extra, limits) for extra in report.extras)
+    warnings = (
+        *_warnings(report, judgements, limits),
+        *(told for extra in extras for told in extra.warnings),
+    )
     judged = replace(
-        report, judgements=judgements, warnings=warnings, first_bad=None, cure=None
+        report,
+        judgements=judgements,
+        warnings=warnings,
+        extras=extras,
+        first_bad=None,
+        cure=None,
     )
     if judged.passed:
         return judged
     usual = [j.limit for j in judgements if j.metric == "rel_l2"]
     limit = min(usual, default=TOLERANCES[report.lowest])
     return replace(judged, first_bad=_first_bad(report.layers, limit))
+
+
+def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
+    """Return a comparison beyond the samples, judged as the samples are."""
+    there = replace(report, outputs=extra.outputs)
+    limits = replace(limits, plain=True)
+    judgements = limits.judge(
+        extra.outputs, report.lowest, report.noise, drawn=report.drawn
+    )
+    told = (
+        f"With {extra.what}: {text}" for text in _warnings(there, judgements, limits)
+    )
+    return replace(extra, judgements=judgements, warnings=tuple(told))
+
+
+def with_extra(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
+    """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
+
+    Args:
+        report: the comparison on the samples, which passes.
+        what: the branches or sizes, in words.
+        found: the comparison there.
+    """
+    if found.skipped:
+        clause = f"{what} ({found.skipped.rstrip('.')})"
+        return replace(report, not_run=(*report.not_run, clause))
+    told = tuple(f"With {what}: {text}" for text in found.warnings)
+    failure = f"With {what}: {found.failure}" if found.failure else None
+    extra = Extra(what, found.outputs, found.judgements, failure, told)
+    report = replace(report, extras=(*report.extras, extra))
+    if found.passed:
+        return report
+    return replace(
+        report,
+        failure=failure,
+        warnings=(*report.warnings, *told),
+        first_bad=found.first_bad,
+        layers=found.layers,
+    )
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
@@ -458,6 +520,8 @@ def _warnings(
         judgement.output: judgement for judgement in judgements if not judgement.passed
     }
     for diff in report.outputs:
+        if limits.plain and not _is_plain(diff):
+            continue
         if size_only(diff):
             yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
         elif diff.alarm is None and diff.name in missed:

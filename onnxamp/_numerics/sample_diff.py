@@ -28,6 +28,7 @@ from onnxamp._numerics.paired import (
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
 from onnxamp._ops.facts import op_key
+from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
@@ -64,6 +65,7 @@ class SampleDiff:
         failure: why the result does not.
         mismatches: differences of outputs that no limit allows.
         rejected: the function of the user that rejects the outputs.
+        taken: the branches that the reference takes, as far as they are known.
     """
 
     facts: RunFacts | None = None
@@ -78,6 +80,7 @@ class SampleDiff:
     mismatches: tuple[str, ...] = ()
     rejected: str | None = None
     notes: tuple[str, ...] = ()
+    taken: tuple[Branch, ...] = ()
 
     @property
     def was_compared(self) -> bool:
@@ -161,6 +164,7 @@ class TwoModels(PairedSessions):
             ),
             rejected=None if accept is None or is_accepted else accept.name,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
+            taken=tuple(sorted(flows[0].taken)),
         )
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
@@ -291,7 +295,9 @@ def result_on(
     engine: Engine, model: Model, reference: Session, *, whole: bool
 ) -> Session:
     """Return the result, as it is compared with a reference."""
-    return engine.open(model, whole=whole, budget=reference.budget)
+    session = engine.open(model, whole=whole, budget=reference.budget)
+    session.forced = reference.forced
+    return session
 
 
 def noise_floor(
@@ -444,10 +450,12 @@ class Tally:
         self.detections = dict[tuple[str, ...], Detections]()
         self.tokens = dict[str, Parting]()
         self.perplexity: Perplexity | None = None
+        self.taken = set[Branch]()
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
         self.alarms += sample.mismatches
+        self.taken.update(sample.taken)
         for diff in sample.outputs:
             self.outputs.setdefault(diff.name, []).append(diff)
         join(self.detections, {found.outputs: found for found in sample.detections})

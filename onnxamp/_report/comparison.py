@@ -79,11 +79,16 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """Return the fault, and where it starts."""
+    """Return the fault, where it starts, and what was not run."""
     if diff.skipped:
         return (diff.skipped,)
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
-    return tuple(filter(None, (diff.failure, *diff.warnings, start)))
+    return tuple(filter(None, (diff.failure, *diff.warnings, start, not_run(diff))))
+
+
+def not_run(diff: DiffReport) -> str | None:
+    """Return a sentence about everything that neither the samples nor other runs reached."""
+    return f"Not run: {'; '.join(diff.not_run)}." if diff.not_run else None
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
@@ -125,7 +130,13 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     if ran is None:
         return ()
     loaded = getattr(ran, "loaded", "")
-    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
+    extras = "; ".join(extra.what for extra in getattr(ran, "extras", ()))
+    facts = (
+        ran.ran_on,
+        ran.inputs,
+        extras and f"also with {extras}",
+        loaded and f"loads in {loaded}",
+    )
     return tuple(filter(None, facts))
 
 

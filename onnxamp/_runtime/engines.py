@@ -7,7 +7,7 @@ piece, so that all of its values can be observed.
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from os import PathLike
 from typing import Any, ClassVar, Final, TypeAlias
@@ -278,6 +278,8 @@ class Session:
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
         outputs: its outputs for numbered samples, to compare others with.
+        forced: the branches to take whatever a sample says, by the keys of their conditions; such a model runs in
+            pieces.
     """
 
     model: Model
@@ -285,7 +287,10 @@ class Session:
     whole: bool
     budget: int
     outputs: OutputCache = field(default_factory=OutputCache)
+    forced: Mapping[str, bool] = field(default_factory=dict)
     _executor: Executor | None = None
+    _prepared: Feeds | None = None
+    """The sample that it was prepared for last: its conditions are not computed twice."""
     _loaded: Any = None
     """The model as a whole, which the first run loads."""
 
@@ -301,6 +306,8 @@ class Session:
         Raises:
             As :func:`~onnxamp._runtime.branches.settled_flow`.
         """
+        if self._executor is not None and self._prepared is feeds:
+            return self._executor
         before = None if self._executor is None else self._executor.flow
         flow = settled_flow(
             self.model.proto,
@@ -310,9 +317,11 @@ class Session:
             provider=self.engine.piece_provider,
             before=before,
             arithmetic=self.engine.arithmetic,
+            forced=self.forced,
         )
         if self._executor is None or flow is not before:
             self._executor = Executor(flow, self.engine.piece_provider)
+        self._prepared = feeds
         return self._executor
 
     def prepare_sample(self, sample: Feeds) -> Executor:
@@ -321,7 +330,19 @@ class Session:
 
     def runs_whole(self, feeds: Feeds) -> bool:
         """Return whether the sample runs in one session."""
-        return self.whole and all(feed is not None for feed in feeds.values())
+        is_plain = self.whole and not self.forced
+        return is_plain and all(feed is not None for feed in feeds.values())
+
+    def anew(self, forced: Mapping[str, bool]) -> "Session":
+        """Return the same model, prepared for samples of other sizes or for other branches."""
+        return replace(
+            self,
+            outputs=OutputCache(),
+            forced=forced,
+            _executor=None,
+            _prepared=None,
+            _loaded=None,
+        )
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:
         """Return the outputs by name.
