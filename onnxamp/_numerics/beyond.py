@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._errors import OnnxAmpError
+from onnxamp._numerics.larger import larger_draw
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._runtime.choices import (
     Branch,
@@ -21,7 +22,6 @@ from onnxamp._runtime.choices import (
 )
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.larger import larger_draw
 from onnxamp._runtime.pieces import Execution, run_alone
 from onnxamp._runtime.samples import Samples, drawn
 from onnxamp._runtime.values import check_inputs

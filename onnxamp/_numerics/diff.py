@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Final, Literal, TypeAlias, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
-from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
@@ -22,6 +21,7 @@ from onnxamp._numerics.limits import (
     AcceptLike,
     LimitLike,
     Limits,
+    closeness,
     with_extra,
     with_tolerance,
 )
@@ -49,7 +49,7 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, further
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
@@ -326,6 +326,12 @@ class Comparison:
         report = self._judged(*found)
         if self._allow_for_integers(report):
             report = self._judged(*found)
+        more = further(self.run.samples, closeness(report)) if report.passed else None
+        if more is not None:
+            self.run = replace(self.run, inputs=more)
+            return self.compare(
+                result, layers=layers, activity=activity, seconds=seconds
+            )
         is_open = layers is None and self.engine.runs_pieces
         if is_open and not report.passed and report.outputs:
             until = monotonic() + seconds
@@ -537,45 +543,3 @@ class Comparison:
             "passed" if report.passed else report.failure or "outside the limits",
         )
         return report
-
-
-_SAME: Final = Limits(tolerance=1e-5)
-"""The largest change by the order of sums; a wrong meaning of an attribute changes more."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeProof:
-    """Compares upgraded and folded models with the original, each once.
-
-    Attributes:
-        comparison: has the original and its inputs, and keeps its outputs.
-    """
-
-    comparison: Comparison
-    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(
-        default_factory=dict
-    )
-    """Opset and numbers of ops of a model -> the fault."""
-
-    def __call__(self, graph: Graph) -> str | None:
-        """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
-        run.
-        """
-        counts = ((key, len(nodes)) for key, nodes in graph.by_key.items())
-        changed = graph.book.opsets[""], frozenset(counts)
-        if changed not in self._verdicts:
-            upgraded = Model(graph.model, graph.folder)
-            exact = replace(self.comparison, limits=_SAME, beyond="ignored")
-            report = exact.compare(
-                upgraded, layers=False, activity="checking the upgrade"
-            )
-            why = report.failure or next(iter(report.warnings), "its outputs differ")
-            text = f"float32 results would change as well: {why.rstrip('.')}"
-            is_same = report.passed or report.skipped
-            self._verdicts[changed] = None if is_same else text
-        return self._verdicts[changed]
-
-    @property
-    def has_refused(self) -> bool:
-        """Return whether an upgrade changed results."""
-        return any(self._verdicts.values())

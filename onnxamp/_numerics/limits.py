@@ -53,6 +53,14 @@ _WIDER: Final = 2.0
 """By what factor errors beyond the samples may exceed a tolerance that was asked for: the samples met it narrowly."""
 
 
+_PART: Final = 10.0
+_PART_OFF: Final = 0.1
+_PART_LOST: Final = 0.3
+"""A part of an output may be off by so many times what the whole may be off by, at least by the second number, and at
+most by the third, beyond which little is left of it.
+"""
+
+
 class Accept(NamedTuple):
     """A function that judges whether a result is good enough, and its name."""
 
@@ -303,10 +311,14 @@ class Limits:
         if diff.detections is not None:
             return _held(diff, {"detections": tolerance})
         are_labels = not diff.is_float and diff.differing < diff.rel_l2
-        usual = _held(diff, {"differing" if are_labels else "rel_l2": tolerance})
-        if usual[0].passed:
-            return usual
-        return _held(diff, _given(self.otherwise, diff)) or usual
+        limits = {"differing" if are_labels else "rel_l2": tolerance}
+        if diff.part_rel_l2 is not None:
+            usual = min(max(_PART * tolerance, _PART_OFF), _PART_LOST)
+            limits["part_rel_l2"] = max(usual, tolerance)
+        held = _held(diff, limits)
+        if all(judgement.passed for judgement in held):
+            return held
+        return _held(diff, _given(self.otherwise, diff)) or held
 
 
 def _is_plain(diff: TensorDiff) -> bool:
@@ -319,7 +331,7 @@ def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
     judgements = []
     for metric, limit in limits.items():
         found = float(getattr(diff, metric))
-        passed = found <= limit if metric in AT_MOST else found >= limit
+        passed = found >= limit if metric in AT_LEAST else found <= limit
         judgements.append(Judgement(diff.name, metric, found, limit, passed))
     return judgements
 
@@ -452,7 +464,31 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
         return judged
     usual = [j.limit for j in judgements if j.metric == "rel_l2"]
     limit = min(usual, default=TOLERANCES[report.lowest])
-    return replace(judged, first_bad=_first_bad(report.layers, limit))
+    rows = _up_to_parts(report, judgements)
+    return replace(judged, first_bad=_first_bad(rows, limit))
+
+
+def closeness(report: DiffReport) -> float:
+    """Return the largest relative L2 error of an output or a part, as a share of its limit."""
+    shares = (
+        one.found / one.limit
+        for one in report.judgements
+        if one.metric in ("rel_l2", "part_rel_l2") and one.limit
+    )
+    return max(shares, default=0.0)
+
+
+def _up_to_parts(
+    report: DiffReport, judgements: Sequence[Judgement]
+) -> Sequence[LayerDiff]:
+    """Return the values up to the last part that misses its limit, if only parts do: the Concat hides their errors."""
+    missed = [judgement for judgement in judgements if not judgement.passed]
+    if report.failure or any(one.metric != "part_rel_l2" for one in missed):
+        return report.layers
+    outputs = {one.output for one in missed}
+    parts = {d.part.value for d in report.outputs if d.name in outputs and d.part}
+    ends = [row.position for row in report.layers if row.value in parts]
+    return [row for row in report.layers if row.position <= max(ends, default=inf)]
 
 
 def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
@@ -541,7 +577,10 @@ def _warnings(
                 few = f"samples show few of its numbers ({diff.size})"
                 limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
             found = _told_apart(miss.found, miss.limit)
-            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {found}; the limit is {limit}."
+            whose = metric_name(miss.metric)
+            if miss.metric == "part_rel_l2" and diff.part is not None:
+                whose += f" of its part {diff.part.value!r}"
+            yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
 
 
 def _told_apart(found: float, limit: float) -> str:

@@ -25,6 +25,7 @@ from onnxamp._numerics.paired import (
     PairedSessions,
     exponents_between,
 )
+from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
 from onnxamp._ops.facts import op_key
@@ -121,6 +122,10 @@ class TwoModels(PairedSessions):
             return replace(found, error=error)
         if failure is not None:
             return replace(found, failure=failure)
+        parts = dict(worst_parts(flows, reference, result))
+        beside = self.reference.parts_of(flows[0], flows[0])
+        names = [*flows[0].outputs, *(n for n in reference if n not in beside)]
+        reference = {name: reference[name] for name in names if name in reference}
         for name in reference:
             if name not in result:
                 raise ArgumentError(
@@ -150,7 +155,10 @@ class TwoModels(PairedSessions):
         return replace(
             found,
             noise=self._noise(number, feeds, reference, diffs, facts),
-            outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
+            outputs=tuple(
+                replace(_as_declared(diff, *flows), part=parts.get(diff.name))
+                for diff in diffs
+            ),
             detections=tuple(detections),
             layers=tuple(_layers(*flows, compared)),
             tokens=tuple(tokens),
@@ -191,8 +199,10 @@ class TwoModels(PairedSessions):
             self.reference.outputs.keep(number, paired.reference)
             return paired
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
+        flow = self.reference.prepare(feeds).flow
         try:
-            result = self.result.run(feeds, part_of(progress, 1, 2))
+            also = self.reference.parts_of(flow, flow)
+            result = self.result.run(feeds, part_of(progress, 1, 2), also)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
         return PairedOutputs(reference, result, paired.compared)
@@ -286,9 +296,11 @@ def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> S
     """Return the reference for results on an engine: it runs on the same engine or, for a plugin provider,
     on the CPU.
     """
-    return engine.reference.open(
+    session = engine.reference.open(
         model, whole=whole and engine.is_reference, budget=budget
     )
+    session.parts = True
+    return session
 
 
 def result_on(

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from os import PathLike
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -19,6 +19,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import settled_flow
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.parts import joined_parts
 from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
@@ -280,6 +282,7 @@ class Session:
         outputs: its outputs for numbered samples, to compare others with.
         forced: the branches to take whatever a sample says, by the keys of their conditions; such a model runs in
             pieces.
+        parts: whether outputs come with the parts that they join, unless the model runs whole.
     """
 
     model: Model
@@ -288,6 +291,7 @@ class Session:
     budget: int
     outputs: OutputCache = field(default_factory=OutputCache)
     forced: Mapping[str, bool] = field(default_factory=dict)
+    parts: bool = False
     _executor: Executor | None = None
     _prepared: Feeds | None = None
     """The sample that it was prepared for last: its conditions are not computed twice."""
@@ -344,17 +348,31 @@ class Session:
             _loaded=None,
         )
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:
+    def run(
+        self,
+        feeds: Feeds,
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
+    ) -> Outputs:
         """Return the outputs by name.
+
+        Args:
+            also: other values to return, if the model computes them and does not run whole.
 
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
         if not self.runs_whole(feeds):
-            return self.run_together([feeds], progress)[0]
+            return self.run_together([feeds], progress, also)[0]
         if self._loaded is None:
             self._loaded = self.engine.load(self.model.path or self.model.proto)
         return self.engine.run(self._loaded, feeds)
+
+    def parts_of(self, flow: DataflowGraph, other: DataflowGraph) -> tuple[str, ...]:
+        """Return the values that come beside the outputs of this model, and that another form of it computes, too."""
+        joined = flow.ask(joined_parts).values() if self.parts else ()
+        names = dict.fromkeys(chain.from_iterable(joined))
+        return tuple(name for name in names if name in other.maker)
 
     def run_sample(
         self, number: int, feeds: Feeds, progress: Progress | None = None
@@ -367,14 +385,20 @@ class Session:
         return self.outputs.kept[number]
 
     def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
+        self,
+        samples: Sequence[Feeds],
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
     ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):
             return [self.run(feeds) for feeds in samples]
         found: list[Outputs] = []
         for executor, group in groupby(samples, self.prepare):
-            names = executor.flow.outputs
+            flow = executor.flow
+            others = [name for name in also if name in flow.maker]
+            parts = self.parts_of(flow, flow)
+            names = [*dict.fromkeys((*flow.outputs, *parts, *others))]
             executions = run_together(
                 executor, list(group), names, self.budget, progress
             )
