@@ -109,6 +109,7 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
         metric=given.metric,
         target=given.target,
         draw=partial(run_options_of(given).draw, original, given.target),
+        beyond="named",
     )
     run = comparison.run
     with (

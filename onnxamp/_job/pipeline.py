@@ -226,6 +226,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         metric=validation.metric,
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
+        beyond="compared",
     )
 
 
@@ -238,7 +239,7 @@ def _validated(
 ) -> "Conversion":
     """Convert a model, and write a result that passes. One that does not is :func:`~onnxamp._job.validation.healed`."""
     from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
-    from onnxamp._numerics.diff import UpgradeProof  # noqa: PLC0415
+    from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
 
     validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
     try:

@@ -26,9 +26,10 @@ from onnxamp._numerics.cure import (
     as_float16,
     cure_conversion,
 )
-from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._ops import device_of
 from onnxamp._ops.providers import computes_low

@@ -388,6 +388,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         diff for diff in diffs if diff.reference_shape != diff.result_shape
     ] or diffs
     detections = [diff.detections for diff in diffs if diff.detections is not None]
+    parts = [diff.part for diff in diffs if diff.part is not None]
     rows = [
         diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0
         for diff in diffs
@@ -415,6 +416,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         worst_sample=worst,
         bad=next(iter(bads), None),
         detections=max(detections, default=None),
+        part=max(parts, default=None),
     )
 
 

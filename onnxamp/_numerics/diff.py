@@ -4,22 +4,25 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import Final, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
-from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.limits import (
     Accept,
     AcceptLike,
     LimitLike,
     Limits,
+    closeness,
+    with_extra,
     with_tolerance,
 )
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
@@ -46,13 +49,16 @@ from onnxamp._runtime.engines import (
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples
+from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, further
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
 from onnxamp._target.kernels import check_target
 from onnxamp._workers.executor import Memory, Place
+
+Extent: TypeAlias = Literal["compared", "named", "ignored"]
+"""What happens to branches that no sample takes, and to sizes beyond those of the samples."""
 
 _LOG: Final = logging.getLogger("onnxamp")
 
@@ -164,7 +170,14 @@ def diff_models(
     engine = choose_engine(provider, whole=not layers and whole is not False)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     comparison = Comparison.of(
-        one, run, limits, whole=whole, metric=metric, target=target, draw=drawn
+        one,
+        run,
+        limits,
+        whole=whole,
+        metric=metric,
+        target=target,
+        draw=drawn,
+        beyond="named",
     )
     place = Place(jobs, cluster)
     counted = comparison.run.samples.counted
@@ -187,6 +200,8 @@ class Comparison:
         engine: where results run.
         whole: whether each model runs in one session.
         selected: outputs that may list detections.
+        beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
+            only named.
     """
 
     run: Run
@@ -195,8 +210,11 @@ class Comparison:
     whole: bool
     limits: Limits
     selected: frozenset[str]
+    beyond: Extent = "ignored"
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
+    _beyond: Beyond | None = None
+    """What is compared beyond the samples, once it is known."""
 
     @classmethod
     def of(
@@ -209,11 +227,13 @@ class Comparison:
         metric: DiffMetric = "auto",
         target: str = "cuda",
         draw: Callable[[Session], Samples] | None = None,
+        beyond: Extent = "ignored",
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
+            beyond: as for the class.
         """
         engine = choose_engine(run.provider, whole=whole is not False)
         limits = limits or Limits()
@@ -238,6 +258,7 @@ class Comparison:
             whole=whole,
             limits=limits,
             selected=selected,
+            beyond=beyond,
         )
 
     def try_reference(self) -> None:
@@ -305,6 +326,12 @@ class Comparison:
         report = self._judged(*found)
         if self._allow_for_integers(report):
             report = self._judged(*found)
+        more = further(self.run.samples, closeness(report)) if report.passed else None
+        if more is not None:
+            self.run = replace(self.run, inputs=more)
+            return self.compare(
+                result, layers=layers, activity=activity, seconds=seconds
+            )
         is_open = layers is None and self.engine.runs_pieces
         if is_open and not report.passed and report.outputs:
             until = monotonic() + seconds
@@ -316,9 +343,59 @@ class Comparison:
             if deep.samples < report.samples:
                 text = f"Layers were compared on {deep.samples} of {report.samples} samples, in {seconds:.0f} s."
                 report = replace(report, notes=(*report.notes, text))
-        return replace(
+        report = replace(
             report, inputs=self.run.samples.summary, samples=self.run.samples.taken
         )
+        if self.beyond != "ignored" and report.passed and found[1] is not None:
+            deeper = None if layers is not False else False
+            how = partial(self._compared_at, result, deeper, activity, seconds)
+            report = self._extended(report, found[1], how)
+        return report
+
+    def _extended(
+        self,
+        report: DiffReport,
+        tally: Tally,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
+        if self._beyond is None:
+            samples = self.run.samples
+            # A function of the user may not be meant for anything but the samples.
+            runs = self.beyond == "compared" and self.limits.accept is None
+            self._beyond = find_beyond(self.reference, samples, tally.taken, runs=runs)
+        report = replace(report, not_run=self._beyond.not_run)
+        for excursion in self._beyond.excursions:
+            found = compared(excursion)
+            alone = map(compared, excursion.alone if not found.passed else ())
+            if excursion.alone and not found.passed:
+                found = next((one for one in alone if not one.passed), report)
+            report = with_extra(report, excursion.what, found)
+            if not report.passed:
+                break
+        return report
+
+    def _compared_at(
+        self,
+        result: Model,
+        layers: bool | None,
+        activity: str,
+        seconds: float,
+        excursion: Excursion,
+    ) -> DiffReport:
+        """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
+        run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
+        there = replace(
+            self,
+            run=run,
+            reference=excursion.reference,
+            limits=self.limits.beyond,
+            beyond="ignored",
+            _key=token_hex(),
+            _beyond=None,
+        )
+        told = f"{activity} with {excursion.what}"
+        return there.compare(result, layers=layers, activity=told, seconds=seconds)
 
     def _allow_for_integers(self, report: DiffReport) -> bool:
         """Measure the cost of integers for the reference once, if a result misses its limits; return whether this
@@ -331,7 +408,7 @@ class Comparison:
         exact = without_grids(self.reference.model)
         if exact is None:
             return False
-        anew = replace(self, run=replace(self.run, state=None))
+        anew = replace(self, run=replace(self.run, state=None), beyond="ignored")
         found = anew.compare(exact, layers=False, activity="measuring integers")
         self.limits = self.limits.allowing(found.outputs)
         return bool(self.limits.coarse)
@@ -352,6 +429,7 @@ class Comparison:
             reference=reference_on(self.engine, original, budget, whole=self.whole),
             run=replace(self.run, state=None),
             limits=Limits(tolerance=1.0),
+            beyond="ignored",
             _key=token_hex(),
         )
         quantized, low = (
@@ -465,45 +543,3 @@ class Comparison:
             "passed" if report.passed else report.failure or "outside the limits",
         )
         return report
-
-
-_SAME: Final = Limits(tolerance=1e-5)
-"""The largest change by the order of sums; a wrong meaning of an attribute changes more."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeProof:
-    """Compares upgraded and folded models with the original, each once.
-
-    Attributes:
-        comparison: has the original and its inputs, and keeps its outputs.
-    """
-
-    comparison: Comparison
-    _verdicts: dict[tuple[int, frozenset[tuple[str, int]]], str | None] = field(
-        default_factory=dict
-    )
-    """Opset and numbers of ops of a model -> the fault."""
-
-    def __call__(self, graph: Graph) -> str | None:
-        """Return a clause about the fault of the upgraded model; None if there is none, or if the original does not
-        run.
-        """
-        counts = ((key, len(nodes)) for key, nodes in graph.by_key.items())
-        changed = graph.book.opsets[""], frozenset(counts)
-        if changed not in self._verdicts:
-            upgraded = Model(graph.model, graph.folder)
-            exact = replace(self.comparison, limits=_SAME)
-            report = exact.compare(
-                upgraded, layers=False, activity="checking the upgrade"
-            )
-            why = report.failure or next(iter(report.warnings), "its outputs differ")
-            text = f"float32 results would change as well: {why.rstrip('.')}"
-            is_same = report.passed or report.skipped
-            self._verdicts[changed] = None if is_same else text
-        return self._verdicts[changed]
-
-    @property
-    def has_refused(self) -> bool:
-        """Return whether an upgrade changed results."""
-        return any(self._verdicts.values())

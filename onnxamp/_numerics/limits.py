@@ -20,7 +20,13 @@ from onnxamp._numerics.metrics import (
     TensorDiff,
     metric_name,
 )
-from onnxamp._numerics.results import DiffReport, FirstBad, Judgement, LayerDiff
+from onnxamp._numerics.results import (
+    DiffReport,
+    Extra,
+    FirstBad,
+    Judgement,
+    LayerDiff,
+)
 from onnxamp._paths import as_path, reason_of
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
@@ -40,6 +46,18 @@ _ROUNDINGS: Final = sqrt(2)
 """Two forms of a network that round to integers at different places differ by the errors of both."""
 _COARSEST: Final = 0.1
 """Largest error that is put down to integers: beyond, they have lost the network."""
+
+
+_WIDER: Final = 2.0
+"""By what factor errors beyond the samples may exceed a tolerance that was asked for: the samples met it narrowly."""
+
+
+_PART: Final = 10.0
+_PART_OFF: Final = 0.1
+_PART_LOST: Final = 0.3
+"""A part of an output may be off by so many times what the whole may be off by, at least by the second number, and at
+most by the third, beyond which little is left of it.
+"""
 
 
 class Accept(NamedTuple):
@@ -206,6 +224,14 @@ class Limits:
     """Limits in the form of ``of``, which are accepted if an output misses the default."""
     coarse: float | None = None
     """The allowance for low-precision forms of a reference that rounds to integers; None if not measured."""
+    plain: bool = False
+    """Judge only floats of equal sizes that list no detections: selections change more often the more there are."""
+
+    @property
+    def beyond(self) -> "Limits":
+        """Limits for inputs and branches beyond the samples, whose errors differ a little."""
+        wider = None if self.tolerance is None else _WIDER * self.tolerance
+        return replace(self, tolerance=wider, plain=True)
 
     def allowing(self, outputs: Sequence[TensorDiff]) -> "Limits":
         """Return limits for a reference that rounds to integers, given its difference from itself without rounding."""
@@ -237,6 +263,7 @@ class Limits:
         held = (
             (diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn)))
             for diff in outputs
+            if not self.plain or _is_plain(diff)
         )
         return tuple(
             judgement for diff, limit in held for judgement in self._judge(diff, limit)
@@ -283,10 +310,19 @@ class Limits:
         if diff.detections is not None:
             return _held(diff, {"detections": tolerance})
         are_labels = not diff.is_float and diff.differing < diff.rel_l2
-        usual = _held(diff, {"differing" if are_labels else "rel_l2": tolerance})
-        if usual[0].passed:
-            return usual
-        return _held(diff, _given(self.otherwise, diff)) or usual
+        limits = {"differing" if are_labels else "rel_l2": tolerance}
+        if diff.part_rel_l2 is not None:
+            usual = min(max(_PART * tolerance, _PART_OFF), _PART_LOST)
+            limits["part_rel_l2"] = max(usual, tolerance)
+        held = _held(diff, limits)
+        if all(judgement.passed for judgement in held):
+            return held
+        return _held(diff, _given(self.otherwise, diff)) or held
+
+
+def _is_plain(diff: TensorDiff) -> bool:
+    """Return whether an output holds floats at fixed places."""
+    return diff.is_float and diff.detections is None and not size_only(diff)
 
 
 def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
@@ -294,7 +330,7 @@ def _held(diff: TensorDiff, limits: Mapping[str, float]) -> list[Judgement]:
     judgements = []
     for metric, limit in limits.items():
         found = float(getattr(diff, metric))
-        passed = found <= limit if metric in AT_MOST else found >= limit
+        passed = found >= limit if metric in AT_LEAST else found <= limit
         judgements.append(Judgement(diff.name, metric, found, limit, passed))
     return judgements
 
@@ -410,15 +446,87 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     judgements = limits.judge(
         report.outputs, report.lowest, report.noise, drawn=report.drawn
     )
-    warnings = tuple(_warnings(report, judgements, limits))
+    extras = tuple(_judged_extra(report, extra, limits) for extra in report.extras)
+    warnings = (
+        *_warnings(report, judgements, limits),
+        *(told for extra in extras for told in extra.warnings),
+    )
     judged = replace(
-        report, judgements=judgements, warnings=warnings, first_bad=None, cure=None
+        report,
+        judgements=judgements,
+        warnings=warnings,
+        extras=extras,
+        first_bad=None,
+        cure=None,
     )
     if judged.passed:
         return judged
     usual = [j.limit for j in judgements if j.metric == "rel_l2"]
     limit = min(usual, default=TOLERANCES[report.lowest])
-    return replace(judged, first_bad=_first_bad(report.layers, limit))
+    rows = _up_to_parts(report, judgements)
+    return replace(judged, first_bad=_first_bad(rows, limit))
+
+
+def closeness(report: DiffReport) -> float:
+    """Return the largest relative L2 error of an output or a part, as a share of its limit."""
+    shares = (
+        one.found / one.limit
+        for one in report.judgements
+        if one.metric in ("rel_l2", "part_rel_l2") and one.limit
+    )
+    return max(shares, default=0.0)
+
+
+def _up_to_parts(
+    report: DiffReport, judgements: Sequence[Judgement]
+) -> Sequence[LayerDiff]:
+    """Return the values up to the last part that misses its limit, if only parts do: the Concat hides their errors."""
+    missed = [judgement for judgement in judgements if not judgement.passed]
+    if report.failure or any(one.metric != "part_rel_l2" for one in missed):
+        return report.layers
+    outputs = {one.output for one in missed}
+    parts = {d.part.value for d in report.outputs if d.name in outputs and d.part}
+    ends = [row.position for row in report.layers if row.value in parts]
+    return [row for row in report.layers if row.position <= max(ends, default=inf)]
+
+
+def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
+    """Return a comparison beyond the samples, judged as the samples are."""
+    there = replace(report, outputs=extra.outputs)
+    limits = limits.beyond
+    judgements = limits.judge(
+        extra.outputs, report.lowest, report.noise, drawn=report.drawn
+    )
+    told = (
+        f"With {extra.what}: {text}" for text in _warnings(there, judgements, limits)
+    )
+    return replace(extra, judgements=judgements, warnings=tuple(told))
+
+
+def with_extra(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
+    """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
+
+    Args:
+        report: the comparison on the samples, which passes.
+        what: the branches or sizes, in words.
+        found: the comparison there.
+    """
+    if found.skipped:
+        clause = f"{what} ({found.skipped.rstrip('.')})"
+        return replace(report, not_run=(*report.not_run, clause))
+    told = tuple(f"With {what}: {text}" for text in found.warnings)
+    failure = f"With {what}: {found.failure}" if found.failure else None
+    extra = Extra(what, found.outputs, found.judgements, failure, told)
+    report = replace(report, extras=(*report.extras, extra))
+    if found.passed:
+        return report
+    return replace(
+        report,
+        failure=failure,
+        warnings=(*report.warnings, *told),
+        first_bad=found.first_bad,
+        layers=found.layers,
+    )
 
 
 def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
@@ -457,6 +565,8 @@ def _warnings(
         judgement.output: judgement for judgement in judgements if not judgement.passed
     }
     for diff in report.outputs:
+        if limits.plain and not _is_plain(diff):
+            continue
         if size_only(diff):
             yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
         elif diff.alarm is None and diff.name in missed:
@@ -466,7 +576,10 @@ def _warnings(
                 few = f"samples show few of its numbers ({diff.size})"
                 limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
             found = _told_apart(miss.found, miss.limit)
-            yield f"Output {diff.name!r}: {metric_name(miss.metric)} is {found}; the limit is {limit}."
+            whose = metric_name(miss.metric)
+            if miss.metric == "part_rel_l2" and diff.part is not None:
+                whose += f" of its part {diff.part.value!r}"
+            yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
 
 
 def _told_apart(found: float, limit: float) -> str:

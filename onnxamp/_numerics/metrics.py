@@ -68,7 +68,8 @@ LOWNESS: Final[Mapping[str, int]] = MappingProxyType(
 
 def metric_name(metric: str) -> str:
     """Return a metric in words."""
-    return AT_MOST.get(metric) or AT_LEAST.get(metric) or metric
+    name = "relative L2 error" if metric == "part_rel_l2" else metric
+    return AT_MOST.get(metric) or AT_LEAST.get(metric) or name
 
 
 def decibels(relative_l2: float) -> float:
@@ -145,6 +146,14 @@ class Bad:
     sample: int = 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PartError:
+    """The relative L2 error of one of the values that an output joins."""
+
+    rel_l2: float
+    value: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDiff:
     """Differences between a reference *a* and a result *b* of the same shape, computed in float64.
@@ -214,6 +223,13 @@ class TensorDiff:
     """None unless the output is called logits. The distribution of a row is that of the next token, or of a class."""
     detections: float | None = None
     """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
+    part: PartError | None = None
+    """The worst of the parts that a Concat joins in the output; None if there is no Concat, or the model runs whole."""
+
+    @property
+    def part_rel_l2(self) -> float | None:
+        """The error of the worst part."""
+        return None if self.part is None else self.part.rel_l2
 
     @property
     def is_float(self) -> bool:

@@ -179,6 +179,8 @@ class PairedExecution:
     result: Executor
     pairing: Pairing
     budget: int = BUDGET
+    kept: tuple[str, ...] = ()
+    """Values that are returned beside the outputs."""
     _steps: list[_Step] = field(default_factory=list)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
@@ -193,9 +195,10 @@ class PairedExecution:
             ArgumentError: a model has an input that is not fed.
         """
         shared = Counter(list(self.pairing.shared))
-        one = start(self.reference, feeds, self.pairing.reads() + shared)
+        kept = Counter(self.kept)
+        one = start(self.reference, feeds, self.pairing.reads() + shared + kept)
         own = shared if self.pairing.accumulated else Counter[str]()
-        other = start(self.result, feeds, own)
+        other = start(self.result, feeds, own + kept)
         if not self._steps:
             flows = self.reference.flow, self.result.flow
             self._steps = list(_steps(*flows, self.pairing, self.budget))
@@ -216,7 +219,8 @@ class PairedExecution:
             done += len(part)
             if progress is not None:
                 progress(done, len(self.reference.flow.nodes))
-        return PairedOutputs(_outputs(one), _outputs(other), compared)
+        outputs = _outputs(one, self.kept), _outputs(other, self.kept)
+        return PairedOutputs(outputs[0], outputs[1], compared)
 
     def _compare(
         self, targets: Sequence[str], one: Execution, other: Execution
@@ -335,8 +339,9 @@ def _local_name(flow: DataflowGraph, name: str) -> str:
     return name
 
 
-def _outputs(execution: Execution) -> dict[str, Any]:
-    return {name: execution.output(name) for name in execution.flow.outputs}
+def _outputs(execution: Execution, kept: Sequence[str]) -> dict[str, Any]:
+    names = dict.fromkeys((*execution.flow.outputs, *kept))
+    return {name: execution.output(name) for name in names}
 
 
 def _measured(
@@ -406,6 +411,10 @@ class PairedSessions:
             or self._execution.result is not other
         ):
             self._execution = PairedExecution(
-                one, other, self.paired(one.flow, other.flow), self.reference.budget
+                one,
+                other,
+                self.paired(one.flow, other.flow),
+                self.reference.budget,
+                self.reference.parts_of(one.flow, other.flow),
             )
         return self._execution.run(feeds, progress)

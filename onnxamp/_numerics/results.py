@@ -155,6 +155,25 @@ class Cost:
         return self.result <= self.limit
 
 
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A comparison beyond the samples: through branches that none of them takes, or with larger inputs.
+
+    ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`.
+    """
+
+    what: str
+    outputs: tuple[TensorDiff, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
+    failure: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether all outputs are within their limits."""
+        return self.failure is None and all(one.passed for one in self.judgements)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffReport(Shown):
     """Two models compared on the same inputs; :func:`onnxamp.diff_models` returns it.
@@ -217,12 +236,17 @@ class DiffReport(Shown):
     """The float32 model that the reference was quantized from, if it was compared as well."""
     costs: tuple[Cost, ...] = ()
     """The errors of both models against it."""
+    extras: tuple[Extra, ...] = ()
+    """Comparisons beyond the samples."""
+    not_run: tuple[str, ...] = ()
+    """Clauses about parts of the model that neither the samples nor the extras ran, and sizes that they left out."""
 
     @property
     def passed(self) -> bool:
-        """Whether the models were compared and all outputs are within their limits."""
+        """Whether the models were compared and all outputs are within their limits, also beyond the samples."""
         within = all(judgement.passed for judgement in self.judgements)
         within = within and all(cost.passed for cost in self.costs)
+        within = within and all(extra.passed for extra in self.extras)
         return self.failure is None and self.skipped is None and within
 
     @property

@@ -25,9 +25,11 @@ from onnxamp._numerics.paired import (
     PairedSessions,
     exponents_between,
 )
+from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
 from onnxamp._ops.facts import op_key
+from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
@@ -64,6 +66,7 @@ class SampleDiff:
         failure: why the result does not.
         mismatches: differences of outputs that no limit allows.
         rejected: the function of the user that rejects the outputs.
+        taken: the branches that the reference takes, as far as they are known.
     """
 
     facts: RunFacts | None = None
@@ -78,6 +81,7 @@ class SampleDiff:
     mismatches: tuple[str, ...] = ()
     rejected: str | None = None
     notes: tuple[str, ...] = ()
+    taken: tuple[Branch, ...] = ()
 
     @property
     def was_compared(self) -> bool:
@@ -118,6 +122,10 @@ class TwoModels(PairedSessions):
             return replace(found, error=error)
         if failure is not None:
             return replace(found, failure=failure)
+        parts = dict(worst_parts(flows, reference, result))
+        beside = self.reference.parts_of(flows[0], flows[0])
+        names = [*flows[0].outputs, *(n for n in reference if n not in beside)]
+        reference = {name: reference[name] for name in names if name in reference}
         for name in reference:
             if name not in result:
                 raise ArgumentError(
@@ -147,7 +155,10 @@ class TwoModels(PairedSessions):
         return replace(
             found,
             noise=self._noise(number, feeds, reference, diffs, facts),
-            outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
+            outputs=tuple(
+                replace(_as_declared(diff, *flows), part=parts.get(diff.name))
+                for diff in diffs
+            ),
             detections=tuple(detections),
             layers=tuple(_layers(*flows, compared)),
             tokens=tuple(tokens),
@@ -161,6 +172,7 @@ class TwoModels(PairedSessions):
             ),
             rejected=None if accept is None or is_accepted else accept.name,
             notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
+            taken=tuple(sorted(flows[0].taken)),
         )
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
@@ -187,8 +199,10 @@ class TwoModels(PairedSessions):
             self.reference.outputs.keep(number, paired.reference)
             return paired
         reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
+        flow = self.reference.prepare(feeds).flow
         try:
-            result = self.result.run(feeds, part_of(progress, 1, 2))
+            also = self.reference.parts_of(flow, flow)
+            result = self.result.run(feeds, part_of(progress, 1, 2), also)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
         return PairedOutputs(reference, result, paired.compared)
@@ -282,16 +296,20 @@ def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> S
     """Return the reference for results on an engine: it runs on the same engine or, for a plugin provider,
     on the CPU.
     """
-    return engine.reference.open(
+    session = engine.reference.open(
         model, whole=whole and engine.is_reference, budget=budget
     )
+    session.parts = True
+    return session
 
 
 def result_on(
     engine: Engine, model: Model, reference: Session, *, whole: bool
 ) -> Session:
     """Return the result, as it is compared with a reference."""
-    return engine.open(model, whole=whole, budget=reference.budget)
+    session = engine.open(model, whole=whole, budget=reference.budget)
+    session.forced = reference.forced
+    return session
 
 
 def noise_floor(
@@ -444,10 +462,12 @@ class Tally:
         self.detections = dict[tuple[str, ...], Detections]()
         self.tokens = dict[str, Parting]()
         self.perplexity: Perplexity | None = None
+        self.taken = set[Branch]()
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
         self.alarms += sample.mismatches
+        self.taken.update(sample.taken)
         for diff in sample.outputs:
             self.outputs.setdefault(diff.name, []).append(diff)
         join(self.detections, {found.outputs: found for found in sample.detections})

@@ -24,8 +24,9 @@ from onnxamp._model.model import INLINE_LIMIT, Model, ModelSource, weight_bytes
 from onnxamp._model.protos import copied
 from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources, watched_sources
-from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.expected import judging_engine
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops import device_of
 from onnxamp._ops.signature import declared_ops
 from onnxamp._options.options import OptionKeywords

@@ -82,13 +82,18 @@ def diff_verdict(diff: DiffReport) -> Verdict:
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
-    """Return the fault, and where it starts."""
+    """Return the fault, where it starts, and what was not run."""
     if diff.skipped:
         return (diff.skipped,)
     opens = disabled_sentence(diff.disabled, f"opens {diff.result}")
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
-    found = (diff.unopened, opens, diff.failure, *diff.warnings, start)
+    found = (diff.unopened, opens, diff.failure, *diff.warnings, start, not_run(diff))
     return tuple(filter(None, found))
+
+
+def not_run(diff: DiffReport) -> str | None:
+    """Return a sentence about everything that neither the samples nor other runs reached."""
+    return f"Not run: {'; '.join(diff.not_run)}." if diff.not_run else None
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
@@ -129,9 +134,11 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Return provider and inputs, if anything ran."""
     if ran is None:
         return ()
+    extras = "; ".join(extra.what for extra in getattr(ran, "extras", ()))
     facts = (
         ran.ran_on,
         ran.inputs,
+        extras and f"also with {extras}",
         _loads(ran) if isinstance(ran, DiffReport) else "",
     )
     return tuple(filter(None, facts))

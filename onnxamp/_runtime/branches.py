@@ -19,7 +19,8 @@ Ifs in bodies of Loops and Scans, and in model-local functions, stay.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -30,6 +31,13 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
 from onnxamp._model.protos import copied, copy_without, drop_named, node_bodies
 from onnxamp._ops.providers import Profile
+from onnxamp._runtime.choices import (
+    Branch,
+    Condition,
+    has_choices,
+    stamp_of,
+    stamped,
+)
 from onnxamp._runtime.flow import (
     WEIGHTS_IN_GRAPH,
     DataflowGraph,
@@ -45,13 +53,16 @@ Run: TypeAlias = Callable[[ModelProto, Sequence[str]], Mapping[str, bool]]
 """Runs a model and returns the named values, each of them a truth value. It must neither change nor keep the model."""
 
 
-def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
+def resolve_branches(
+    model: ModelProto, run: Run, taken: set[Branch] | None = None
+) -> ModelProto:
     """Return a copy of the model without Ifs in its main graph: the branch that ``run`` takes replaces each.
 
     Args:
         model: it is not changed, and copied once.
         run: called once per level of nesting, unless all conditions of the level are constants, with a model whose main
             graph holds the conditions.
+        taken: receives the branches of Ifs that know the keys of their conditions.
 
     Raises:
         ArgumentError: ``run`` did not return a condition.
@@ -80,6 +91,9 @@ def resolve_branches(model: ModelProto, run: Run) -> ModelProto:
             graph.scopes[0].names[name]: bool(conditions[name]) for name in wanted
         }
         branches = {node.index: _branch(node, known[node.input(0)]) for node in ifs}
+        if taken is not None:
+            keys = ((stamp_of(node.proto), known[node.input(0)]) for node in ifs)
+            taken.update((key, holds) for key, holds in keys if key is not None)
         result = _Move(graph, branches, GraphEditor(graph, result)).result()
 
 
@@ -252,6 +266,7 @@ def settled_flow(
     provider: Provider = "cpu",
     before: DataflowGraph | None = None,
     arithmetic: Profile | None = None,
+    forced: Mapping[str, bool] = MappingProxyType({}),
 ) -> DataflowGraph:
     """Prepare a model for a sample. A sample that meets other conditions, or leaves other inputs empty, needs another
     flow.
@@ -264,6 +279,7 @@ def settled_flow(
         provider: where conditions are computed.
         before: the result for an earlier sample, which is returned if this one takes the same branches.
         arithmetic: as for :func:`~onnxamp._runtime.flow.flow_of`.
+        forced: the branches to take whatever the sample says, by the keys of their conditions; the same as before.
 
     Raises:
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
@@ -271,16 +287,23 @@ def settled_flow(
     """
     if before is not None and _is_told(before.choices, feeds):
         return before
-    shell, taken = settle(model, base_dir, feeds, emulated=emulated, provider=provider)
-    if before is not None and before.choices == taken:
+    settled = settle(
+        model, base_dir, feeds, emulated=emulated, provider=provider, forced=forced
+    )
+    if before is not None and before.choices == settled.choices:
         return before
     flow = flow_of(
-        shell,
+        settled.shell,
         emulated=emulated,
         shapes=shapes_of(feeds),
         arithmetic=arithmetic,
     )
-    return replace(flow, choices=taken)
+    return replace(
+        flow,
+        choices=settled.choices,
+        conditions=settled.conditions,
+        taken=settled.taken,
+    )
 
 
 def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
@@ -301,6 +324,22 @@ def _truth(feed: Feed) -> bool | None:
     return bool(feed) if is_one else None
 
 
+class Settled(NamedTuple):
+    """A model as one sample runs it, with functions inlined and branches resolved.
+
+    Attributes:
+        shell: the model.
+        choices: the conditions that were computed, and the inputs that are empty.
+        conditions: the conditions of all Ifs of the model that are no constants.
+        taken: the branches that the sample takes, apart from those within bodies of loops.
+    """
+
+    shell: Shell
+    choices: tuple[tuple[str, bool], ...]
+    conditions: tuple[Condition, ...] = ()
+    taken: frozenset[Branch] = frozenset()
+
+
 def settle(
     model: ModelProto,
     base_dir: str | PathLike[str] | None,
@@ -309,14 +348,23 @@ def settle(
     emulated: bool,
     provider: Provider = "cpu",
     keep: int = WEIGHTS_IN_GRAPH,
-) -> tuple[Shell, tuple[tuple[str, bool], ...]]:
-    """Return the model as one sample runs it, with functions inlined and branches resolved, and the conditions for it.
+    forced: Mapping[str, bool] = MappingProxyType({}),
+) -> Settled:
+    """Return the model as one sample runs it.
 
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
     """
     shell = take_weights(model, base_dir, keep=keep)
     shell = shell._replace(model=_without_empty(inline_functions(shell.model), feeds))
     choices = {name: True for name, feed in feeds.items() if feed is None}
+    conditions: tuple[Condition, ...] = ()
+    taken = set[Branch]()
+    if has_choices(shell.model):
+        marked, conditions = stamped(shell.model, forced)
+        shell = shell._replace(model=marked)
+        # Bodies of loops take a branch in every trip, so only what is forced there is known.
+        inside = {one.key for one in conditions if one.repeats} & forced.keys()
+        taken.update((key, forced[key]) for key in inside)
     if any(node.op_type == "If" for node in shell.model.graph.node):
 
         def decide(written: ModelProto, names: Sequence[str]) -> dict[str, bool]:
@@ -330,8 +378,9 @@ def settle(
             choices.update(conditions)
             return conditions
 
-        shell = shell._replace(model=resolve_branches(shell.model, decide))
-    return shell, tuple(choices.items())
+        resolved = resolve_branches(shell.model, decide, taken)
+        shell = shell._replace(model=resolved)
+    return Settled(shell, tuple(choices.items()), conditions, frozenset(taken))
 
 
 def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:

@@ -7,8 +7,8 @@ piece, so that all of its values can be observed.
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from os import PathLike
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -19,6 +19,8 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import settled_flow
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.parts import joined_parts
 from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
@@ -278,6 +280,9 @@ class Session:
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
         outputs: its outputs for numbered samples, to compare others with.
+        forced: the branches to take whatever a sample says, by the keys of their conditions; such a model runs in
+            pieces.
+        parts: whether outputs come with the parts that they join, unless the model runs whole.
     """
 
     model: Model
@@ -285,7 +290,11 @@ class Session:
     whole: bool
     budget: int
     outputs: OutputCache = field(default_factory=OutputCache)
+    forced: Mapping[str, bool] = field(default_factory=dict)
+    parts: bool = False
     _executor: Executor | None = None
+    _prepared: Feeds | None = None
+    """The sample that it was prepared for last: its conditions are not computed twice."""
     _loaded: Any = None
     """The model as a whole, which the first run loads."""
 
@@ -301,6 +310,8 @@ class Session:
         Raises:
             As :func:`~onnxamp._runtime.branches.settled_flow`.
         """
+        if self._executor is not None and self._prepared is feeds:
+            return self._executor
         before = None if self._executor is None else self._executor.flow
         flow = settled_flow(
             self.model.proto,
@@ -310,9 +321,11 @@ class Session:
             provider=self.engine.piece_provider,
             before=before,
             arithmetic=self.engine.arithmetic,
+            forced=self.forced,
         )
         if self._executor is None or flow is not before:
             self._executor = Executor(flow, self.engine.piece_provider)
+        self._prepared = feeds
         return self._executor
 
     def prepare_sample(self, sample: Feeds) -> Executor:
@@ -321,19 +334,45 @@ class Session:
 
     def runs_whole(self, feeds: Feeds) -> bool:
         """Return whether the sample runs in one session."""
-        return self.whole and all(feed is not None for feed in feeds.values())
+        is_plain = self.whole and not self.forced
+        return is_plain and all(feed is not None for feed in feeds.values())
 
-    def run(self, feeds: Feeds, progress: Progress | None = None) -> Outputs:
+    def anew(self, forced: Mapping[str, bool]) -> "Session":
+        """Return the same model, prepared for samples of other sizes or for other branches."""
+        return replace(
+            self,
+            outputs=OutputCache(),
+            forced=forced,
+            _executor=None,
+            _prepared=None,
+            _loaded=None,
+        )
+
+    def run(
+        self,
+        feeds: Feeds,
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
+    ) -> Outputs:
         """Return the outputs by name.
+
+        Args:
+            also: other values to return, if the model computes them and does not run whole.
 
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
         if not self.runs_whole(feeds):
-            return self.run_together([feeds], progress)[0]
+            return self.run_together([feeds], progress, also)[0]
         if self._loaded is None:
             self._loaded = self.engine.load(self.model.path or self.model.proto)
         return self.engine.run(self._loaded, feeds)
+
+    def parts_of(self, flow: DataflowGraph, other: DataflowGraph) -> tuple[str, ...]:
+        """Return the values that come beside the outputs of this model, and that another form of it computes, too."""
+        joined = flow.ask(joined_parts).values() if self.parts else ()
+        names = dict.fromkeys(chain.from_iterable(joined))
+        return tuple(name for name in names if name in other.maker)
 
     def run_sample(
         self, number: int, feeds: Feeds, progress: Progress | None = None
@@ -346,14 +385,20 @@ class Session:
         return self.outputs.kept[number]
 
     def run_together(
-        self, samples: Sequence[Feeds], progress: Progress | None = None
+        self,
+        samples: Sequence[Feeds],
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
     ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         if any(map(self.runs_whole, samples)):
             return [self.run(feeds) for feeds in samples]
         found: list[Outputs] = []
         for executor, group in groupby(samples, self.prepare):
-            names = executor.flow.outputs
+            flow = executor.flow
+            others = [name for name in also if name in flow.maker]
+            parts = self.parts_of(flow, flow)
+            names = [*dict.fromkeys((*flow.outputs, *parts, *others))]
             executions = run_together(
                 executor, list(group), names, self.budget, progress
             )

@@ -26,7 +26,7 @@ sample fits a model.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, islice, takewhile
 from itertools import count as counting
@@ -53,8 +53,8 @@ from onnxamp._ops.providers import sums_low
 from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
-from onnxamp._runtime.flow import free_bytes, peak_bytes
 from onnxamp._runtime.inputs import listed
+from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.values import Feed, Feeds, as_array, check_inputs, is_array
@@ -118,6 +118,8 @@ class Samples:
     """The source of random samples."""
     generates: int = 0
     """Tokens that a decoder generates greedily after each prompt when two are compared."""
+    is_usual: bool = False
+    """Whether their number is the usual one, so that a verdict that is close may take more."""
 
     @property
     def made_up(self) -> bool:
@@ -437,9 +439,10 @@ def as_samples(
         model = Model.of(model)
         reference = reference or on_cpu(model)
         draw = suited(draw_of(model, seed, dims), reference)
-        return drawn(
-            draw, usual_count(reference, draw, *engines) if count is None else count
-        )
+        if count is not None:
+            return drawn(draw, count)
+        usual = drawn(draw, usual_count(reference, draw, *engines))
+        return replace(usual, is_usual=True)
     if isinstance(samples, SampleSource):
         return samples.samples_of(model, seed, reference)
     if isinstance(samples, (str, PathLike)):
@@ -455,6 +458,30 @@ NUMBERS: Final = 64
 """Numbers that are enough to estimate the error of an output. With n < 64 numbers, one estimate in twenty is below
 about the cube root of n / 64 of the error (chi-square, n >= 3).
 """
+
+_FURTHER: Final = ((4, 1 / 4), (8, 1 / 2))
+"""Numbers of random samples that a verdict takes if the largest error is more than a share of its limit. One sample of
+a network with errors near its limit may have half or twice the error of another.
+"""
+
+
+def further(samples: Samples, share: float) -> Samples | None:
+    """Return more random samples, the given ones first, for a verdict that is close; None if there are enough.
+
+    Args:
+        samples: the samples that were compared.
+        share: the largest error, as a share of its limit.
+    """
+    if samples.draw is None or not samples.is_usual:
+        return None
+    counts = (
+        count for count, least in _FURTHER if share > least and count > len(samples)
+    )
+    count = next(counts, None)
+    return (
+        None if count is None else replace(drawn(samples.draw, count), is_usual=True)
+    )
+
 
 _TRIES: Final = 64
 """Other sizes that are tried at most. A limit in seconds would find other sizes on another machine."""
@@ -528,7 +555,9 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
         outputs = reference.run_sample(0, draw.make(0))
     except (ArgumentError, RuntimeFailure):  # the comparison tells
         return LEAST
-    shown = min(_numbers(outputs), default=NUMBERS)
+    names = [entry.name for entry in reference.model.proto.graph.output]
+    told = {name: outputs[name] for name in names if name in outputs}
+    shown = min(_numbers(told), default=NUMBERS)
     return min(MOST, max(LEAST, ceil(NUMBERS / shown)))
 
 

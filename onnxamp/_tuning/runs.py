@@ -322,7 +322,7 @@ def profile_nodes(
     if any(feed is None for feed in sample.values()):
         # Empty optional inputs cannot be fed, and are created inside.
         how: Any = {"emulated": False, "provider": provider, "keep": _ALL}
-        named = copied(settle(named, None, sample, **how)[0].model)
+        named = copied(settle(named, None, sample, **how).shell.model)
     for node in Graph.of(named).nodes:
         node.proto.name = node.first_output
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

@@ -362,9 +362,8 @@ def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int
     live = []
     for number, sample in enumerate(samples):
         try:
-            shell, _ = settle(
-                tagged, view.folder, check_inputs(model, sample), emulated=False
-            )
+            feeds = check_inputs(model, sample)
+            shell = settle(tagged, view.folder, feeds, emulated=False).shell
         except RuntimeFailure as error:
             what = "The conditions of Ifs cannot be computed"
             text = input_failure(what, error, samples, number, given)

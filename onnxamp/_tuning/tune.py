@@ -31,9 +31,10 @@ from onnxamp._errors import InternalError, OnnxAmpError
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
-from onnxamp._numerics.diff import Comparison, UpgradeProof
+from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.limits import coarseness
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._options.options import Options

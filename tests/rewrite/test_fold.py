@@ -26,7 +26,7 @@ from repository import MODELS
 import onnxamp
 from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
-from onnxamp._numerics.diff import UpgradeProof
+from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.match import Choice, Form, Number, Op, Pattern, Var, form_table
 from onnxamp._runtime.random_inputs import random_inputs

@@ -1,0 +1,255 @@
+"""What two models are compared on beyond the samples: branches that no sample takes, and larger sizes.
+
+Both models take the same branches and get the same inputs there. What cannot run is named.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from onnxamp._errors import OnnxAmpError
+from onnxamp._numerics.larger import larger_draw
+from onnxamp._ops.facts import attribute, op_facts, op_key
+from onnxamp._runtime.choices import (
+    Branch,
+    Condition,
+    branch_name,
+    uncovered,
+    way_to,
+)
+from onnxamp._runtime.engines import Session
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.pieces import Execution, run_alone
+from onnxamp._runtime.samples import Samples, drawn
+from onnxamp._runtime.values import check_inputs
+
+_AT_HAND: Final = 4
+"""Samples whose values a branch gets: it may cost as much as a sample that takes it."""
+
+_RUNS: Final = 8
+"""Runs through other branches at most. One or two cover all of most models."""
+
+_NAMED: Final = 3
+"""Branches that a text names."""
+
+
+class Excursion(NamedTuple):
+    """A comparison beyond the samples.
+
+    Attributes:
+        what: the branches or sizes, in words.
+        samples: the inputs.
+        reference: the original, which takes these branches or sizes, and keeps its outputs.
+        alone: the same for each single branch, if there are several: with all together, the values at hand may suit
+            none.
+    """
+
+    what: str
+    samples: Samples
+    reference: Session
+    alone: tuple["Excursion", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """All comparisons beyond the samples, and clauses about what cannot be run."""
+
+    excursions: tuple[Excursion, ...] = ()
+    not_run: tuple[str, ...] = ()
+
+
+def find_beyond(
+    reference: Session, samples: Samples, taken: Iterable[Branch], *, runs: bool
+) -> Beyond:
+    """Find what the samples leave out, and run the reference there.
+
+    Args:
+        reference: the original.
+        samples: the samples that it ran on.
+        taken: the branches that it took.
+        runs: whether to run it; if not, branches and loops are only named.
+    """
+    at_hand = _at_hand(samples)
+    flow = reference.prepare(check_inputs(reference.model.proto, at_hand[0])).flow
+    branches = _OtherBranches(reference, at_hand, flow.conditions, set(taken))
+    excursions = list(branches.found() if runs else branches.named())
+    not_run = [*branches.refused, *_idle_loops(reference, at_hand)]
+    if runs and samples.draw is not None:
+        larger = larger_draw(samples.draw, reference)
+        if larger is not None and larger.draw is not None:
+            assert larger.reference is not None
+            inputs = drawn(larger.draw, larger.draw.maker().turns)
+            excursions.append(Excursion(larger.sizes, inputs, larger.reference))
+        elif larger is not None:
+            not_run.append(f"sizes beyond {larger.sizes} ({larger.why})")
+    return Beyond(tuple(excursions), tuple(not_run))
+
+
+def _at_hand(samples: Samples) -> Samples:
+    """Return the first samples."""
+    count = min(_AT_HAND, max(samples.taken, 1))
+    readers = [partial(samples.__getitem__, number) for number in range(count)]
+    return Samples(samples.description, readers, samples.draw)
+
+
+class _OtherBranches:
+    """The branches that no sample takes.
+
+    Attributes:
+        refused: clauses about those that cannot be run.
+    """
+
+    def __init__(
+        self,
+        reference: Session,
+        samples: Samples,
+        conditions: Sequence[Condition],
+        taken: set[Branch],
+    ) -> None:
+        self.reference = reference
+        self.samples = samples
+        self.refused = list[str]()
+        self.left = list[tuple[Condition, bool]]()
+        self.runs = 0
+        for condition, holds in uncovered(conditions, taken):
+            if condition.ends:
+                self.left.append((condition, holds))
+            else:
+                why = "the loop around it might not end"
+                self.refuse(condition, holds=holds, why=why)
+
+    def refuse(self, condition: Condition, *, holds: bool, why: str) -> None:
+        """Note that a branch cannot be run."""
+        self.refused.append(f"{branch_name(condition, holds=holds)} ({why})")
+
+    def named(self) -> Iterator[Excursion]:
+        """Refuse all branches."""
+        for condition, holds in self.left:
+            self.refuse(condition, holds=holds, why="no sample takes it")
+        return iter(())
+
+    def found(self) -> Iterator[Excursion]:
+        """Yield comparisons that cover the branches, as many as possible in each."""
+        while self.left and self.runs < _RUNS:
+            chosen = self._together()
+            excursion, _ = self._run(chosen)
+            if excursion is None:
+                yield from self._one_by_one(chosen)
+                continue
+            if len(chosen) > 1:
+                alone = tuple(
+                    Excursion(_named([one]), self.samples, self._session([one]))
+                    for one in chosen
+                )
+                excursion = excursion._replace(alone=alone)
+            yield excursion
+            self.left = [one for one in self.left if one not in chosen]
+        for condition, holds in self.left:
+            why = f"it takes more than {_RUNS} runs"
+            self.refuse(condition, holds=holds, why=why)
+        self.left = []
+
+    def _together(self) -> list[tuple[Condition, bool]]:
+        """Return branches that do not contradict each other, the first of those that are left among them."""
+        forced: dict[str, bool] = {}
+        chosen = []
+        for condition, holds in self.left:
+            way = way_to(condition, holds=holds)
+            if all(forced.get(key, side) is side for key, side in way.items()):
+                forced |= way
+                chosen.append((condition, holds))
+        return chosen
+
+    def _one_by_one(
+        self, chosen: Sequence[tuple[Condition, bool]]
+    ) -> Iterator[Excursion]:
+        """Yield those that run by themselves."""
+        for one in chosen:
+            excursion, why = self._run([one]) if self.runs < _RUNS else (None, "")
+            if excursion is not None:
+                yield excursion
+            else:
+                condition, holds = one
+                why = why or f"it takes more than {_RUNS} runs"
+                self.refuse(condition, holds=holds, why=why)
+            self.left.remove(one)
+
+    def _session(self, chosen: Sequence[tuple[Condition, bool]]) -> Session:
+        forced: dict[str, bool] = {}
+        for condition, holds in chosen:
+            forced |= way_to(condition, holds=holds)
+        return self.reference.anew(forced)
+
+    def _run(
+        self, chosen: Sequence[tuple[Condition, bool]]
+    ) -> tuple[Excursion | None, str]:
+        """Return the comparison if the reference runs through these branches, or why it does not."""
+        self.runs += 1
+        session = self._session(chosen)
+        try:
+            for number, sample in enumerate(self.samples):
+                feeds = check_inputs(session.model.proto, sample)
+                session.run_sample(number, feeds)
+        except (OnnxAmpError, MemoryError) as error:
+            return None, f"the values at hand do not suit it: {error}".rstrip(".")
+        return Excursion(_named(chosen), self.samples, session), ""
+
+
+def _named(chosen: Sequence[tuple[Condition, bool]]) -> str:
+    """Return branches in words."""
+    names = [branch_name(one, holds=holds) for one, holds in chosen[:_NAMED]]
+    more = len(chosen) - len(names)
+    return ", ".join(names) + (f" and {more} more branches" if more else "")
+
+
+def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
+    """Yield clauses about the loops of the main graph whose body no sample runs."""
+    idle: dict[str, None] | None = None
+    for sample in samples:
+        feeds = check_inputs(reference.model.proto, sample)
+        executor = reference.prepare(feeds)
+        reads = _trip_inputs(executor.flow)
+        if not reads:
+            return
+        names = dict.fromkeys(name for loop in reads.values() for name, _ in loop)
+        execution = run_alone(executor, feeds, [*names])
+        now = [
+            label
+            for label, loop in reads.items()
+            if any(_stops(execution, name, axis) for name, axis in loop)
+        ]
+        idle = dict.fromkeys(
+            label for label in (now if idle is None else idle) if label in now
+        )
+    for label in idle or ():
+        yield f"the body of {label} (no sample makes it run)"
+
+
+def _trip_inputs(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None]]]:
+    """Return the values that tell how often loops run, by loop: numbers, or values whose axis counts."""
+    found = {}
+    for node in flow.nodes:
+        if op_key(node) not in op_facts().repeats:
+            continue
+        reads: list[tuple[str, int | None]] = []
+        if op_key(node) == "Loop":
+            reads = [(name, None) for name in node.input[:2] if name]
+        else:
+            scanned = attribute(node, "num_scan_inputs") or 0
+            axes = attribute(node, "scan_input_axes") or [0] * scanned
+            reads = [*zip(node.input[len(node.input) - scanned :], axes, strict=True)]
+        if reads:
+            label = node.name or node.output[0]
+            found[f"{op_key(node)} {label!r}"] = reads
+    return found
+
+
+def _stops(execution: Execution, name: str, axis: int | None) -> bool:
+    """Return whether a value makes a loop run no trip."""
+    value = np.asarray(execution.output(name))
+    if axis is not None:
+        return bool(value.shape[axis] == 0)
+    return bool(value.size and value.reshape(-1)[0] <= 0)

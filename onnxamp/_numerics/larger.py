@@ -1,0 +1,181 @@
+"""Random inputs of larger sizes than the usual ones, for models with open dimensions.
+
+Sums over a dynamic axis, counters and positions grow with the size, so a small sample says nothing about a large one.
+The larger sample is the largest that the model accepts within a budget of work and memory.
+"""
+
+from collections.abc import Sequence
+from functools import cache, partial
+from math import prod
+from typing import Final, NamedTuple
+
+from onnxamp._errors import OnnxAmpError
+from onnxamp._graph.determined import is_consistent, loop_trips
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
+from onnxamp._runtime.engines import Session
+from onnxamp._runtime.inputs import listed
+from onnxamp._runtime.memory import free_bytes, peak_bytes
+from onnxamp._runtime.random_inputs import Draw, InputMaker
+from onnxamp._runtime.values import check_inputs
+from onnxamp._target import work_of
+
+_FACTORS: Final = (
+    (256, 2048),
+    (256, 256),
+    (256, 32),
+    (64, 64),
+    (64, 4),
+    (16, 16),
+    (16, 2),
+    (4, 4),
+    (4, 1),
+    (2, 1),
+    (1, 2),
+)
+"""Factors for the sizes of dimensions, the largest first: for those of 8, and for leading ones, which are 1. With 2,048
+terms, a sum of squares of six each exceeds float16, and integers end to be exact there.
+"""
+
+_FLOPS: Final = 1 << 28
+_ELEMENTS: Final = 1 << 23
+"""Work of the model that takes less than a tenth of a second on one core. A limit in seconds would depend on the
+machine.
+"""
+
+_MORE: Final = 3
+_MOST_FLOPS: Final = 1 << 32
+_MOST_ELEMENTS: Final = 1 << 27
+"""A model whose usual inputs take more work may take so many times as much, up to these bounds: it takes longer to
+convert as well."""
+
+_BYTES: Final = 256 << 20
+"""Bytes that the values of the model may take."""
+
+
+class Larger(NamedTuple):
+    """Larger inputs, or why there are none.
+
+    Attributes:
+        sizes: the sizes of dimensions that are larger, as text; the usual ones if there are none.
+        draw: the source of the inputs.
+        reference: the model, which ran on them and kept its outputs.
+        why: the reason if there are no such inputs.
+    """
+
+    sizes: str
+    draw: Draw | None = None
+    reference: Session | None = None
+    why: str = ""
+
+
+def larger_draw(draw: Draw, reference: Session) -> Larger | None:
+    """Return larger inputs of a model, which runs on them; None if no dimension is open.
+
+    Args:
+        draw: the source of the usual inputs.
+        reference: the model.
+    """
+    maker = draw.maker()
+    named = maker.named
+    forced = maker.determined.forced if maker.determined is not None else frozenset()
+    fixed = {*maker.dims, *named.counted, *named.totals, *forced}
+    usual = {
+        name: max(maker.sizes[name], 1) for name in named.plain if name not in fixed
+    }
+    if not usual:
+        return None
+    budget = _Budget.of(maker)
+    why = "they take too much work or memory"
+    tried = [maker.sizes]
+    for inner, leading in _FACTORS:
+        sizes = {
+            name: size * (leading if name in named.batches else inner)
+            for name, size in usual.items()
+        }
+        if sizes in tried or budget.is_far(
+            prod(sizes.values()) // prod(usual.values())
+        ):
+            continue
+        tried.append(sizes)
+        try:
+            larger = maker.sized({**draw.sizes, **sizes})
+            shapes = larger.shapes()
+            if not budget.takes(larger.graph, shapes):
+                continue
+            if not is_consistent(larger.graph, shapes):
+                why = "the model does not take them"
+                continue
+            session = _ran(reference, larger, draw.seed)
+        except (OnnxAmpError, MemoryError) as error:
+            why = str(error).rstrip(".") or "they take too much memory"
+            continue
+        found = Draw(cache(partial(_itself, larger)), draw.seed, sizes)
+        return Larger(listed(sizes), found, session)
+    return Larger(listed(usual), why=why)
+
+
+def _itself(maker: InputMaker) -> InputMaker:
+    return maker
+
+
+def _ran(reference: Session, maker: InputMaker, seed: int) -> Session:
+    """Return the model after it ran on the inputs of every turn.
+
+    Raises:
+        OnnxAmpError: it does not run.
+    """
+    session = reference.anew({})
+    draw = Draw(cache(partial(_itself, maker)), seed)
+    for number in range(maker.turns):
+        feeds = check_inputs(session.model.proto, draw.make(number))
+        session.run_sample(number, feeds)
+    return session
+
+
+class _Budget(NamedTuple):
+    """The work that a larger sample may take.
+
+    Attributes:
+        usual: that of the usual sample: floating-point operations, and elements that nodes read and write.
+        most: that of a larger one.
+    """
+
+    usual: tuple[int, int]
+    most: tuple[int, int]
+
+    @classmethod
+    def of(cls, maker: InputMaker) -> "_Budget":
+        """Return the budget for a model."""
+        usual = _work(maker.graph, maker.shapes())
+        flops, moved = (_MORE * work for work in usual)
+        most = (
+            max(_FLOPS, min(flops, _MOST_FLOPS)),
+            max(_ELEMENTS, min(moved, _MOST_ELEMENTS)),
+        )
+        return cls(usual, most)
+
+    def is_far(self, growth: int) -> bool:
+        """Return whether so many times the inputs clearly take too much, before any shape is inferred."""
+        return any(
+            work * growth > 4 * most
+            for work, most in zip(self.usual, self.most, strict=True)
+        )
+
+    def takes(self, graph: Graph, shapes: Sequence[Shape | None]) -> bool:
+        """Return whether a run with these shapes stays within the budget."""
+        work = _work(graph, shapes)
+        if any(one > most for one, most in zip(work, self.most, strict=True)):
+            return False
+        return peak_bytes(graph, shapes) <= min(_BYTES, free_bytes() // 4)
+
+
+def _work(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[int, int]:
+    """Return the operations of a run, and the elements that its nodes read and write. Complexity: linear in nodes."""
+    trips = graph.ask(loop_trips)
+    flops = moved = 0
+    for node in graph.nodes:
+        work = work_of(node, shapes, trips[node.scope])
+        flops += work.flops
+        moved += work.elements
+    return flops, moved
