@@ -2,9 +2,8 @@
 
 A state of a Loop or Scan is *kept* by an op whose result has at least the error of its input: data movement, a sum, a
 product. If only such ops lie between a state and its next value, and one of them adds or multiplies, then the state
-accumulates, and every rounding stays in it. An op that computes something new or bounds its result ends the cycle, as do
-Tanh, a normalization, or a product with weights. So does a factor that fades the state, as the forget gate of an LSTM
-does.
+accumulates, and every rounding stays in it. An op that computes something new or bounds its result ends the cycle, such
+as Tanh, a normalization, or a product with weights. So does a factor that fades the state: the forget gate of an LSTM.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from onnxamp._decide.fading import Fading, loop_scopes
+from onnxamp._decide.fading import Fading, Fate, loop_scopes
 from onnxamp._dtypes import Format
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
@@ -54,8 +53,7 @@ class _Step(NamedTuple):
     result: int
     others: tuple[int, ...] = ()
     """What it adds or multiplies."""
-    grows: bool = False
-    """Whether it adds or multiplies."""
+    fate: Fate = Fate.PASSES
     is_product: bool = False
 
 
@@ -65,18 +63,36 @@ _Labels: TypeAlias = NDArray[np.int32]
 
 def accumulated(graph: Graph, low: Format) -> Accumulated:
     """Return what loops accumulate. Complexity: linear in the nodes of loops."""
-    ports = dict[tuple[int, int], str]()
-    values, open_ended = set[int](), set[int]()
-    if not graph.nodes_of(op_facts().repeats):
-        return Accumulated(ports, frozenset(), frozenset())
+    found = _Found({}, {}, set(), set())
+    if graph.nodes_of(op_facts().repeats):
+        _add_cycles(graph, low, found)
+        if found.values:
+            _add_factors(graph, found)
+            _add_control_flow(graph, found)
+    values, open_ended = frozenset(found.values), frozenset(found.open_ended)
+    return Accumulated(found.ports, values, open_ended)
+
+
+class _Found(NamedTuple):
+    """What was found so far, see :class:`Accumulated`; of values, also why they accumulate."""
+
+    ports: dict[tuple[int, int], str]
+    values: dict[int, str]
+    open_ended: set[int]
+    factors: set[int]
+
+
+def _add_cycles(graph: Graph, low: Format, found: _Found) -> None:
+    """Add the cycles in which a sum or a product accumulates."""
     steps = list(_steps(graph))
     labels = _cycles(graph, ((step.source, step.result) for step in steps))
     growing: dict[int, list[_Step]] = {}
     for step in steps:
-        if step.grows and labels[step.source] == labels[step.result]:
+        grows = step.fate == Fate.ACCUMULATES
+        if grows and labels[step.source] == labels[step.result]:
             growing.setdefault(int(labels[step.source]), []).append(step)
     if not growing:
-        return Accumulated(ports, frozenset(), frozenset())
+        return
     reached = _cycles(graph, _all_flows(graph))
     members = _members(labels, growing)
     why = dict[int, str]()
@@ -84,19 +100,19 @@ def accumulated(graph: Graph, low: Format) -> Accumulated:
         state = _State(members[cycle], grown, _owners(graph, members[cycle]))
         if _is_short(graph, state, low):
             continue
-        verb = "multiplies" if any(step.is_product for step in grown) else "adds to"
+        products = [step for step in grown if step.is_product]
         loop = graph.nodes[state.owners[-1]].label if state.owners else ""
+        verb = "multiplies" if products else "adds to"
         why[cycle] = f"{loop!r} {verb} it in every iteration"
-        values |= state.values
+        found.values.update(dict.fromkeys(state.values, why[cycle]))
+        found.factors.update(other for step in products for other in step.others)
         if not _is_corrected(state, reached):
-            open_ended |= state.values
+            found.open_ended.update(state.values)
     for step in steps:
         cycle = int(labels[step.source])
         is_own = graph.nodes[step.node].key not in op_facts().control_flow
         if is_own and cycle in why and cycle == labels[step.result]:
-            ports[step.node, ABSENT] = why[cycle]
-    _add_control_flow(graph, labels, why, (ports, values, open_ended))
-    return Accumulated(ports, frozenset(values), frozenset(open_ended))
+            found.ports[step.node, ABSENT] = why[cycle]
 
 
 class _State(NamedTuple):
@@ -128,25 +144,21 @@ def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Step]:
     for port in passed:
         for result in node.writes:
             yield _Step(node.index, node.inputs[port], result)
-    if passed:
-        return
     sums = facts.adds.get(node.key, ())
     products = facts.multiplies.get(node.key, ())
-    for port, value in enumerate(node.inputs):
+    for port, value in enumerate(() if passed else node.inputs):
         is_product = port in products
         if value == ABSENT or not (is_product or port in sums):
             continue
-        grows = fading.product(node, port) if is_product else fading.sum(node, port)
-        if grows is not None:
-            others = [node.inputs[at] for at in range(len(node.inputs)) if at != port]
-            yield _Step(
-                node.index,
-                value,
-                node.outputs[0],
-                tuple(other for other in others if other != ABSENT),
-                grows,
-                is_product and grows,
-            )
+        fate = fading.product(node, port) if is_product else fading.sum(node, port)
+        if fate == Fate.FADES:
+            continue
+        others = tuple(
+            other
+            for at, other in enumerate(node.inputs)
+            if at != port and other != ABSENT
+        )
+        yield _Step(node.index, value, node.outputs[0], others, fate, is_product)
 
 
 def passed_ports(graph: Graph, node: Node) -> Sequence[int]:
@@ -266,34 +278,57 @@ def _is_corrected(state: _State, reached: _Labels) -> bool:
     return any(int(reached[other]) in own for other in others - state.values)
 
 
-def _add_control_flow(
-    graph: Graph,
-    labels: _Labels,
-    why: Mapping[int, str],
-    into: tuple[dict[tuple[int, int], str], set[int], set[int]],
-) -> None:
+def _add_factors(graph: Graph, found: _Found) -> None:
+    """Add the nodes that compute factors: near 1, as they are in such products, low precision has few numbers."""
+    passes = dict[int, list[tuple[int, int]]]()
+    for node in graph.nodes_of(op_facts().control_flow):
+        for source, result in transfers(graph, node):
+            if ABSENT not in (source, result):
+                passes.setdefault(result, []).append((node.index, source))
+    stack = sorted(found.factors - found.values.keys())
+    seen = set(stack)
+    while stack:
+        value = stack.pop()
+        sources = list[int]()
+        for owner, source in passes.get(value, ()):
+            port = value if value in graph.nodes[owner].outputs else source
+            found.ports.setdefault((owner, port), _FACTOR)
+            sources.append(source)
+        maker = graph.producer(value)
+        if (
+            maker is not None
+            and not sources
+            and maker.key not in op_facts().contractions
+        ):
+            found.ports.setdefault((maker.index, ABSENT), _FACTOR)
+            sources += [maker.inputs[port] for port in passed_ports(graph, maker)]
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        stack += fresh
+
+
+def _add_control_flow(graph: Graph, found: _Found) -> None:
     """Add the ports of control flow through which state enters, stays and leaves, and the values that leave."""
-    ports, values, open_ended = into
+    ports, values = found.ports, found.values
     # Inner loops first, because what leaves them may leave outer ones as well.
     for node in graph.order:
         if not node.bodies or node.key not in op_facts().control_flow:
             continue
         for source, result in transfers(graph, node):
-            kept = source if source != ABSENT and source in values else result
-            if kept == ABSENT or kept not in values:
+            kept = source if source in values else result
+            if kept not in values:
                 continue
-            reason = why.get(int(labels[kept]), _LEAVES)
-            for value in (source, result):
-                if value in (*node.inputs, *node.outputs) and value != ABSENT:
-                    ports[node.index, value] = reason
+            for value in {source, result} - {ABSENT}:
+                if value in node.inputs or value in node.outputs:
+                    ports[node.index, value] = values[kept]
             if result in node.outputs and source in values:
-                values.add(result)
-                if source in open_ended:
-                    open_ended.add(result)
+                values[result] = values[source]
+                if source in found.open_ended:
+                    found.open_ended.add(result)
         for source, target in carried(graph, node):
             first, last = node.input(source), node.output(target)
             if last in values and first != ABSENT:
-                ports[node.index, first] = why.get(int(labels[last]), _LEAVES)
+                ports[node.index, first] = values[last]
 
 
-_LEAVES: Final = "passes on what a loop accumulates"
+_FACTOR: Final = "computes a factor by which a loop multiplies in every iteration"

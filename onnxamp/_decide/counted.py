@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from enum import Flag
 from heapq import heappop, heappush
 from math import inf, prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from onnxamp._decide.accumulation import accumulated, passed_ports
 from onnxamp._decide.fading import clip_bounds
@@ -31,6 +33,11 @@ class Mark(Flag):
     POSITION = 1
     COUNTING = 2
     COUNTED = 4
+
+
+_COUNTER: Final = Mark.POSITION | Mark.COUNTING | Mark.COUNTED
+_FEW: Final = 16
+"""Different integers up to which a stored list of them counts nothing. float16 holds their sums to 1/128."""
 
 
 class Counted(NamedTuple):
@@ -87,6 +94,8 @@ class _Spread:
         """Return the marks."""
         for value, mark, limit in self.sources():
             self.add(value, mark, limit)
+        for node in self.graph.nodes_of(op_facts().position_sources):
+            self.wait_for(node.index)
         while self.pending:
             _, index = heappop(self.pending)
             self.waiting.discard(index)
@@ -108,10 +117,14 @@ class _Spread:
                 limits[value] = inf if is_raised else limit
             marks[value] = old | mark
             for index, _ in self.graph.uses[value]:
-                if index not in self.waiting:
-                    self.waiting.add(index)
-                    heappush(self.pending, (self.ranks[index], index))
+                self.wait_for(index)
             stack += [self.passed_on(result) for result in self.leaving.get(value, ())]
+
+    def wait_for(self, index: int) -> None:
+        """Let a node be visited, after those before it."""
+        if index not in self.waiting:
+            self.waiting.add(index)
+            heappush(self.pending, (self.ranks[index], index))
 
     def mark(self, value: int) -> Mark:
         """Return the marks of a value so far."""
@@ -120,18 +133,16 @@ class _Spread:
     def sources(self) -> Iterator[tuple[int, Mark, float]]:
         """Yield (value, marks, limit) where integers, and what may hold positions, come from."""
         graph, facts = self.graph, op_facts()
-        integer = Mark.POSITION | Mark.COUNTING | Mark.COUNTED
         for value in graph.scopes[0].inputs:
             is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
             if is_given and graph.types[value] in FLOAT_TENSORS:
                 yield value, Mark.POSITION, 0.0
-        for node in graph.nodes_of(facts.counts):
-            is_source = node.key in facts.position_sources
+        for value in self.stored():
+            yield value, Mark.COUNTED, self.reach(value)
+        for node in graph.nodes_of(facts.counts.keys() - facts.position_sources):
             for count in facts.counts[node.key]:
                 value = node.output(count.output)
-                is_float = graph.types[value] in ANY_FLOAT_TENSORS
-                mark = integer if is_source and is_float else Mark.COUNTED
-                yield value, mark, self.limit_of(node, count)
+                yield value, Mark.COUNTED, self.limit_of(node, count)
         for node in graph.nodes_of({"Cast"}):
             if node.inputs and self.is_integer(node.input(0)):
                 yield node.outputs[0], Mark.POSITION, 0.0
@@ -147,7 +158,24 @@ class _Spread:
         for value in states.values:
             is_float = graph.types[value] in ANY_FLOAT_TENSORS
             is_open = is_float and value in states.open_ended
-            yield value, integer if is_open else Mark.COUNTED, inf
+            yield value, _COUNTER if is_open else Mark.COUNTED, inf
+
+    def stored(self) -> Iterator[int]:
+        """Yield constants that list many integers, such as the columns of a grid, where arithmetic reads them."""
+        graph, facts = self.graph, op_facts()
+        reading = (facts.adds.keys() | facts.multiplies.keys()) - facts.contractions
+        for value, stats in graph.constants.floats().items():
+            if stats is None or stats.uniform is not None or stats.largest < _FEW:
+                continue
+            if any(
+                graph.nodes[index].key in reading for index, _ in graph.uses[value]
+            ):
+                numbers = graph.constants.numbers(value)
+                is_list = numbers is not None and bool(
+                    (numbers == np.round(numbers)).all()
+                )
+                if numbers is not None and is_list and len(np.unique(numbers)) > _FEW:
+                    yield value
 
     def is_integer(self, value: int) -> bool:
         """Return whether a value holds integers of more than 8 bits, which low precision cannot hold."""
@@ -218,11 +246,12 @@ class _Spread:
             self.add(value, mark, limit)
 
     def count(self, node: Node) -> None:
-        """Update the limit of a counter, whose end may be a size."""
+        """Mark what a counter makes; its end may be a size."""
         for count in op_facts().counts[node.key]:
-            self.add(
-                node.output(count.output), Mark.COUNTED, self.limit_of(node, count)
-            )
+            value = node.output(count.output)
+            is_float = self.graph.types[value] in ANY_FLOAT_TENSORS
+            mark = _COUNTER if is_float else Mark.COUNTED
+            self.add(value, mark, self.limit_of(node, count))
 
     def position_by(self, node: Node) -> Mark:
         """Return the marks of what a node computes from positions and constants alone."""

@@ -1,14 +1,28 @@
 """Sums and products in loops: which of them a state survives, and which fade or replace it."""
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Final
+
+import numpy as np
 
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
 from onnxamp._ops.facts import attribute, op_facts
 
+_ROTATED: Final = 64
+"""Rows of a matrix up to which it may be a rotation; larger ones are weights."""
 _REACH: Final = 24
 """Nodes that one walk visits at most: gates and norms are written in fewer."""
+
+
+class Fate(Enum):
+    """What a sum or a product makes of a state."""
+
+    ACCUMULATES = "adds to it, or multiplies it"
+    PASSES = "passes it on exactly, as a factor of 1 does"
+    FADES = "forgets it within a few iterations, or computes something else"
+
 
 _GATE: Final = "gate"
 _MASK: Final = "mask"
@@ -25,11 +39,7 @@ def loop_scopes(graph: Graph) -> frozenset[int]:
 
 
 class Fading:
-    """Tells what sums and products make of a state.
-
-    Both return True where the state accumulates, False where it is passed on exactly, as by a factor of 1, and None
-    where it fades within ``memory`` iterations, or is replaced.
-    """
+    """Tells what sums and products make of a state; a few iterations are ``memory``."""
 
     def __init__(self, graph: Graph, memory: int) -> None:
         self.graph = graph
@@ -41,73 +51,76 @@ class Fading:
                 self._sources.setdefault(result, []).append(source)
         self._kinds: dict[int, str] = {}
 
-    def product(self, node: Node, port: int) -> bool | None:
-        """Return whether a product accumulates the factor at a port."""
+    def product(self, node: Node, port: int) -> Fate:
+        """Return what a product makes of the factor at a port."""
         facts = op_facts()
         value = node.inputs[port]
         if node.key in facts.divisors:
             divisor = node.input(1)
             is_norm = self._is_norm(divisor, value)
-            return None if is_norm else self._by_constant(divisor, inverse=True)
+            return Fate.FADES if is_norm else self._by_constant(divisor, inverse=True)
         factors = [
             node.inputs[other]
             for other in facts.multiplies[node.key]
             if other != port and other < len(node.inputs)
         ]
         if node.key in facts.contractions:
-            is_gated = any(self._is_weight(one) or self._kind(one) for one in factors)
-            return None if is_gated else True
-        return self._by_factor(factors[0], value) if factors else True
+            is_new = any(
+                self._mixes(factor) or self._kind(factor) for factor in factors
+            )
+            return Fate.FADES if is_new else Fate.ACCUMULATES
+        return self._by_factor(factors[0], value) if factors else Fate.ACCUMULATES
 
-    def _by_factor(self, factor: int, value: int) -> bool | None:
-        """Return whether a product of a value with this factor accumulates."""
+    def _by_factor(self, factor: int, value: int) -> Fate:
+        """Return what a factor makes of a value."""
         kind = self._kind(factor)
         if kind:
-            return None if kind == _GATE else False
+            return Fate.FADES if kind == _GATE else Fate.PASSES
         maker = self.graph.producer(self.graph.passed_on(factor))
         is_inverse = maker is not None and maker.key in op_facts().divisors
         if is_inverse and self._is_norm(factor, value):
-            return None
+            return Fate.FADES
         return self._by_constant(factor)
 
-    def _by_constant(self, factor: int, *, inverse: bool = False) -> bool | None:
-        """Return whether a product with this factor, or with its inverse, accumulates."""
+    def _by_constant(self, factor: int, *, inverse: bool = False) -> Fate:
+        """Return what a factor, or its inverse, makes of a value."""
         stats = self.graph.constants.stats(factor)
         if stats is None:
-            return True
+            return Fate.ACCUMULATES
         largest = stats.largest
         if inverse:
-            largest = 0.0 if stats.uniform is None else abs(stats.uniform)
-            if largest == 0.0:
-                return True
-            largest = 1 / largest
+            # Of a divisor with several numbers, the smallest one is not known.
+            divisor = abs(stats.uniform or 0.0)
+            largest = 1 / divisor if divisor else 1 / self.largest
         if stats.uniform is not None and largest == 1:
-            return False
-        return None if largest <= self.largest else True
+            return Fate.PASSES
+        return Fate.FADES if largest <= self.largest else Fate.ACCUMULATES
 
-    def sum(self, node: Node, port: int) -> bool | None:
-        """Return whether a sum accumulates the term at a port."""
+    def sum(self, node: Node, port: int) -> Fate:
+        """Return what a sum makes of the term at a port."""
         terms = [
             value
             for other, value in enumerate(node.inputs)
             if other != port and value != ABSENT
         ]
         if len(terms) != 1 or node.key in op_facts().contractions:
-            return True
+            return Fate.ACCUMULATES
         factors = self._factors(terms[0])
         state = self.graph.passed_on(node.inputs[port])
         for rate, moved in (factors, factors[::-1]) if factors else ():
             if self._is_difference(node, moved, state):
                 return self._towards(rate)
-        return not self._is_selection(state, factors)
+        is_selection = self._is_selection(state, factors)
+        return Fate.PASSES if is_selection else Fate.ACCUMULATES
 
-    def _towards(self, rate: int) -> bool | None:
-        """Return whether state + rate * (target - state) accumulates: a blend of both by a gate does not."""
+    def _towards(self, rate: int) -> Fate:
+        """Return what state + rate * (target - state) makes of the state: a blend of both by a gate fades it."""
         kind = self._kind(rate)
         if kind:
-            return None if kind == _GATE else False
+            return Fate.FADES if kind == _GATE else Fate.PASSES
         number = self.graph.constants.uniform(rate)
-        return True if number is None or abs(1 - number) > self.largest else None
+        is_slow = number is None or abs(1 - number) > self.largest
+        return Fate.ACCUMULATES if is_slow else Fate.FADES
 
     def _is_difference(self, node: Node, value: int, state: int) -> bool:
         """Return whether the value is target - state, as an Add needs it, or state - target for a Sub."""
@@ -151,11 +164,24 @@ class Fading:
         maker = self.graph.producer(self.graph.passed_on(value), "Mul")
         return () if maker is None or len(maker.reads) < 2 else tuple(maker.inputs)
 
-    def _is_weight(self, value: int) -> bool:
-        """Return whether a factor is learned: a constant, also a quantized one."""
+    def _mixes(self, value: int) -> bool:
+        """Return whether a factor is a learned matrix, also a quantized one: parts of a state fade in the product.
+
+        A constant matrix in which none fades is a rotation, or steps a motion on.
+        """
         maker = self.graph.producer(value, *op_facts().dequantize)
         stored = value if maker is None else maker.input(0)
-        return self.graph.constants.is_constant(stored)
+        if not self.graph.constants.is_constant(stored):
+            return False
+        rows, *columns = self.graph.shapes[stored] or (None,)
+        is_square = rows is not None and columns == [rows]
+        if maker is not None or not is_square or (rows or 0) > _ROTATED:
+            return True
+        numbers = self.graph.constants.numbers(stored)
+        if numbers is None or not np.isfinite(numbers).all():
+            return True
+        strengths = np.linalg.svd(numbers.astype(np.float64), compute_uv=False)
+        return bool(strengths.min(initial=np.inf) <= self.largest)
 
     def _is_norm(self, divisor: int, value: int) -> bool:
         """Return whether a divisor is reduced from what it divides, as in norms."""
