@@ -159,6 +159,11 @@ class Constants:
         )
         return bool(np.array_equal(rounded, array.astype(np.float32), equal_nan=True))
 
+    def numbers(self, value: int) -> NDArray[np.float32] | None:
+        """Return all numbers of a float32 constant; None if it is not stored as a tensor."""
+        tensor = self.tensors.get(self.source(value))
+        return None if tensor is None else read_array(tensor, self.folder)
+
     def scalar(self, value: int) -> float | None:
         """Return the number in a constant of one element, None for any other value.
 

@@ -10,7 +10,7 @@ from onnxamp._errors import ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node, inline_functions
-from onnxamp._ops.facts import op_facts
+from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._ops.relations import Related, columns, dimension_rules
 
 _Letter = tuple[int, str]
@@ -268,7 +268,7 @@ def loop_trips(graph: Graph) -> list[int]:
         owner = graph.nodes[scope.owner]
         own = 1
         if owner.key in op_facts().repeats:
-            own = _constant_trips(graph, owner) or DEFAULT_TRIPS
+            own = _loop_trips(graph, owner) or DEFAULT_TRIPS
         trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
     return trips
 
@@ -279,14 +279,33 @@ def guessed_scopes(graph: Graph) -> frozenset[int]:
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         is_guess = (
-            owner.key in op_facts().repeats and _constant_trips(graph, owner) is None
+            owner.key in op_facts().repeats and _loop_trips(graph, owner) is None
         )
         if is_guess or scope.parent in guessed:
             guessed.add(scope.index)
     return frozenset(guessed)
 
 
-def _constant_trips(graph: Graph, node: Node) -> int | None:
+def _loop_trips(graph: Graph, node: Node) -> int | None:
     is_loop = node.key == "Loop"
     trips = graph.constants.integers(node.input(0)) if is_loop else None
     return trips[0] if trips else None
+
+
+def constant_trips(graph: Graph, node: Node) -> int | None:
+    """Return how often a Loop or Scan runs its body at most; None if that is not known in advance."""
+    if node.key != "Scan" or not node.bodies:
+        return _loop_trips(graph, node)
+    count = int(attribute(node.proto, "num_scan_inputs") or 0)
+    is_batched = node.signature is not None and node.signature.since < _SCAN
+    given = attribute(node.proto, "scan_input_axes") or [int(is_batched)] * count
+    scanned = node.inputs[len(node.inputs) - count :]
+    for value, axis in zip(scanned, given, strict=False):
+        shape = graph.shapes[value]
+        if shape and -len(shape) <= axis < len(shape) and shape[axis] is not None:
+            return int(shape[axis] or 0)
+    return None
+
+
+_SCAN: Final = 9
+"""First version of Scan without a batch axis."""

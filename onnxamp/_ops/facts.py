@@ -55,6 +55,15 @@ class Product(NamedTuple):
         )
 
 
+class Count(NamedTuple):
+    """An output that holds integers, and what they may reach; the comments of the table define each column."""
+
+    output: int
+    up_to: str = ""
+    default: int = 0
+    """The axis, if the attribute is absent."""
+
+
 class Window(NamedTuple):
     """Outputs that hold a window of rows while an attribute is set, and the input that holds their number less one."""
 
@@ -79,6 +88,7 @@ class OpFacts:
     containers: frozenset[str]
     contractions: frozenset[str]
     control_flow: frozenset[str]
+    cumulative: frozenset[str]
     dequantize: frozenset[str]
     eliminated: frozenset[str]
     epsilons: frozenset[str]
@@ -92,6 +102,7 @@ class OpFacts:
     """Includes control flow."""
     follows_type: frozenset[str]
     fused_blindly: frozenset[str]
+    gates: frozenset[str]
     growing: frozenset[str]
     growing_reductions: frozenset[str]
     idle: frozenset[str]
@@ -99,6 +110,7 @@ class OpFacts:
     kernel_free: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]
+    periodic: frozenset[str]
     pointwise: frozenset[str]
     position_sinks: frozenset[str]
     position_sources: frozenset[str]
@@ -129,6 +141,7 @@ class OpFacts:
     """Ops whose outputs need no rounding if their inputs are already rounded."""
 
     # Kinds of arithmetic, each including data movement
+    coordinate_arithmetic: frozenset[str]
     index_arithmetic: frozenset[str]
     mask_arithmetic: frozenset[str]
     norm_arithmetic: frozenset[str]
@@ -159,6 +172,10 @@ class OpFacts:
     added_epsilons: Mapping[str, tuple[int, ...]]
     bounding_epsilons: Mapping[str, tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
+    adds: Mapping[str, range | tuple[int, ...]]
+    carries: Mapping[str, range | tuple[int, ...]]
+    multiplies: Mapping[str, range | tuple[int, ...]]
+    counts: Mapping[str, tuple[Count, ...]]
     products: Mapping[str, tuple[Product, ...]]
     windows: Mapping[str, Window]
 
@@ -206,11 +223,17 @@ def _plain(value: Any) -> Any:
 _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
+
+def _positions(inputs: Any) -> range | tuple[int, ...]:
+    return range(_ALL_INPUTS) if inputs == "all" else tuple(inputs)
+
+
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "counts": lambda rows: tuple(Count(**row) for row in rows),
     "dtype_attribute": lambda row: DtypeAttribute(**row),
     "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
     "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
-    "moves": lambda inputs: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs),
+    **dict.fromkeys(("adds", "carries", "moves", "multiplies"), _positions),
     "output_parameter": lambda row: OutputParameter(**row),
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),

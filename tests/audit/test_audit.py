@@ -445,9 +445,9 @@ def test_float64_is_a_float() -> None:
 def test_loops_that_carry_what_no_kernel_carries() -> None:
     text = """(int64 n, bool c, bfloat16[4] x) => (bfloat16[4] y) {
         y = Loop (n, c, x) <body = b (int64 i, bool k, bfloat16[4] s) => (bool k2, bfloat16[4] t) {
-            k2 = Identity (k) t = Add (s, s) }> }"""
+            k2 = Identity (k) t = Neg (s) }> }"""
     audit = audit_model(parse(text))
-    bodies = [node.scope for node in audit.nodes if node.op == "Add"]
+    bodies = [node.scope for node in audit.nodes if node.op == "Neg"]
     assert bodies == ["y.body"]
     carried = [f for f in audit.findings if f.op == "Loop"]
     assert all(f.severity == "error" for f in carried)

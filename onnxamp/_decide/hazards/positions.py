@@ -2,88 +2,138 @@
 
 The angle of position 1,000 at rate 1 is rounded by up to 1/4 in float16, which is 14 degrees, and by 2 in bfloat16: no
 sine or cosine of it is right then. Sines and cosines themselves are as precise in low precision as any number.
+
+Coordinates are positions with a computed part, such as the center of a box: the column of a pixel plus an offset. From
+2,048 columns on, float16 loses the offset, and then the column itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from onnxamp._decide.hazards.indices import INTEGERS, loses
+from onnxamp._decide.accumulation import accumulated
+from onnxamp._decide.counted import Counted, Mark, counted
+from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, Origin
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 
+_EXACT = "leads to an op that needs exact positions"
+_RESULT = "leads to a result that holds coordinates"
+_SIZE = "leads to a division by a size"
 
-def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Rotary and timestep tables: from counters, Casts from integers and graph inputs to Sin, Cos, Floor and Mod.
 
-    A value is a *position* if position arithmetic computes it from these sources and constants alone. Downstream of
-    Range and CumSum, all position arithmetic stays float32. Downstream of Casts and inputs, only nodes that lead to
-    such a sink or to a comparison do, whose results rounded positions would change.
+def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Rotary and timestep tables, and coordinates: from counters, Casts from integers and graph inputs to their ends.
+
+    Downstream of Range, CumSum and what loops accumulate, all position arithmetic stays float32. Downstream of Casts
+    and inputs, only nodes that lead to a Sin, Cos, Floor or Mod do, or to a comparison, whose results rounded positions
+    would change. Where counted integers meet computed values, the sums and products that lead to one of these stay
+    float32, and if the integers may be too large, those that lead to a result of the model, or to a division by a size.
     """
+    known = graph.ask(accumulated, low).ports
+    for hazard in _hazards(graph, low):
+        if (hazard.node, hazard.value) not in known:
+            yield hazard
+
+
+def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
+    found = graph.ask(counted, low)
+    for index in found.computing:
+        yield Hazard(index, KIND, "computes positions")
+    positions = {value for value, mark in found.marks.items() if Mark.POSITION in mark}
+    coordinates = {
+        value
+        for value, mark in found.marks.items()
+        if Mark.COUNTED in mark and graph.types[value] in ANY_FLOAT_TENSORS
+    }
+    exact = [node for node in _sinks(graph) if _first(graph, node) in positions]
+    yield from _leading_to(graph, found, exact, positions, _EXACT)
+    ends = [node for node in _sinks(graph) if _needs(graph, found, node, low)]
+    yield from _leading_to(graph, found, ends, coordinates, _EXACT)
+    large = {
+        value
+        for value in coordinates
+        if found.limits.get(value, 0.0) > low.exact_integers
+    }
+    sizes = [
+        node
+        for node in graph.at(found.normalizing)
+        if not large.isdisjoint(node.reads)
+    ]
+    yield from _leading_to(graph, found, sizes, coordinates, _SIZE)
+    results = [value for value in graph.scopes[0].outputs if value in large]
+    yield from _upstream(graph, found, results, coordinates, _RESULT)
+
+
+def _sinks(graph: Graph) -> list[Node]:
+    return graph.nodes_of(op_facts().position_sinks)
+
+
+def _first(graph: Graph, node: Node) -> int:
+    """Return the first float that a node reads; ABSENT if there is none."""
+    floats = (value for value in node.reads if graph.types[value] in FLOAT_TENSORS)
+    return next(floats, ABSENT)
+
+
+def _needs(graph: Graph, found: Counted, node: Node, low: Format) -> bool:
+    """Return whether a sink reads coordinates that low precision may not hold; angles need more digits than others."""
     facts = op_facts()
-    counting = set[int]()
-    position = set[int]()
-    for index in graph.scopes[0].inputs:
-        is_given = graph.values[index].origin in (Origin.INPUT, Origin.DEFAULT)
-        if is_given and graph.types[index] in FLOAT_TENSORS:
-            position.add(index)
-    sinks: list[Node] = []
-    for node in graph.order:
-        if node.key in facts.position_sources:
-            counting.update(node.outputs)
-            position.update(node.outputs)
-            continue
-        given = node.reads
-        if node.key == "Cast" and given and graph.types[given[0]] in INTEGERS:
-            position.update(node.outputs)
-            continue
-        if position.isdisjoint(given):
-            continue
-        sources = [value for value in given if graph.types[value] in FLOAT_TENSORS]
-        if node.key in facts.position_sinks and sources and sources[0] in position:
-            sinks.append(node)
-            if node.key in facts.rounding:
-                counting.update(node.outputs)
-                position.update(node.outputs)
-        elif (
-            node.key in facts.position_arithmetic
-            and sources
-            and all(v in position or graph.constants.is_constant(v) for v in sources)
-        ):
-            if any(value in position for value in sources):
-                position.update(node.outputs)
-            if any(value in counting for value in sources):
-                counting.update(node.outputs)
-                yield Hazard(node.index, KIND, "computes positions")
-    yield from _leading_to(graph, sinks, position)
+    read = (
+        node.reads
+        if graph.types[node.outputs[0]] == "tensor(bool)"
+        else [_first(graph, node)]
+    )
+    limits = [
+        found.limits.get(value, 0.0)
+        for value in read
+        if Mark.COUNTED in found.marks.get(value, Mark.NONE)
+    ]
+    is_float = _first(graph, node) != ABSENT
+    is_large = (
+        node.key in facts.periodic or max(limits, default=0) > low.exact_integers
+    )
+    return is_float and bool(limits) and is_large
 
 
 def _leading_to(
-    graph: Graph, sinks: list[Node], position: set[int]
+    graph: Graph, found: Counted, ends: list[Node], among: set[int], why: str
 ) -> Iterator[Hazard]:
-    ends = {node.index for node in sinks}
-    seen = set(ends)
-    stack = list(sinks)
+    """Yield nodes that need exact numbers, and those that compute them."""
+    for node in ends:
+        yield Hazard(node.index, KIND, "works on positions")
+    read = (value for node in ends for value in node.inputs if value in among)
+    yield from _upstream(graph, found, read, among, why)
+
+
+def _upstream(
+    graph: Graph, found: Counted, values: Iterable[int], among: set[int], why: str
+) -> Iterator[Hazard]:
+    """Yield the nodes that compute some values from positions, also in bodies.
+
+    Complexity: linear; each value is visited once.
+    """
+    stack = list(values)
+    seen = set(stack)
+    visited = set[int]()
     while stack:
-        node = stack.pop()
-        is_end = node.index in ends
-        why = (
-            "works on positions"
-            if is_end
-            else "leads to an op that needs exact positions"
-        )
-        yield Hazard(node.index, KIND, why)
-        for value in node.inputs:
-            producer = graph.producer(value)
-            if (
-                value in position
-                and producer is not None
-                and producer.index not in seen
-            ):
-                seen.add(producer.index)
-                stack.append(producer)
+        value = stack.pop()
+        sources = list[int]()
+        for owner, source in found.passes.get(value, ()):
+            port = value if value in graph.nodes[owner].outputs else source
+            yield Hazard(owner, KIND, why, value=port)
+            sources.append(source)
+        producer = graph.producer(value)
+        if producer is not None and producer.index not in visited and not sources:
+            visited.add(producer.index)
+            yield Hazard(producer.index, KIND, why)
+            sources += producer.inputs
+        fresh = {
+            source for source in sources if source in among and source not in seen
+        }
+        seen |= fresh
+        stack += sorted(fresh)
 
 
 KIND: Final = Kind(

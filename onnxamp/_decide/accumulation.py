@@ -1,0 +1,334 @@
+"""State that loops accumulate: cycles of values, from one iteration to the next, along which rounding errors add up.
+
+A state of a Loop or Scan is *kept* by an op whose result has at least the error of its input: data movement, a sum, a
+product. If only such ops lie between a state and its next value, and one of them adds or multiplies, then the state
+accumulates, and every rounding stays in it. An op that computes something new or bounds its result ends the cycle, such
+as Tanh, a normalization, or a product with weights. So does a factor that fades the state: the forget gate of an LSTM.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from onnxamp._decide.fading import Fading, Fate, loop_scopes
+from onnxamp._dtypes import Format
+from onnxamp._graph.determined import constant_trips
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
+from onnxamp._ops.facts import op_facts
+
+_SYSTEMATIC: Final = 8
+"""Iterations up to which the same term or factor may be rounded: 8 half steps, 0.4 % in float16, are half the limit."""
+_RANDOM: Final = 64
+"""Iterations up to which varying terms or factors may be rounded: such errors grow with the root of their number, and
+those of 64 are no more than those of :data:`_SYSTEMATIC` equal ones.
+"""
+
+
+class Accumulated(NamedTuple):
+    """What the loops of a graph accumulate.
+
+    Attributes:
+        ports: (node, value) of the nodes that carry such state -> the reason. ABSENT stands for all values of a node.
+        values: the values of such state, inside of loops and after them.
+        open_ended: those of them whose terms and factors do not depend on the state itself, such as counters and
+            phases. Others are corrected by a network, as in a solver, which needs no exact numbers.
+    """
+
+    ports: Mapping[tuple[int, int], str]
+    values: frozenset[int]
+    open_ended: frozenset[int]
+
+
+class _Step(NamedTuple):
+    """A node that keeps a value: its result has the error of the value."""
+
+    node: int
+    source: int
+    result: int
+    others: tuple[int, ...] = ()
+    """What it adds or multiplies."""
+    fate: Fate = Fate.PASSES
+    is_product: bool = False
+
+
+_Labels: TypeAlias = NDArray[np.int32]
+"""Value -> the number of its cycle; alone in it if no cycle contains it."""
+
+
+def accumulated(graph: Graph, low: Format) -> Accumulated:
+    """Return what loops accumulate. Complexity: linear in the nodes of loops."""
+    found = _Found({}, {}, set(), set())
+    if graph.nodes_of(op_facts().repeats):
+        _add_cycles(graph, low, found)
+        if found.values:
+            _add_factors(graph, found)
+            _add_control_flow(graph, found)
+    values, open_ended = frozenset(found.values), frozenset(found.open_ended)
+    return Accumulated(found.ports, values, open_ended)
+
+
+class _Found(NamedTuple):
+    """What was found so far, see :class:`Accumulated`; of values, also why they accumulate."""
+
+    ports: dict[tuple[int, int], str]
+    values: dict[int, str]
+    open_ended: set[int]
+    factors: set[int]
+
+
+def _add_cycles(graph: Graph, low: Format, found: _Found) -> None:
+    """Add the cycles in which a sum or a product accumulates."""
+    steps = list(_steps(graph))
+    labels = _cycles(graph, ((step.source, step.result) for step in steps))
+    growing: dict[int, list[_Step]] = {}
+    for step in steps:
+        grows = step.fate == Fate.ACCUMULATES
+        if grows and labels[step.source] == labels[step.result]:
+            growing.setdefault(int(labels[step.source]), []).append(step)
+    if not growing:
+        return
+    reached = _cycles(graph, _all_flows(graph))
+    members = _members(labels, growing)
+    why = dict[int, str]()
+    for cycle, grown in growing.items():
+        state = _State(members[cycle], grown, _owners(graph, members[cycle]))
+        if _is_short(graph, state, low):
+            continue
+        products = [step for step in grown if step.is_product]
+        loop = graph.nodes[state.owners[-1]].label if state.owners else ""
+        verb = "multiplies" if products else "adds to"
+        why[cycle] = f"{loop!r} {verb} it in every iteration"
+        found.values.update(dict.fromkeys(state.values, why[cycle]))
+        found.factors.update(other for step in products for other in step.others)
+        if not _is_corrected(state, reached):
+            found.open_ended.update(state.values)
+    for step in steps:
+        cycle = int(labels[step.source])
+        is_own = graph.nodes[step.node].key not in op_facts().control_flow
+        if is_own and cycle in why and cycle == labels[step.result]:
+            found.ports[step.node, ABSENT] = why[cycle]
+
+
+class _State(NamedTuple):
+    """The values of a cycle, the steps that grow it, and the loops that run it, inner ones last."""
+
+    values: frozenset[int]
+    growing: Sequence[_Step]
+    owners: Sequence[int]
+
+
+def _steps(graph: Graph) -> Iterator[_Step]:
+    """Yield what keeps values inside of loops."""
+    scopes = loop_scopes(graph)
+    fading = Fading(graph, _SYSTEMATIC)
+    control_flow = op_facts().control_flow
+    for node in graph.nodes_of(control_flow):
+        for source, result in transfers(graph, node):
+            if ABSENT not in (source, result):
+                yield _Step(node.index, source, result)
+    for node in graph.nodes:
+        if node.scope in scopes and node.key not in control_flow and node.writes:
+            yield from _kept(graph, node, fading)
+
+
+def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Step]:
+    """Yield what a node keeps of its inputs."""
+    facts = op_facts()
+    passed = passed_ports(graph, node)
+    for port in passed:
+        for result in node.writes:
+            yield _Step(node.index, node.inputs[port], result)
+    sums = facts.adds.get(node.key, ())
+    products = facts.multiplies.get(node.key, ())
+    for port, value in enumerate(() if passed else node.inputs):
+        is_product = port in products
+        if value == ABSENT or not (is_product or port in sums):
+            continue
+        fate = fading.product(node, port) if is_product else fading.sum(node, port)
+        if fate == Fate.FADES:
+            continue
+        others = tuple(
+            other
+            for at, other in enumerate(node.inputs)
+            if at != port and other != ABSENT
+        )
+        yield _Step(node.index, value, node.outputs[0], others, fate, is_product)
+
+
+def passed_ports(graph: Graph, node: Node) -> Sequence[int]:
+    """Return the inputs of which a node moves elements, selects some, or changes the type."""
+    facts = op_facts()
+    if node.key in facts.moved_inputs:
+        ports = facts.moved_inputs[node.key]
+    elif node.index in graph.exact and node.key not in facts.views:
+        kind = graph.types[node.outputs[0]]
+        return [
+            port
+            for port, value in enumerate(node.inputs)
+            if value != ABSENT and graph.types[value] == kind
+        ]
+    else:
+        ports = facts.carries.get(node.key, ())
+    return [
+        port
+        for port, value in enumerate(node.inputs)
+        if port in ports and value != ABSENT
+    ]
+
+
+def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Yield (input, output) of everything that nodes compute inside of loops."""
+    scopes = loop_scopes(graph)
+    control_flow = op_facts().control_flow
+    for node in graph.nodes:
+        if node.key in control_flow:
+            pairs: Iterable[tuple[int, int]] = transfers(graph, node)
+        elif node.scope in scopes:
+            pairs = ((read, made) for read in node.inputs for made in node.outputs)
+        else:
+            continue
+        yield from (pair for pair in pairs if ABSENT not in pair)
+
+
+def _cycles(graph: Graph, flows: Iterable[tuple[int, int]]) -> _Labels:
+    """Return the strongly connected components of values."""
+    ends = np.array(list(flows), np.int32).reshape(-1, 2)
+    count = len(graph.values)
+    matrix = csr_array((np.ones(len(ends), np.int8), ends.T), shape=(count, count))
+    _, labels = connected_components(matrix, directed=True, connection="strong")
+    return np.asarray(labels)
+
+
+def _members(
+    labels: _Labels, wanted: Mapping[int, object]
+) -> dict[int, frozenset[int]]:
+    found: dict[int, set[int]] = {cycle: set() for cycle in wanted}
+    for value in np.flatnonzero(np.isin(labels, list(wanted))):
+        found[int(labels[value])].add(int(value))
+    return {cycle: frozenset(values) for cycle, values in found.items()}
+
+
+def _owners(graph: Graph, values: Iterable[int]) -> list[int]:
+    """Return the loops that pass these values on to their next iteration, outer ones first."""
+    inputs = (value for value in values if graph.values[value].origin is Origin.INPUT)
+    scopes = {graph.values[value].scope for value in inputs} - {0}
+    owners = {graph.scopes[scope].owner for scope in scopes}
+    return sorted(owner for owner in owners if graph.nodes[owner].bodies)
+
+
+def _is_short(graph: Graph, state: _State, low: Format) -> bool:
+    """Return whether the loops end before errors matter, as in a network of that depth, or before counts round."""
+    trips = [constant_trips(graph, graph.nodes[owner]) for owner in state.owners]
+    known = [count for count in trips if count is not None]
+    if len(known) < len(trips):
+        return False
+    count = prod(known)
+    others = {other for step in state.growing for other in step.others}
+    bodies = {body for owner in state.owners for _, body in graph.nodes[owner].bodies}
+    is_varying = all(_is_in(graph, other, bodies) for other in others)
+    if count <= (_RANDOM if is_varying else _SYSTEMATIC):
+        return True
+    return _last_count(graph, state, count) <= low.exact_integers
+
+
+def _is_in(graph: Graph, value: int, bodies: set[int]) -> bool:
+    """Return whether one of these bodies, or one inside it, computes the value or receives it."""
+    if graph.constants.is_constant(value):
+        return False
+    scope = graph.values[value].scope
+    while scope != ABSENT and scope not in bodies:
+        scope = graph.scopes[scope].parent
+    return scope != ABSENT
+
+
+def _last_count(graph: Graph, state: _State, trips: int) -> float:
+    """Return what a counter of integers reaches; infinity if the state is none."""
+    infinite = float("inf")
+    total = 0.0
+    for step in state.growing:
+        numbers = [graph.constants.uniform(other) for other in step.others]
+        if step.is_product or len(numbers) != 1 or not _is_integer(numbers[0]):
+            return infinite
+        total += trips * abs(numbers[0] or 0.0)
+    first = 0.0
+    for owner in state.owners:
+        for source, result in transfers(graph, graph.nodes[owner]):
+            if result in state.values and source not in state.values:
+                number = None if source == ABSENT else graph.constants.uniform(source)
+                if not _is_integer(number):
+                    return infinite
+                first = max(first, abs(number or 0.0))
+    return first + total
+
+
+def _is_integer(number: float | None) -> bool:
+    return number is not None and float(number).is_integer()
+
+
+def _is_corrected(state: _State, reached: _Labels) -> bool:
+    """Return whether the state's own terms or factors are computed from it, other than by what only keeps it."""
+    others = {other for step in state.growing for other in step.others}
+    own = {int(reached[value]) for value in state.values}
+    return any(int(reached[other]) in own for other in others - state.values)
+
+
+def _add_factors(graph: Graph, found: _Found) -> None:
+    """Add the nodes that compute factors: near 1, as they are in such products, low precision has few numbers."""
+    passes = dict[int, list[tuple[int, int]]]()
+    for node in graph.nodes_of(op_facts().control_flow):
+        for source, result in transfers(graph, node):
+            if ABSENT not in (source, result):
+                passes.setdefault(result, []).append((node.index, source))
+    stack = sorted(found.factors - found.values.keys())
+    seen = set(stack)
+    while stack:
+        value = stack.pop()
+        sources = list[int]()
+        for owner, source in passes.get(value, ()):
+            port = value if value in graph.nodes[owner].outputs else source
+            found.ports.setdefault((owner, port), _FACTOR)
+            sources.append(source)
+        maker = graph.producer(value)
+        if (
+            maker is not None
+            and not sources
+            and maker.key not in op_facts().contractions
+        ):
+            found.ports.setdefault((maker.index, ABSENT), _FACTOR)
+            sources += [maker.inputs[port] for port in passed_ports(graph, maker)]
+        fresh = [source for source in sources if source not in seen]
+        seen.update(fresh)
+        stack += fresh
+
+
+def _add_control_flow(graph: Graph, found: _Found) -> None:
+    """Add the ports of control flow through which state enters, stays and leaves, and the values that leave."""
+    ports, values = found.ports, found.values
+    # Inner loops first, because what leaves them may leave outer ones as well.
+    for node in graph.order:
+        if not node.bodies or node.key not in op_facts().control_flow:
+            continue
+        for source, result in transfers(graph, node):
+            kept = source if source in values else result
+            if kept not in values:
+                continue
+            for value in {source, result} - {ABSENT}:
+                if value in node.inputs or value in node.outputs:
+                    ports[node.index, value] = values[kept]
+            if result in node.outputs and source in values:
+                values[result] = values[source]
+                if source in found.open_ended:
+                    found.open_ended.add(result)
+        for source, target in carried(graph, node):
+            first, last = node.input(source), node.output(target)
+            if last in values and first != ABSENT:
+                ports[node.index, first] = values[last]
+
+
+_FACTOR: Final = "computes a factor by which a loop multiplies in every iteration"

@@ -1,0 +1,364 @@
+"""Integers that count, and the coordinates and angles made of them: how far they spread, and how large they get.
+
+Every value gets flags, which only ever grow, and a limit:
+
+* *position*: position arithmetic computes it from counters, Casts from integers and graph inputs, and constants alone.
+* *counting*: a position from Range, CumSum, or what a loop accumulates.
+* *counted*: at least one of its terms or factors is an integer that grows with a size, whatever the others are.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import Flag
+from heapq import heappop, heappush
+from math import inf, prod
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from onnxamp._decide.accumulation import accumulated, passed_ports
+from onnxamp._decide.fading import clip_bounds
+from onnxamp._decide.hazards.indices import INTEGERS
+from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._graph.determined import constant_trips
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.view import ABSENT, Node, Origin, transfers
+from onnxamp._ops.facts import Count, attribute, op_facts
+
+
+class Mark(Flag):
+    """What is known of a value; see the module."""
+
+    NONE = 0
+    POSITION = 1
+    COUNTING = 2
+    COUNTED = 4
+
+
+_COUNTER: Final = Mark.POSITION | Mark.COUNTING | Mark.COUNTED
+_FEW: Final = 16
+"""Different integers up to which a stored list of them counts nothing. float16 holds their sums to 1/128."""
+
+
+class Counted(NamedTuple):
+    """The marks of values.
+
+    Attributes:
+        marks: value -> its flags.
+        limits: counted value -> the largest magnitude of its integers.
+        computing: nodes that compute positions from counters.
+        normalizing: nodes that divide coordinates by a size, which ends them.
+        passes: result -> (node, source) of values that control flow passes on.
+    """
+
+    marks: dict[int, Mark]
+    limits: dict[int, float]
+    computing: set[int]
+    normalizing: set[int]
+    passes: dict[int, list[tuple[int, int]]]
+
+
+def counted(graph: Graph, low: Format) -> Counted:
+    """Return the marks of a graph.
+
+    Complexity: near linear in the nodes downstream of sources, which are visited in their order, and again only where a
+    loop brings marks back.
+    """
+    return _Spread(graph, low).run()
+
+
+class _Spread:
+    """Lets marks spread from values to what is computed from them, also through control flow."""
+
+    def __init__(self, graph: Graph, low: Format) -> None:
+        self.graph = graph
+        self.low = low
+        self.found = Counted({}, {}, set(), set(), {})
+        self.leaving: dict[int, list[int]] = {}
+        for node in graph.nodes_of(op_facts().control_flow):
+            for source, result in transfers(graph, node):
+                if ABSENT not in (source, result):
+                    self.found.passes.setdefault(result, []).append(
+                        (node.index, source)
+                    )
+                    self.leaving.setdefault(source, []).append(result)
+        self.ranks = [0] * len(graph.nodes)
+        """Node -> its place in the order in which nodes run."""
+        for rank, node in enumerate(graph.order):
+            self.ranks[node.index] = rank
+        self.pending: list[tuple[int, int]] = []
+        """Ranks of nodes that must be visited, with the nodes: a heap."""
+        self.waiting = set[int]()
+
+    def run(self) -> Counted:
+        """Return the marks."""
+        for value, mark, limit in self.sources():
+            self.add(value, mark, limit)
+        for node in self.graph.nodes_of(op_facts().position_sources):
+            self.wait_for(node.index)
+        while self.pending:
+            _, index = heappop(self.pending)
+            self.waiting.discard(index)
+            self.visit(self.graph.nodes[index])
+        return self.found
+
+    def add(self, value: int, mark: Mark, limit: float = 0.0) -> None:
+        """Add to the marks of a value. A limit that a loop raises has no end."""
+        marks, limits = self.found.marks, self.found.limits
+        stack = [(value, mark, limit)]
+        while stack:
+            value, mark, limit = stack.pop()
+            old = marks.get(value, Mark.NONE)
+            known = limits.get(value, 0.0)
+            if value == ABSENT or (old | mark == old and limit <= known):
+                continue
+            if limit > known:
+                is_raised = known and self.graph.values[value].origin is Origin.INPUT
+                limits[value] = inf if is_raised else limit
+            marks[value] = old | mark
+            for index, _ in self.graph.uses[value]:
+                self.wait_for(index)
+            stack += [self.passed_on(result) for result in self.leaving.get(value, ())]
+
+    def wait_for(self, index: int) -> None:
+        """Let a node be visited, after those before it."""
+        if index not in self.waiting:
+            self.waiting.add(index)
+            heappush(self.pending, (self.ranks[index], index))
+
+    def mark(self, value: int) -> Mark:
+        """Return the marks of a value so far."""
+        return self.found.marks.get(value, Mark.NONE)
+
+    def sources(self) -> Iterator[tuple[int, Mark, float]]:
+        """Yield (value, marks, limit) where integers, and what may hold positions, come from."""
+        graph, facts = self.graph, op_facts()
+        for value in graph.scopes[0].inputs:
+            is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
+            if is_given and graph.types[value] in FLOAT_TENSORS:
+                yield value, Mark.POSITION, 0.0
+        for value in self.stored():
+            yield value, Mark.COUNTED, self.reach(value)
+        for node in graph.nodes_of(facts.counts.keys() - facts.position_sources):
+            for count in facts.counts[node.key]:
+                value = node.output(count.output)
+                yield value, Mark.COUNTED, self.limit_of(node, count)
+        for node in graph.nodes_of({"Cast"}):
+            if node.inputs and self.is_integer(node.input(0)):
+                yield node.outputs[0], Mark.POSITION, 0.0
+        for node in graph.nodes_of({"Loop"}):
+            for _, body in node.bodies:
+                trips = constant_trips(graph, node)
+                turn = graph.scopes[body].inputs[:1]
+                yield from (
+                    (one, Mark.COUNTED, inf if trips is None else trips)
+                    for one in turn
+                )
+        states = graph.ask(accumulated, self.low)
+        for value in states.values:
+            is_float = graph.types[value] in ANY_FLOAT_TENSORS
+            is_open = is_float and value in states.open_ended
+            yield value, _COUNTER if is_open else Mark.COUNTED, inf
+
+    def stored(self) -> Iterator[int]:
+        """Yield constants that list many integers, such as the columns of a grid, where arithmetic reads them."""
+        graph, facts = self.graph, op_facts()
+        reading = (facts.adds.keys() | facts.multiplies.keys()) - facts.contractions
+        for value, stats in graph.constants.floats().items():
+            if stats is None or stats.uniform is not None or stats.largest < _FEW:
+                continue
+            if any(
+                graph.nodes[index].key in reading for index, _ in graph.uses[value]
+            ):
+                numbers = graph.constants.numbers(value)
+                is_list = numbers is not None and bool(
+                    (numbers == np.round(numbers)).all()
+                )
+                if numbers is not None and is_list and len(np.unique(numbers)) > _FEW:
+                    yield value
+
+    def is_integer(self, value: int) -> bool:
+        """Return whether a value holds integers of more than 8 bits, which low precision cannot hold."""
+        return self.graph.types[value] in INTEGERS
+
+    def limit_of(self, node: Node, count: Count) -> float:
+        """Return what the integers of an op that counts may reach."""
+        graph = self.graph
+        if count.up_to == "limits":
+            return max((self.reach(value) for value in node.reads[:2]), default=inf)
+        sizes = graph.shapes[node.input(0)]
+        if not count.up_to or sizes is None:
+            return inf
+        if count.up_to == "axis":
+            axis = attribute(node.proto, "axis")
+            axis = count.default if axis is None else int(axis)
+            sizes = sizes[axis : axis + 1 or None]
+        numbers = [inf if size is None else float(size) for size in sizes]
+        if count.up_to == "elements":
+            return prod(numbers)
+        return max(numbers, default=1.0)
+
+    def reach(self, value: int) -> float:
+        """Return the largest magnitude of integers, or of a constant."""
+        constants = self.graph.constants
+        if constants.is_constant(value):
+            stats = constants.stats(value)
+            integers = (
+                constants.integers(value)
+                if stats is None and self.is_integer(value)
+                else None
+            )
+            if integers is not None:
+                return float(max(map(abs, integers), default=0))
+            return inf if stats is None else abs(stats.largest_number)
+        return self.found.limits.get(value, inf)
+
+    def passed_on(self, result: int) -> tuple[int, Mark, float]:
+        """Return what control flow passes on to a value: a position only if it is one wherever it comes from."""
+        sources = [source for _, source in self.found.passes[result]]
+        marks = [self.mark(source) for source in sources]
+        mark = Mark.NONE
+        if all(Mark.POSITION in one for one in marks):
+            mark |= Mark.POSITION
+            if any(Mark.COUNTING in one for one in marks):
+                mark |= Mark.COUNTING
+        if any(Mark.COUNTED in one for one in marks):
+            mark |= Mark.COUNTED
+        limits = [self.found.limits.get(source, 0.0) for source in sources]
+        return result, mark, max(limits)
+
+    def visit(self, node: Node) -> None:
+        """Mark the results of a node."""
+        facts = op_facts()
+        if node.key in facts.control_flow or not node.writes:
+            return
+        if node.key in facts.position_sources:
+            self.count(node)
+            return
+        mark, limit = self.counted_by(node)
+        mark |= self.position_by(node)
+        if Mark.COUNTING in mark and node.key not in facts.rounding:
+            self.found.computing.add(node.index)
+        if node.index in self.found.normalizing:
+            mark &= Mark.POSITION
+            limit = 0.0
+        for value in node.writes if mark else ():
+            self.add(value, mark, limit)
+
+    def count(self, node: Node) -> None:
+        """Mark what a counter makes; its end may be a size."""
+        for count in op_facts().counts[node.key]:
+            value = node.output(count.output)
+            is_float = self.graph.types[value] in ANY_FLOAT_TENSORS
+            mark = _COUNTER if is_float else Mark.COUNTED
+            self.add(value, mark, self.limit_of(node, count))
+
+    def position_by(self, node: Node) -> Mark:
+        """Return the marks of what a node computes from positions and constants alone."""
+        facts = op_facts()
+        graph = self.graph
+        given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
+        if node.key == "Cast" and node.reads and self.is_integer(node.reads[0]):
+            return Mark.POSITION
+        if not given:
+            return Mark.NONE
+        if node.key in facts.position_sinks and Mark.POSITION in self.mark(given[0]):
+            is_rounding = node.key in facts.rounding
+            return Mark.POSITION | Mark.COUNTING if is_rounding else Mark.NONE
+        marks = [self.mark(value) for value in given]
+        is_pure = node.key in facts.position_arithmetic and all(
+            Mark.POSITION in mark or graph.constants.is_constant(value)
+            for value, mark in zip(given, marks, strict=True)
+        )
+        if not is_pure:
+            return Mark.NONE
+        mark = Mark.NONE
+        if any(Mark.POSITION in one for one in marks):
+            mark |= Mark.POSITION
+        if any(Mark.COUNTING in one for one in marks):
+            mark |= Mark.COUNTING
+        return mark
+
+    def counted_by(self, node: Node) -> tuple[Mark, float]:
+        """Return whether a node makes coordinates of counted integers, and their limit."""
+        facts = op_facts()
+        if node.key not in facts.coordinate_arithmetic:
+            return Mark.NONE, 0.0
+        read = self.carried_by(node)
+        sources = [value for value in read if Mark.COUNTED in self.mark(value)]
+        if not sources:
+            return Mark.NONE, 0.0
+        if node.key in facts.divisors:
+            return self.divided(node)
+        return Mark.COUNTED, self.limit_from(node, sources)
+
+    def limit_from(self, node: Node, sources: Sequence[int]) -> float:
+        """Return what the results of coordinate arithmetic on these integers may reach."""
+        facts = op_facts()
+        own = [self.found.limits.get(value, 0.0) for value in sources]
+        others = [value for value in node.reads if value not in sources]
+        if node.key in facts.moved_inputs:
+            return self.picked(node, max(own))
+        if node.key in facts.reduces_axes and node.index not in self.graph.exact:
+            return inf
+        if node.key in facts.multiplies:
+            return prod((*own, *(self.reach(value) or 1.0 for value in others)))
+        if node.key in facts.adds:
+            is_constant = self.graph.constants.is_constant
+            return sum(
+                (*own, *(self.reach(value) for value in others if is_constant(value)))
+            )
+        bounds = [
+            bound for bound in clip_bounds(self.graph, node) if bound is not None
+        ]
+        return min(max(own), max(map(abs, bounds))) if len(bounds) > 1 else max(own)
+
+    def divided(self, node: Node) -> tuple[Mark, float]:
+        """Return the marks of a quotient; divided by a size, coordinates end."""
+        largest = self.found.limits.get(node.input(0), 0.0)
+        divisor = node.input(1)
+        if Mark.COUNTED not in self.mark(node.input(0)):
+            return Mark.NONE, 0.0
+        if Mark.COUNTED in self.mark(divisor):
+            is_float = self.graph.types[divisor] in ANY_FLOAT_TENSORS
+            if is_float:
+                self.found.normalizing.add(node.index)
+            return Mark.COUNTED, largest
+        number = self.graph.constants.uniform(divisor)
+        return Mark.COUNTED, largest / max(abs(number or 1.0), 1e-30)
+
+    def carried_by(self, node: Node) -> Sequence[int]:
+        """Return the inputs whose integers a node keeps."""
+        facts = op_facts()
+        ports = passed_ports(self.graph, node)
+        if ports:
+            return [node.inputs[port] for port in ports]
+        kept = (
+            *facts.adds.get(node.key, ())[: len(node.inputs)],
+            *facts.multiplies.get(node.key, ()),
+        )
+        return [node.input(port) for port in kept if node.input(port) != ABSENT]
+
+    def picked(self, node: Node, largest: float) -> float:
+        """Return the limit of moved integers: if they are sizes of a known axis, that size."""
+        for port in op_facts().moved_inputs[node.key][:1]:
+            maker = self.graph.producer(node.input(port), "Shape")
+            sizes = None if maker is None else self.graph.shapes[maker.input(0)]
+            chosen = None if sizes is None else self.chosen(node, sizes)
+            if maker is not None and not maker.proto.attribute and chosen:
+                return max(inf if size is None else float(size) for size in chosen)
+        return largest
+
+    def chosen(self, node: Node, sizes: Shape) -> list[int | None]:
+        """Return the sizes that a look-up or a Slice takes from a shape; none if that is not known."""
+        integers = self.graph.constants.integers
+        lookup = op_facts().lookups.get(node.key, ())
+        if lookup:
+            indices = integers(node.input(lookup[0].indices)) or []
+            return [
+                sizes[index] for index in indices if -len(sizes) <= index < len(sizes)
+            ]
+        starts, ends = integers(node.input(1)), integers(node.input(2))
+        if node.key != "Slice" or not (starts and ends) or node.input(4) != ABSENT:
+            return []
+        return list(sizes[starts[0] : ends[0]])

@@ -1,0 +1,270 @@
+"""Sums and products in loops: which of them a state survives, and which fade or replace it."""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, transfers
+from onnxamp._ops.facts import attribute, op_facts
+
+_ROTATED: Final = 64
+"""Rows of a matrix up to which it may be a rotation; larger ones are weights."""
+_REACH: Final = 24
+"""Nodes that one walk visits at most: gates and norms are written in fewer."""
+
+
+class Fate(Enum):
+    """What a sum or a product makes of a state."""
+
+    ACCUMULATES = "adds to it, or multiplies it"
+    PASSES = "passes it on exactly, as a factor of 1 does"
+    FADES = "forgets it within a few iterations, or computes something else"
+
+
+_GATE: Final = "gate"
+_MASK: Final = "mask"
+
+
+def loop_scopes(graph: Graph) -> frozenset[int]:
+    """Return the bodies of loops, and all that are inside them."""
+    found = set[int]()
+    for scope in graph.scopes[1:]:
+        is_body = graph.nodes[scope.owner].key in op_facts().repeats
+        if is_body or scope.parent in found:
+            found.add(scope.index)
+    return frozenset(found)
+
+
+class Fading:
+    """Tells what sums and products make of a state; a few iterations are ``memory``."""
+
+    def __init__(self, graph: Graph, memory: int) -> None:
+        self.graph = graph
+        self.largest = 1 - 1 / memory
+        """The largest factor that fades: 1 / (1 - factor) roundings add up."""
+        self._sources: dict[int, list[int]] = {}
+        for node in graph.nodes_of(op_facts().control_flow):
+            for source, result in transfers(graph, node):
+                self._sources.setdefault(result, []).append(source)
+        self._kinds: dict[int, str] = {}
+
+    def product(self, node: Node, port: int) -> Fate:
+        """Return what a product makes of the factor at a port."""
+        facts = op_facts()
+        value = node.inputs[port]
+        if node.key in facts.divisors:
+            divisor = node.input(1)
+            is_norm = self._is_norm(divisor, value)
+            return Fate.FADES if is_norm else self._by_constant(divisor, inverse=True)
+        factors = [
+            node.inputs[other]
+            for other in facts.multiplies[node.key]
+            if other != port and other < len(node.inputs)
+        ]
+        if node.key in facts.contractions:
+            is_new = any(
+                self._mixes(factor) or self._kind(factor) for factor in factors
+            )
+            return Fate.FADES if is_new else Fate.ACCUMULATES
+        return self._by_factor(factors[0], value) if factors else Fate.ACCUMULATES
+
+    def _by_factor(self, factor: int, value: int) -> Fate:
+        """Return what a factor makes of a value."""
+        kind = self._kind(factor)
+        if kind:
+            return Fate.FADES if kind == _GATE else Fate.PASSES
+        maker = self.graph.producer(self.graph.passed_on(factor))
+        is_inverse = maker is not None and maker.key in op_facts().divisors
+        if is_inverse and self._is_norm(factor, value):
+            return Fate.FADES
+        return self._by_constant(factor)
+
+    def _by_constant(self, factor: int, *, inverse: bool = False) -> Fate:
+        """Return what a factor, or its inverse, makes of a value."""
+        stats = self.graph.constants.stats(factor)
+        if stats is None:
+            return Fate.ACCUMULATES
+        largest = stats.largest
+        if inverse:
+            # Of a divisor with several numbers, the smallest one is not known.
+            divisor = abs(stats.uniform or 0.0)
+            largest = 1 / divisor if divisor else 1 / self.largest
+        if stats.uniform is not None and largest == 1:
+            return Fate.PASSES
+        return Fate.FADES if largest <= self.largest else Fate.ACCUMULATES
+
+    def sum(self, node: Node, port: int) -> Fate:
+        """Return what a sum makes of the term at a port."""
+        terms = [
+            value
+            for other, value in enumerate(node.inputs)
+            if other != port and value != ABSENT
+        ]
+        if len(terms) != 1 or node.key in op_facts().contractions:
+            return Fate.ACCUMULATES
+        factors = self._factors(terms[0])
+        state = self.graph.passed_on(node.inputs[port])
+        for rate, moved in (factors, factors[::-1]) if factors else ():
+            if self._is_difference(node, moved, state):
+                return self._towards(rate)
+        is_selection = self._is_selection(state, factors)
+        return Fate.PASSES if is_selection else Fate.ACCUMULATES
+
+    def _towards(self, rate: int) -> Fate:
+        """Return what state + rate * (target - state) makes of the state: a blend of both by a gate fades it."""
+        kind = self._kind(rate)
+        if kind:
+            return Fate.FADES if kind == _GATE else Fate.PASSES
+        number = self.graph.constants.uniform(rate)
+        is_slow = number is None or abs(1 - number) > self.largest
+        return Fate.ACCUMULATES if is_slow else Fate.FADES
+
+    def _is_difference(self, node: Node, value: int, state: int) -> bool:
+        """Return whether the value is target - state, as an Add needs it, or state - target for a Sub."""
+        difference = self.graph.producer(self.graph.passed_on(value), "Sub")
+        if difference is None:
+            return False
+        port = 0 if node.key == "Sub" else 1
+        return self.graph.passed_on(difference.input(port)) == state
+
+    def _is_selection(self, state: int, factors: tuple[int, ...]) -> bool:
+        """Return whether a sum selects: mask * state + (1 - mask) * other."""
+        own = self._factors(state)
+        return any(
+            self._kind(one) == _MASK and self._are_complements(one, other)
+            for one in own
+            for other in factors
+        )
+
+    def _are_complements(self, one: int, other: int) -> bool:
+        """Return whether two masks select what the other does not."""
+        one, other = self.graph.passed_on(one), self.graph.passed_on(other)
+        return self._is_inverse(one, other) or self._is_inverse(other, one)
+
+    def _is_inverse(self, one: int, other: int) -> bool:
+        """Return whether a mask is 1 - the other, or the Cast of its negation."""
+        graph = self.graph
+        maker = graph.producer(one, "Sub", "Cast")
+        if maker is None:
+            return False
+        if maker.key == "Sub":
+            is_from_one = graph.constants.uniform(maker.input(0)) == 1
+            return is_from_one and graph.passed_on(maker.input(1)) == other
+        inverted = graph.producer(maker.input(0), "Not")
+        cast = graph.producer(other, "Cast")
+        if inverted is None or cast is None:
+            return False
+        return graph.passed_on(cast.input(0)) == graph.passed_on(inverted.input(0))
+
+    def _factors(self, value: int) -> tuple[int, ...]:
+        """Return the two factors whose product the value is; none if it is no product."""
+        maker = self.graph.producer(self.graph.passed_on(value), "Mul")
+        return () if maker is None or len(maker.reads) < 2 else tuple(maker.inputs)
+
+    def _mixes(self, value: int) -> bool:
+        """Return whether a factor is a learned matrix, also a quantized one: parts of a state fade in the product.
+
+        A constant matrix in which none fades is a rotation, or steps a motion on.
+        """
+        maker = self.graph.producer(value, *op_facts().dequantize)
+        stored = value if maker is None else maker.input(0)
+        if not self.graph.constants.is_constant(stored):
+            return False
+        rows, *columns = self.graph.shapes[stored] or (None,)
+        is_square = rows is not None and columns == [rows]
+        if maker is not None or not is_square or (rows or 0) > _ROTATED:
+            return True
+        numbers = self.graph.constants.numbers(stored)
+        if numbers is None or not np.isfinite(numbers).all():
+            return True
+        strengths = np.linalg.svd(numbers.astype(np.float64), compute_uv=False)
+        return bool(strengths.min(initial=np.inf) <= self.largest)
+
+    def _is_norm(self, divisor: int, value: int) -> bool:
+        """Return whether a divisor is reduced from what it divides, as in norms."""
+        facts = op_facts()
+        value = self.graph.passed_on(value)
+        walk = facts.norm_arithmetic | facts.reduces_axes
+        stack = [(divisor, False)]
+        seen = set[tuple[int, bool]]()
+        while stack and len(seen) < _REACH:
+            one = stack.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            read, is_reduced = self.graph.passed_on(one[0]), one[1]
+            if is_reduced and read == value:
+                return True
+            maker = self.graph.producer(read)
+            if maker is not None and maker.key in walk:
+                is_reduced |= maker.key in facts.reduces_axes
+                stack += [(given, is_reduced) for given in maker.reads]
+        return False
+
+    def _kind(self, value: int) -> str:
+        """Return "gate" of numbers between 0 and 1 that a gate makes, "mask" of zeros and ones; "" if neither."""
+        if value not in self._kinds:
+            self._kinds[value] = self._find_kind(value)
+        return self._kinds[value]
+
+    def _find_kind(self, value: int) -> str:
+        kind = _MASK
+        stack, seen = [value], {ABSENT}
+        while stack:
+            read = stack.pop()
+            if read in seen:
+                continue
+            seen.add(read)
+            if len(seen) > _REACH:
+                return ""
+            own, further = self._look(read)
+            if not own:
+                return ""
+            kind = _GATE if own == _GATE else kind
+            stack += further
+        return kind
+
+    def _look(self, value: int) -> tuple[str, Sequence[int]]:
+        """Return the kind of a value, and the values that must be of a kind for that."""
+        graph, facts = self.graph, op_facts()
+        maker = graph.producer(value)
+        if graph.constants.uniform(value) in (0, 1):
+            return _MASK, ()
+        if maker is None or maker.key in facts.control_flow:
+            sources = self._sources.get(value, ())
+            return (_MASK if sources else ""), sources
+        if maker.key in facts.gates or self._is_bounded(maker):
+            return _GATE, ()
+        if maker.key in facts.relabels and graph.types[maker.input(0)] == _BOOL:
+            return _MASK, ()
+        moved = facts.moved_inputs.get(maker.key, ())
+        further = [value for port, value in enumerate(maker.inputs) if port in moved]
+        if maker.key == "Sub" and graph.constants.uniform(maker.input(0)) == 1:
+            further = [maker.input(1)]
+        elif maker.key in facts.relabels:
+            further = [maker.input(0)]
+        elif maker.key == "Mul":
+            further = maker.reads
+        return (_MASK if further else ""), further
+
+    def _is_bounded(self, node: Node) -> bool:
+        """Return whether a Clip ends at 0 and 1, as in a hard sigmoid."""
+        low, high = clip_bounds(self.graph, node)
+        return low is not None and high is not None and low >= 0 and high <= 1
+
+
+def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:
+    """Return the constant bounds of a Clip, in attributes or inputs; None for others, and for other ops."""
+    low, high = (
+        graph.constants.uniform(node.input(port))
+        if attribute(node.proto, name) is None
+        else float(attribute(node.proto, name))
+        for port, name in enumerate(("min", "max"), 1)
+    )
+    return (low, high) if node.key == "Clip" else (None, None)
+
+
+_BOOL: Final = "tensor(bool)"

@@ -1,0 +1,38 @@
+"""State that a loop adds to, or multiplies, in every iteration: counters, running sums, phases, growth.
+
+A counter in float16 stops at 2,048, because 2,048 + 1 rounds to 2,048, and a loop that waits for 3,000 never ends. Sums
+lose what they add, and products leave the range. Samples with few iterations do not show that.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from onnxamp._decide.accumulation import accumulated
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import ANY_FLOAT_TENSORS, Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
+from onnxamp._ops.facts import op_facts
+
+
+def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes and ports through which accumulated state passes, and ops that multiply along an axis."""
+    for (index, value), why in graph.ask(accumulated, low).ports.items():
+        node = graph.nodes[index]
+        carries = node.writes if value == ABSENT else (value,)
+        if any(graph.types[one] in ANY_FLOAT_TENSORS for one in carries):
+            yield Hazard(index, KIND, why, value=value)
+    for node in graph.nodes_of(op_facts().cumulative):
+        yield Hazard(node.index, KIND, "multiplies all that comes before")
+
+
+KIND: Final = Kind(
+    "accumulated state",
+    title="state that accumulates from one iteration to the next",
+    rule=state_hazards,
+    audit=Audit(
+        4,
+        "accumulates state in LOW: {detail}",
+        ", so that its rounding errors add up",
+    ),
+)
