@@ -80,6 +80,7 @@ class OpFacts:
     contractions: frozenset[str]
     control_flow: frozenset[str]
     dequantize: frozenset[str]
+    elementwise: frozenset[str]
     eliminated: frozenset[str]
     epsilons: frozenset[str]
     biased: frozenset[str]
@@ -111,6 +112,7 @@ class OpFacts:
     representable: frozenset[str]
     rounding: frozenset[str]
     selections: frozenset[str]
+    thresholds: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]
 
@@ -156,8 +158,9 @@ class OpFacts:
     region: Mapping[str, Mapping[str, int]]
     scales: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
-    added_epsilons: Mapping[str, tuple[int, ...]]
-    bounding_epsilons: Mapping[str, tuple[int, ...]]
+    types_only: Mapping[str, tuple[int, ...]]
+    added_epsilons: Mapping[str, range | tuple[int, ...]]
+    bounding_epsilons: Mapping[str, range | tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
     products: Mapping[str, tuple[Product, ...]]
     windows: Mapping[str, Window]
@@ -206,11 +209,19 @@ def _plain(value: Any) -> Any:
 _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
+
+def _ports(inputs: Any) -> range | tuple[int, ...]:
+    """Return the positions of inputs that a column names."""
+    return range(_ALL_INPUTS) if inputs == "all" else tuple(inputs)
+
+
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "dtype_attribute": lambda row: DtypeAttribute(**row),
     "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
     "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
-    "moves": lambda inputs: range(_ALL_INPUTS) if inputs == "all" else tuple(inputs),
+    "added_epsilons": _ports,
+    "bounding_epsilons": _ports,
+    "moves": _ports,
     "output_parameter": lambda row: OutputParameter(**row),
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),

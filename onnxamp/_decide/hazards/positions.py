@@ -11,6 +11,7 @@ from onnxamp._decide.hazards.indices import INTEGERS, loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import is_known
 from onnxamp._graph.view import Node, Origin
 from onnxamp._ops.facts import op_facts
 
@@ -50,7 +51,7 @@ def position_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
         elif (
             node.key in facts.position_arithmetic
             and sources
-            and all(v in position or graph.constants.is_constant(v) for v in sources)
+            and all(v in position or is_known(graph, v) for v in sources)
         ):
             if any(value in position for value in sources):
                 position.update(node.outputs)
