@@ -341,6 +341,12 @@ class Evaluator:
         array = _small(tensor, self.graph)
         return () if array is None else (Number(array),)
 
+    def made(self, value: int) -> Numbers:
+        """Return the numbers of a Constant or ConstantOfShape; none of other values."""
+        maker = self.graph.producer(value, *_MAKERS)
+        number = None if maker is None else _made(maker, self.graph)
+        return () if number is None else (number,)
+
     def sizes(self, values: Iterable[int]) -> list[int | None]:
         """Return the number of elements of values; None if it is unknown."""
         shapes = [self.graph.shapes[value] for value in values]

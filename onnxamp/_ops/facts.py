@@ -158,6 +158,7 @@ class OpFacts:
     region: Mapping[str, Mapping[str, int]]
     scales: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
+    choices: Mapping[str, tuple[int, ...]]
     types_only: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_epsilons: Mapping[str, range | tuple[int, ...]]

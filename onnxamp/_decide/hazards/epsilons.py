@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.computing import computing
+from onnxamp._decide.extremes import exploding
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
@@ -52,6 +53,18 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, why, rare)
         yield from computing(graph, value, node, KIND, rare=rare)
         yield from behind
+
+
+def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that compute or read the inverse of a guard, which is large where the guarded value is zero."""
+    for node, guard, number in exploding(graph, low):
+        why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
+        yield Hazard(node.index, KIND, why, rare=True)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from epsilons(graph, low)
+    yield from inverses(graph, low)
 
 
 class _Walks:
@@ -167,7 +180,7 @@ def _loses(graph: Graph, value: int, low: Format) -> bool:
 KIND: Final = Kind(
     "epsilon",
     title="low precision loses an epsilon, or the small values that it guards",
-    rule=epsilons,
+    rule=_rule,
     is_measurable=True,
     audit=Audit(
         3,

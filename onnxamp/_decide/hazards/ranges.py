@@ -5,6 +5,7 @@ from math import inf
 from typing import Final
 
 from onnxamp._decide.computing import computing
+from onnxamp._decide.extremes import shrinking
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
@@ -35,6 +36,21 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in readers_through_exact(graph, node, seen):
                 yield Hazard(reader.index, KIND, why)
+
+
+def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that scale values of a few units by a constant so small that low precision loses the products, and
+    those that read the products.
+    """
+    for node, start, number in shrinking(graph, low):
+        verb = "scales" if node is start else f"reads what {start.label!r} scales"
+        why = f"{verb} by {number:.6g}; the smallest {low.name} number is {low.smallest_subnormal:.6g}"
+        yield Hazard(node.index, KIND, why)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from constant_ranges(graph, low)
+    yield from tiny_factors(graph, low)
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
@@ -105,7 +121,7 @@ def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
 KIND: Final = Kind(
     "constant range",
     title="a constant exceeds the range of low precision",
-    rule=constant_ranges,
+    rule=_rule,
     is_cured_by_exponents=True,
     audit=Audit(
         2,
