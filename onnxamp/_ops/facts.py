@@ -112,6 +112,7 @@ class OpFacts:
     representable: frozenset[str]
     rounding: frozenset[str]
     selections: frozenset[str]
+    terms: frozenset[str]
     thresholds: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]
@@ -153,6 +154,7 @@ class OpFacts:
     """Sources as tensor types."""
     lookups: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
+    score_masks: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
     index_inputs: Mapping[str, tuple[int, ...]]
     region: Mapping[str, Mapping[str, int]]

@@ -7,7 +7,8 @@ from typing import Final
 from onnxamp._decide.computing import computing
 from onnxamp._decide.hazards.ranges import is_out_of_range
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._dtypes import LOW_TENSORS, Format
+from onnxamp._graph.added_masks import casts_to_float
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers, stats_of
 from onnxamp._graph.view import Node
@@ -47,6 +48,32 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
                 why = f"carries the mask value {found:.6g} to its Softmax"
                 yield from (Hazard(index, KIND, why) for index in path)
                 yield from computing(graph, value, node, KIND) if path else ()
+
+
+def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes that hold the elements of a mask among the inputs: such a mask is bounded before its Cast.
+
+    In a model that was converted before, it is bounded already, and by nothing but a Cast may what bounds it be
+    followed.
+    """
+    for node in casts_to_float(graph):
+        yield Hazard(node.index, KIND, "passes on a mask, which is bounded before it becomes low precision")
+    for node in graph.nodes_of(op_facts().bounding_epsilons):
+        bounds = [graph.constants.uniform(value) for value in node.inputs]
+        if any(bound is not None and bound <= -1 / low.epsilon for bound in bounds) and _is_cast(graph, node):
+            yield Hazard(node.index, KIND, "bounds a mask before it becomes low precision")
+
+
+def _is_cast(graph: Graph, node: Node) -> bool:
+    """Return whether nothing but Casts to low precision read a node."""
+    readers = [reader for reader, _ in graph.readers(node)]
+    casts = [reader for reader in readers if reader.key == "Cast" and graph.types[reader.outputs[0]] in LOW_TENSORS]
+    return bool(casts) and len(casts) == len(readers)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from masks(graph, low)
+    yield from given_masks(graph, low)
 
 
 def _computed_sentinel(graph: Graph, low: Format, value: int, leading: AbstractSet[int]) -> float | None:
@@ -173,7 +200,7 @@ def saturated(low: Format) -> tuple[float, float]:
 KIND: Final = Kind(
     "mask",
     title="low precision would change an attention mask",
-    rule=masks,
+    rule=_rule,
     audit=Audit(
         1,
         "adds a mask in LOW that is so large that a fully masked row loses its scores",
