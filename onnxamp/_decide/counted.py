@@ -21,6 +21,7 @@ from onnxamp._decide.hazards.indices import INTEGERS
 from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import is_known
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
 from onnxamp._ops.facts import Count, attribute, op_facts
@@ -267,7 +268,7 @@ class _Spread:
             return Mark.POSITION | Mark.COUNTING if is_rounding else Mark.NONE
         marks = [self.mark(value) for value in given]
         is_pure = node.key in facts.position_arithmetic and all(
-            Mark.POSITION in mark or graph.constants.is_constant(value)
+            Mark.POSITION in mark or is_known(graph, value)
             for value, mark in zip(given, marks, strict=True)
         )
         if not is_pure:

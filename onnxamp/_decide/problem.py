@@ -17,6 +17,7 @@ from onnxamp._decide.variables import find_variables
 from onnxamp._decide.verdicts import Hazard, find_hazards, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._errors import OpsetError
+from onnxamp._graph.added_masks import AddedMasks, added_masks
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_facts
@@ -50,6 +51,7 @@ class Problem(NamedTuple):
         bounded: see :func:`onnxamp._decide.hazards.quantized.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
+        masks: the masks among the inputs, which low precision bounds lest they become infinite.
     """
 
     graph: Graph
@@ -68,6 +70,7 @@ class Problem(NamedTuple):
     twofold: frozenset[int]
     bounded: frozenset[int]
     absorbed: frozenset[int]
+    masks: AddedMasks
 
 
 @no_collections()
@@ -135,6 +138,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         twofold=_twofold(graph, options, freedoms) - settled,
         bounded=graph.ask(bounded_nodes, target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
+        masks=graph.ask(added_masks) if judged and options.hazards else AddedMasks(),
     )
 
 

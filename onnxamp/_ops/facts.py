@@ -90,6 +90,7 @@ class OpFacts:
     control_flow: frozenset[str]
     cumulative: frozenset[str]
     dequantize: frozenset[str]
+    elementwise: frozenset[str]
     eliminated: frozenset[str]
     epsilons: frozenset[str]
     biased: frozenset[str]
@@ -123,6 +124,8 @@ class OpFacts:
     representable: frozenset[str]
     rounding: frozenset[str]
     selections: frozenset[str]
+    terms: frozenset[str]
+    thresholds: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]
 
@@ -164,13 +167,16 @@ class OpFacts:
     """Sources as tensor types."""
     lookups: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
+    score_masks: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
     index_inputs: Mapping[str, tuple[int, ...]]
     region: Mapping[str, Mapping[str, int]]
     scales: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
-    added_epsilons: Mapping[str, tuple[int, ...]]
-    bounding_epsilons: Mapping[str, tuple[int, ...]]
+    choices: Mapping[str, tuple[int, ...]]
+    types_only: Mapping[str, tuple[int, ...]]
+    added_epsilons: Mapping[str, range | tuple[int, ...]]
+    bounding_epsilons: Mapping[str, range | tuple[int, ...]]
     divisors: Mapping[str, tuple[int, ...]]
     adds: Mapping[str, range | tuple[int, ...]]
     carries: Mapping[str, range | tuple[int, ...]]
@@ -224,7 +230,8 @@ _ALL_INPUTS = 1 << 31
 """More inputs than a node can have."""
 
 
-def _positions(inputs: Any) -> range | tuple[int, ...]:
+def _ports(inputs: Any) -> range | tuple[int, ...]:
+    """Return the positions of inputs that a column names."""
     return range(_ALL_INPUTS) if inputs == "all" else tuple(inputs)
 
 
@@ -233,7 +240,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "dtype_attribute": lambda row: DtypeAttribute(**row),
     "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
     "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
-    **dict.fromkeys(("adds", "carries", "moves", "multiplies"), _positions),
+    **dict.fromkeys(("added_epsilons", "adds", "bounding_epsilons", "carries", "moves", "multiplies"), _ports),
     "output_parameter": lambda row: OutputParameter(**row),
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),

@@ -38,6 +38,8 @@ class NewCast:
     shield: str = ""
     """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input then copies it to ``target``,
     an op that no optimization of the runtime removes."""
+    bounded: str = ""
+    """Name of the source bounded from below, if it is a mask: the Cast reads that instead."""
 
 
 @record
@@ -91,6 +93,13 @@ class Edits:
     """Constants whose low-precision numbers are known beforehand, since they are not the nearest."""
     halved: set[int] = field(default_factory=set)
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
+
+    floor: str = ""
+    """Name of the float32 constant that bounds masks from below; "" if none is bounded."""
+    sums: dict[int, str] = field(default_factory=dict)
+    """Node that adds a mask in low precision -> the name of its result, once it is bounded."""
+    low_floor: str = ""
+    """Name of the constant that bounds these; "" if there are none."""
 
     def __bool__(self) -> bool:
         changes = {item.name for item in fields(self)} - {"low", "rounded", "halved"}
@@ -210,15 +219,36 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
     def place(scope: int, after: int) -> int:
         return editor.view.scopes[scope].nodes.start if after == ABSENT else after + 1
 
+    _bound_masks(editor, edits)
     editor.remove(*edits.removed)
     for index, after in sorted(edits.moved.items()):
         editor.move(index, place(editor.view.nodes[index].scope, after))
     for cast in edits.casts:
         output = cast.shield or cast.target
-        nodes = [editor.make("Cast", [cast.source], [output], cast.name, to=cast.elem)]
+        source = cast.bounded or cast.source
+        nodes = [editor.make("Cast", [source], [output], cast.name, to=cast.elem)]
+        if cast.bounded:
+            bound = editor.make("Max", [cast.source, edits.floor], [cast.bounded])
+            nodes.insert(0, bound)
         if cast.shield:
             nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
         editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
+
+
+def _bound_masks(editor: GraphEditor, edits: Edits) -> None:
+    """Add the constants that bound masks, and the nodes that bound sums with them.
+
+    In a sum with the largest float16 number, scores below 16 leave no trace. Bounded by half of that number, the sum is
+    uniform for larger ones as well. In a wide type, half of the largest number takes any score.
+    """
+    low = edits.low
+    ends = {edits.floor: low.max_finite / (1 if low.is_narrow else 2), edits.low_floor: low.max_finite / 2}
+    for name, elem in ((edits.floor, TensorProto.FLOAT), (edits.low_floor, low.elem)):
+        if name:
+            editor.add_weight(0, helper.make_tensor(name, elem, [], [-ends[name]]))
+    for index, result in edits.sums.items():
+        source = edits.outputs[index, 0]
+        editor.insert_after(index, editor.make("Max", [source, edits.low_floor], [result], f"{result}/Max"))
 
 
 def _constant_copy(

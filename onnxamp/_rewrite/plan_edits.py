@@ -42,6 +42,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     planner.remove_dead()
     planner.halve_sentinels()
     planner.keep_positive()
+    planner.bound_sums()
     return planner.edits
 
 
@@ -211,6 +212,23 @@ class _Planner:
                 if stats is not None and stats.has_sentinel(self.edits.low):
                     self.edits.halved.add(constants.source(value))
 
+    def bound_sums(self) -> None:
+        """Bound low sums of scores and a mask among the inputs.
+
+        Where a type is narrow, a score beside its largest number overflows, or leaves traces, by which a fully masked
+        row would not be uniform.
+        """
+        sums = self.problem.masks.sums if self.edits.low.is_narrow else ()
+        for node in self.graph.at(sums):
+            value = node.outputs[0]
+            variable = self.ports.produced[value]
+            if variable >= 0 and self.low[variable] and self.names[value].get(True):
+                name = self.edits.outputs.get((node.index, 0), self.graph.values[value].name)
+                self.edits.outputs[node.index, 0] = self.new.fresh(f"{name}_unbounded")
+                self.edits.sums[node.index] = name
+        if self.edits.sums:
+            self.edits.low_floor = self.new.fresh("sum_floor")
+
     def keep_positive(self) -> None:
         """Let low scales of weights that would become 0 be the smallest number."""
         low = self.edits.low
@@ -227,12 +245,16 @@ class _Planner:
         return self.new.fresh(f"{base}_{self.edits.low.suffix if low else 'fp32'}")
 
     def add_cast(self, value: Value, source: str, target: str, elem: int) -> None:
-        """Insert a Cast right after the value's producer, shielded if a fusion would absorb it."""
+        """Insert a Cast right after the value's producer, shielded if a fusion would absorb it, of a bounded mask."""
         shielded = elem == TensorProto.FLOAT and value.index in self.problem.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
+        is_mask = elem == self.edits.low.elem and value.index in self.problem.masks.values
+        bounded = self.new.fresh(f"{source}_bounded") if is_mask else ""
+        if is_mask and not self.edits.floor:
+            self.edits.floor = self.new.fresh("mask_floor")
         name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(
-            NewCast(value.scope, value.producer, source, target, elem, name, shield)
+            NewCast(value.scope, value.producer, source, target, elem, name, shield, bounded)
         )
 
     def needs(self, value: int) -> set[bool]:

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._decide.computing import computing
+from onnxamp._decide.extremes import exploding
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import floats_of, is_known, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
 
@@ -19,10 +22,10 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     facts = op_facts()
     tiny = dict[int, float]()
     zeros = set[int]()
-    for value, stats in graph.constants.floats().items():
-        number = None if stats is None else stats.uniform
+    for value, stats in floats_of(graph):
+        number = stats.uniform
         if number is not None and _is_telling(number, low):
-            tiny[value] = number
+            tiny[value] = min(number, tiny.get(value, number), key=abs)
             if abs(number) <= low.smallest_subnormal / 2:
                 zeros.add(value)
     lost = [
@@ -36,17 +39,32 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
         fate = "rounds to zero" if value in zeros else "holds with fewer digits"
         why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} {fate}"
-        may_guard = (node.key, port) != ("Div", 1) and node.key != "Mul"
+        may_guard = port not in facts.divisors.get(node.key, ()) and node.key != "Mul"
         behind = (
             list(_guarded(graph, node, walks, rare=value in zeros))
             if may_guard
             else []
         )
         is_guard = node.index in walks.guards
-        if not is_guard and value not in zeros and node.key in facts.added_epsilons:
+        is_lost = value in zeros and node.key not in facts.thresholds
+        if not is_guard and not is_lost and node.key in facts.added_epsilons.keys() | facts.thresholds:
             continue
-        yield Hazard(node.index, KIND, why, value in zeros and is_guard)
+        rare = value in zeros and is_guard
+        yield Hazard(node.index, KIND, why, rare)
+        yield from computing(graph, value, node, KIND, rare=rare)
         yield from behind
+
+
+def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that compute or read the inverse of a guard, which is large where the guarded value is zero."""
+    for node, guard, number in exploding(graph, low):
+        why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
+        yield Hazard(node.index, KIND, why, rare=True)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from epsilons(graph, low)
+    yield from inverses(graph, low)
 
 
 class _Walks:
@@ -68,6 +86,7 @@ def _guarded(
     guarded = op_facts().guarded
     why = f"{node.label!r} guards its input with an epsilon"
     previous: dict[int, int] = {}
+    joined = {node.index: 0}
     kept: set[int] = set()
     stack = [node]
     while stack:
@@ -91,15 +110,34 @@ def _guarded(
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
-            carries = reader.index in graph.exact or reader.key == "Sqrt"
-            if (
-                carries
-                and graph.is_float_output(reader)
-                and reader.index not in walks.seen
-            ):
+            joins = joined[last.index] + _joins(graph, reader, last)
+            if joins <= _JOINS and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
+                joined[reader.index] = joins
                 stack.append(reader)
     walks.leading |= kept
+
+
+def _joins(graph: Graph, reader: Node, guarded: Node) -> int:
+    """Return how many values join a guarded one in its reader, which leaves it guarded: none if it is scaled, rooted,
+    moved or chosen. More than are allowed if the reader computes something else.
+    """
+    facts = op_facts()
+    is_choice = bool(reader.outputs) and graph.types[reader.outputs[0]] == "tensor(bool)"
+    if not (graph.is_float_output(reader) or is_choice):
+        return _JOINS + 1
+    if reader.index in graph.exact or reader.key in facts.reductions or reader.key == "Sqrt" or is_choice:
+        return 0
+    if reader.key not in facts.norm_arithmetic | facts.added_epsilons.keys():
+        return _JOINS + 1
+    others = [value for _, value in graph.float_inputs(reader) if value not in guarded.outputs]
+    unknown = [value for value in others if not is_known(graph, value)]
+    return len(unknown) if reader.key in facts.added_epsilons else len(unknown) * (_JOINS + 1)
+
+
+_JOINS: Final = 1
+"""Values that may be added between an epsilon and the op that it guards: ``x + eps + y`` is guarded as ``x + y + eps``
+is, but a sum over many layers is not."""
 
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
@@ -136,14 +174,13 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def _loses(graph: Graph, value: int, low: Format) -> bool:
-    number = graph.constants.uniform(value)
-    return number is not None and _is_telling(number, low)
+    return any(stats.uniform is not None and _is_telling(stats.uniform, low) for stats in stats_of(graph, value))
 
 
 KIND: Final = Kind(
     "epsilon",
     title="low precision loses an epsilon, or the small values that it guards",
-    rule=epsilons,
+    rule=_rule,
     is_measurable=True,
     audit=Audit(
         3,

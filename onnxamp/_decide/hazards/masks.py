@@ -1,12 +1,16 @@
 """Attention masks: large constants on their way to a Softmax, which low precision would spoil."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
+from onnxamp._decide.computing import computing
 from onnxamp._decide.hazards.ranges import is_out_of_range
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._dtypes import LOW_TENSORS, Format
+from onnxamp._graph.added_masks import casts_to_float
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import known_numbers, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
@@ -27,10 +31,9 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
         if node.index in kept:
             continue  # if a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
-            stats = graph.constants.stats(value)
-            if stats is None:
-                continue
-            found = _large(low, stats)
+            each = stats_of(graph, value)
+            found = next((large for stats in each if (large := _large(low, stats)) is not None), None)
+            found = _computed_sentinel(graph, low, value, leading) if found is None else found
             path = list[int]()
             if found is None and _holds_sentinel(graph, low, value):
                 if node.index not in walked:
@@ -38,12 +41,54 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
                     walked.update(path)
                 makers = _makers(graph, value, path)
                 if any(_stays_high(low, maker) for maker in makers):
-                    found = stats.largest  # cast down as it is, it would be infinite
+                    found = each[0].largest  # cast down as it is, it would be infinite
             if found is not None:
                 path = path or mask_path(graph, node)
                 kept.update(path)
                 why = f"carries the mask value {found:.6g} to its Softmax"
                 yield from (Hazard(index, KIND, why) for index in path)
+                yield from computing(graph, value, node, KIND) if path else ()
+
+
+def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the nodes that hold the elements of a mask among the inputs: such a mask is bounded before its Cast.
+
+    In a model that was converted before, it is bounded already, and by nothing but a Cast may what bounds it be
+    followed.
+    """
+    for node in casts_to_float(graph):
+        yield Hazard(node.index, KIND, "passes on a mask, which is bounded before it becomes low precision")
+    for node in graph.nodes_of(op_facts().bounding_epsilons):
+        bounds = [graph.constants.uniform(value) for value in node.inputs]
+        if any(bound is not None and bound <= -1 / low.epsilon for bound in bounds) and _is_cast(graph, node):
+            yield Hazard(node.index, KIND, "bounds a mask before it becomes low precision")
+
+
+def _is_cast(graph: Graph, node: Node) -> bool:
+    """Return whether nothing but Casts to low precision read a node."""
+    readers = [reader for reader, _ in graph.readers(node)]
+    casts = [reader for reader in readers if reader.key == "Cast" and graph.types[reader.outputs[0]] in LOW_TENSORS]
+    return bool(casts) and len(casts) == len(readers)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from masks(graph, low)
+    yield from given_masks(graph, low)
+
+
+def _computed_sentinel(graph: Graph, low: Format, value: int, leading: AbstractSet[int]) -> float | None:
+    """Return a sentinel that the model computes, or lets callers override: no stored number saturates in its place.
+
+    None if mask arithmetic computes it of a stored one, which saturates.
+    """
+    known = graph.ask(known_numbers)
+    largest = max((stats.largest for stats in known.stats(value) if stats.has_sentinel(low)), default=None)
+    if largest is None:
+        return None
+    makers = (graph.producer(origin) for origin in known.origins(value))
+    arithmetic = [maker for maker in makers if maker is not None and maker.index in leading]
+    sources = (source for maker in arithmetic for source in maker.reads)
+    return None if any(_holds_sentinel(graph, low, source) for source in sources) else largest
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:
@@ -155,7 +200,7 @@ def saturated(low: Format) -> tuple[float, float]:
 KIND: Final = Kind(
     "mask",
     title="low precision would change an attention mask",
-    rule=masks,
+    rule=_rule,
     audit=Audit(
         1,
         "adds a mask in LOW that is so large that a fully masked row loses its scores",

@@ -4,9 +4,12 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Final
 
+from onnxamp._decide.computing import computing
+from onnxamp._decide.extremes import shrinking
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import floats_of, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._options.options import Options
@@ -19,12 +22,7 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     seen: set[int] = set()
     limit = low.max_finite / 8
-    floats = graph.constants.floats()
-    large = {
-        value
-        for value, stats in floats.items()
-        if stats is not None and abs(stats.largest_number) > limit
-    }
+    large = {value for value, stats in floats_of(graph) if abs(stats.largest_number) > limit}
     for node in _reading(graph, large):
         for value in node.inputs:
             beyond = _beyond(graph, low, node, value) if value in large else None
@@ -34,9 +32,25 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
             why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, KIND, why)
+            yield from computing(graph, value, node, KIND)
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in readers_through_exact(graph, node, seen):
                 yield Hazard(reader.index, KIND, why)
+
+
+def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that scale values of a few units by a constant so small that low precision loses the products, and
+    those that read the products.
+    """
+    for node, start, number in shrinking(graph, low):
+        verb = "scales" if node is start else f"reads what {start.label!r} scales"
+        why = f"{verb} by {number:.6g}; the smallest {low.name} number is {low.smallest_subnormal:.6g}"
+        yield Hazard(node.index, KIND, why)
+
+
+def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
+    yield from constant_ranges(graph, low)
+    yield from tiny_factors(graph, low)
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
@@ -64,17 +78,18 @@ def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
     """Return an element of the constant that is out of range, or a factor that scales values of a few units out of
     it.
     """
-    stats = graph.constants.stats(value)
-    if stats is None:
-        return None
-    factor = abs(stats.uniform or 0.0) if node.key == "Mul" else 0.0
-    grows = low.max_finite / 8 < factor < SENTINEL
-    return stats.uniform if grows else stats.out_of_range(low)
+    for stats in stats_of(graph, value):
+        factor = abs(stats.uniform or 0.0) if node.key == "Mul" else 0.0
+        grows = low.max_finite / 8 < factor < SENTINEL
+        beyond = stats.uniform if grows else stats.out_of_range(low)
+        if beyond is not None:
+            return beyond
+    return None
 
 
 def _carries(graph: Graph, node: Node) -> bool:
     """Return whether the node only moves the constant: then its consumers are judged instead."""
-    return bool(node.outputs) and graph.constants.stats(node.outputs[0]) is not None
+    return bool(node.outputs) and bool(stats_of(graph, node.outputs[0]))
 
 
 def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
@@ -100,14 +115,13 @@ def _is_telling(number: float, low: Format) -> bool:
 
 def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
     """Return whether a constant has an element that low precision cannot hold."""
-    stats = graph.constants.stats(value)
-    return stats is not None and stats.out_of_range(low) is not None
+    return any(stats.out_of_range(low) is not None for stats in stats_of(graph, value))
 
 
 KIND: Final = Kind(
     "constant range",
     title="a constant exceeds the range of low precision",
-    rule=constant_ranges,
+    rule=_rule,
     is_cured_by_exponents=True,
     audit=Audit(
         2,

@@ -7,10 +7,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._decide.computing import computing
 from onnxamp._decide.hazards.ranges import readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format, element_name
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import known_numbers
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array
 from onnxamp._ops import read_table
@@ -53,6 +55,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             smallest = largest  # a channel whose weights are negligible beside others
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
+            yield from computing(graph, node.input(1), node, KIND)
         if grid.end * largest > low.max_finite:
             why = f"{node.label!r} has numbers up to {grid.end * largest:.6g}; {low.name} ends at {low.max_finite:.6g}"
             yield Hazard(node.index, KIND, why)
@@ -79,8 +82,10 @@ def vanishing_scales(
         if grid is None or bounds is None or not _are_weights(graph, node, grid):
             continue
         smallest, largest = bounds
+        source = graph.constants.source(scale)
+        if source not in graph.constants.tensors:
+            continue
         if smallest <= low.smallest_subnormal / 2 and largest >= low.smallest_normal:
-            source = graph.constants.source(scale)
             tensor = graph.constants.tensors[source]
             yield source, read_array(tensor, graph.folder).astype(np.float32)
 
@@ -104,7 +109,7 @@ def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest magnitude of a scale, but for zeros; None if it is computed, or zero."""
+    """Return the smallest and the largest magnitude of a scale, but for zeros; None if it is not known, or zero."""
     found = magnitudes(graph, scale)
     if found is None:
         return None
@@ -113,10 +118,11 @@ def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
 
 
 def magnitudes(graph: Graph, scale: int) -> NDArray[np.float32] | None:
-    """Return the magnitudes of a scale; None if it is computed."""
+    """Return the magnitudes of a scale, stored or known though computed; None if it is not known."""
     tensor = graph.constants.tensors.get(graph.constants.source(scale))
     if tensor is None:
-        return None
+        arrays = [one.array.reshape(-1) for one in graph.ask(known_numbers).numbers.get(scale, ())]
+        return np.abs(np.concatenate(arrays).astype(np.float32)) if arrays else None
     return np.abs(read_array(tensor, graph.folder).astype(np.float32))
 
 

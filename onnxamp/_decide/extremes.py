@@ -1,0 +1,329 @@
+"""What a value becomes at one point of its range, followed from op to op, and where that leaves low precision.
+
+Two points are known to matter. Where a guarded value is zero, its epsilon stands alone: ``1 / (x + 1e-6)`` is a
+million there, although the epsilon itself is float32. And where a value of a few units is multiplied by a tiny
+constant, low precision flushes the product and all that is computed from it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxamp._dtypes import FLOAT, Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import Evaluator, known_numbers
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops.facts import op_facts
+
+_REACH: Final = 64
+"""Limit on the nodes that are visited from one constant."""
+
+_SMALL: Final = 0.1
+"""Constants below this are followed: only results of more than the largest float16 number divided by the numerator, or
+of less than the smallest one, matter."""
+
+_DIGITS: Final = 64
+"""Smallest numbers of a type that make up a unit: with fewer, rounding moves a product of values of a few units by more
+than a percent."""
+
+
+class Extreme(NamedTuple):
+    """A node that computes or reads a number out of range, and that number."""
+
+    node: Node
+    start: Node
+    number: float
+
+
+def exploding(graph: Graph, low: Format) -> Iterator[Extreme]:
+    """Yield nodes that compute or read what is out of range where a guarded value is zero, until a product scales it.
+
+    Complexity: linear in nodes, because the walk from each guard is limited.
+    """
+    if not low.is_narrow:
+        return
+    walk = _Walk(graph, low, unknown_factor=None, unknown_term=0.0)
+    facts = op_facts()
+    for node in graph.nodes_of(
+        {*facts.added_epsilons, *facts.bounding_epsilons, *facts.choices}
+    ):
+        start = walk.guard(node)
+        if start is not None:
+            yield from walk.follow(node, start)
+
+
+def shrinking(graph: Graph, low: Format) -> Iterator[Extreme]:
+    """Yield nodes that compute or read values of a few units times a constant that low precision cannot resolve, until
+    something larger is added, or another constant brings them back.
+
+    Integers and what is dequantized may be large, so that a small product of theirs is none.
+    """
+    walk = _Walk(graph, low, unknown_factor=1.0, unknown_term=None)
+    for node in graph.nodes_of(("Mul", "Div")):
+        start = walk.factor(node)
+        if start is not None:
+            yield from walk.follow(node, start)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows a number from op to op.
+
+    Attributes:
+        unknown_factor: what stands for an unknown operand of a product; None if the walk ends there.
+        unknown_term: what stands for an unknown operand of a sum; None if the walk ends there.
+    """
+
+    graph: Graph
+    low: Format
+    unknown_factor: float | None
+    unknown_term: float | None
+    evaluator: Evaluator
+
+    def __init__(
+        self,
+        graph: Graph,
+        low: Format,
+        unknown_factor: float | None,
+        unknown_term: float | None,
+    ) -> None:
+        self.graph = graph
+        self.low = low
+        self.unknown_factor = unknown_factor
+        self.unknown_term = unknown_term
+        self.evaluator = Evaluator(graph)
+
+    def guard(self, node: Node) -> float | None:
+        """Return what a node that joins a value with a small constant computes where the value is zero; None for other
+        nodes.
+        """
+        facts = op_facts()
+        ports = (
+            facts.added_epsilons.get(node.key)
+            or facts.bounding_epsilons.get(node.key)
+            or facts.choices[node.key]
+        )
+        small = [
+            number
+            for port in ports_of(node, ports)
+            if (number := self.uniform(node.inputs[port]))
+        ]
+        small = [number for number in small if 0 < abs(number) < _SMALL]
+        if not small or not self.unknown(node):
+            return None
+        if node.key in facts.choices:
+            return min(small, key=abs)
+        return self.computed(node, dict.fromkeys(self.unknown(node), 0.0))
+
+    def factor(self, node: Node) -> float | None:
+        """Return what a product with a small constant is where the other operand is 1; None for other nodes."""
+        unknown = self.unknown(node)
+        if len(unknown) != 1 or len(self.graph.float_inputs(node)) != 2:
+            return None
+        if node.key in op_facts().divisors and node.inputs[0] != unknown[0]:
+            return None
+        if _counts(self.graph, unknown[0]):
+            return None
+        number = self.computed(node, {unknown[0]: 1.0})
+        return number if number is not None and abs(number) < _SMALL else None
+
+    def follow(self, start: Node, number: float) -> Iterator[Extreme]:
+        """Yield the nodes that compute or read the number where it is out of range, and what becomes of it."""
+        graph = self.graph
+        numbers = {start.index: number}
+        guarded = frozenset(self.unknown(start))
+        if self.is_lost(number):
+            yield Extreme(start, start, number)
+        stack = [start]
+        seen = {start.index}
+        while stack and len(seen) < _REACH:
+            last = stack.pop()
+            number = numbers[last.index]
+            for reader, _ in graph.readers(last):
+                if reader.index in seen:
+                    continue
+                seen.add(reader.index)
+                result, is_read = self.result(reader, last, number, guarded)
+                is_lost = result is not None and self.is_lost(result)
+                if is_lost or (is_read and self.is_lost(number)):
+                    yield Extreme(
+                        reader,
+                        start,
+                        number if result is None or not is_lost else result,
+                    )
+                if result is not None:
+                    numbers[reader.index] = result
+                    stack.append(reader)
+
+    def is_lost(self, number: float) -> bool:
+        """Return whether low precision cannot hold the number."""
+        size = abs(number)
+        if self.unknown_factor is None:
+            return size >= self.low.overflow
+        return 0 < size < _DIGITS * self.low.smallest_subnormal
+
+    def result(
+        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+    ) -> tuple[float | None, bool]:
+        """Return what a reader computes of the number, None if that is unknown or back in range for good; and whether
+        it depends on the number at all.
+        """
+        facts = op_facts()
+        if not self.graph.is_float_output(reader):
+            return None, True
+        if reader.key in facts.moves_data or reader.key in facts.reduces_axes:
+            return number, True
+        unknown = [
+            value for value in self.unknown(reader) if value not in last.outputs
+        ]
+        if reader.key in facts.contractions:
+            return (None if unknown and self.unknown_factor is None else number), True
+        return (
+            self.elementwise(reader, last, number, guarded)
+            if reader.key in facts.elementwise
+            else (None, True)
+        )
+
+    def elementwise(
+        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+    ) -> tuple[float | None, bool]:
+        """As :meth:`result`, of an op that computes each element alone."""
+        unknown = [
+            value for value in self.unknown(reader) if value not in last.outputs
+        ]
+        is_product = reader.key == "Mul" or reader.key in op_facts().divisors
+        stand_in = self.unknown_factor if is_product else self.unknown_term
+        if self.divides(reader, last, number) and not self.vanishes(unknown, guarded):
+            stand_in = 1.0
+        if unknown and stand_in is None:
+            return None, is_product or self.unknown_term is not None
+        given = {
+            **dict.fromkeys(unknown, stand_in or 0.0),
+            **dict.fromkeys(last.outputs, number),
+        }
+        return self.computed(reader, given), True
+
+    def divides(self, reader: Node, last: Node, number: float) -> bool:
+        """Return whether a node divides something by a small number."""
+        ports = op_facts().divisors.get(reader.key, ())
+        return abs(number) < 1 and any(
+            reader.input(port) in last.outputs for port in ports
+        )
+
+    def vanishes(self, values: Sequence[int], guarded: frozenset[int]) -> bool:
+        """Return whether values may be zero where guarded ones are, because both are computed from the same value."""
+        return not _upstream(self.graph, values).isdisjoint(
+            _upstream(self.graph, guarded)
+        )
+
+    def unknown(self, node: Node) -> list[int]:
+        """Return the float operands whose numbers are not known."""
+        values = dict.fromkeys(value for _, value in self.graph.float_inputs(node))
+        return [value for value in values if self.array(value) is None]
+
+    def array(self, value: int) -> NDArray[Any] | None:
+        """Return the elements of a small constant; None of other values."""
+        known = self.graph.ask(known_numbers).numbers.get(value)
+        source = value if known else self.graph.constants.source(value)
+        found = (
+            known
+            or self.evaluator.numbers_of(source, {})
+            or self.evaluator.made(source)
+        )
+        return found[0].array if found else None
+
+    def uniform(self, value: int) -> float | None:
+        """Return the number that all elements of a constant equal; None for other values."""
+        array = self.array(value) if self.graph.types[value] == FLOAT else None
+        is_uniform = (
+            array is not None and array.size and (array == array.reshape(-1)[0]).all()
+        )
+        return (
+            float(array.reshape(-1)[0]) if array is not None and is_uniform else None
+        )
+
+    def computed(self, node: Node, given: Mapping[int, float]) -> float | None:
+        """Return the largest finite magnitude that a node computes, with its sign, for these numbers of unknown
+        operands; None if there is none.
+        """
+        arrays = [self.operand(value, given) for value in node.inputs]
+        results = self.evaluator.run(node, arrays)
+        if results is None or results[0].dtype.kind != "f" or not results[0].size:
+            return None
+        flat = results[0].reshape(-1)
+        number = float(flat[np.abs(flat).argmax()])
+        return number if np.isfinite(number) else None
+
+    def operand(self, value: int, given: Mapping[int, float]) -> NDArray[Any] | None:
+        """Return the array that stands for an operand; None for an omitted one."""
+        if value == ABSENT:
+            return None
+        if value in given:
+            return np.array(given[value], np.float32)
+        array = self.array(value)
+        return np.zeros((), np.bool_) if array is None else array
+
+
+def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
+    """Yield those of some positions that the node has an input at."""
+    return (
+        port
+        for port, value in enumerate(node.inputs)
+        if port in ports and value != ABSENT
+    )
+
+
+def _upstream(graph: Graph, values: Sequence[int] | frozenset[int]) -> set[int]:
+    """Return values that are zero where these are, as far as norms, magnitudes and products of them tell."""
+    facts = op_facts()
+    walk = (
+        facts.norm_arithmetic
+        | facts.spectral_arithmetic
+        | facts.growing_reductions
+        | facts.exact
+    )
+    seen = {*values}
+    stack = list(seen)
+    while stack and len(seen) < _REACH:
+        maker = graph.producer(stack.pop())
+        if maker is None or maker.key not in walk:
+            continue
+        read = [value for _, value in graph.float_inputs(maker)]
+        if maker.key in facts.contractions and any(
+            map(graph.constants.is_constant, read)
+        ):
+            continue
+        fresh = [
+            value
+            for value in read
+            if value not in seen and not graph.constants.is_constant(value)
+        ]
+        seen.update(fresh)
+        stack += fresh
+    return seen
+
+
+def _counts(graph: Graph, value: int) -> bool:
+    """Return whether a value is computed from integers or quantized numbers, which may be large."""
+    facts = op_facts()
+    seen = {value}
+    stack = [value]
+    while stack and len(seen) < _REACH:
+        maker = graph.producer(stack.pop())
+        if maker is None:
+            continue
+        is_cast = maker.key == "Cast" and graph.types[maker.input(0)] != FLOAT
+        if (
+            is_cast
+            or maker.key in facts.dequantize
+            or maker.key in facts.position_sources
+        ):
+            return True
+        if maker.key in facts.index_arithmetic or maker.key == "Cast":
+            fresh = [one for _, one in graph.float_inputs(maker) if one not in seen]
+            seen.update(fresh)
+            stack += fresh
+    return False

@@ -1,0 +1,173 @@
+"""Inputs that are added to the scores of an attention, as masks are: 0, or a number near float32's lowest."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from onnxamp._dtypes import FLOAT_TENSORS
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import is_known, stats_of
+from onnxamp._graph.view import ABSENT, Node, Origin, transfers
+from onnxamp._ops.facts import op_facts
+
+_LARGE = 1000.0
+"""Factors from here on turn 0 and 1 into a mask. What they multiply is no mask yet."""
+
+
+class AddedMasks(NamedTuple):
+    """What is known of the masks among a model's inputs.
+
+    Attributes:
+        inputs: the inputs that nothing but the scores before a Softmax takes.
+        values: these, and the values that they pass through on their way to the Softmax.
+        sums: the nodes that add them to something else.
+    """
+
+    inputs: frozenset[int] = frozenset()
+    values: frozenset[int] = frozenset()
+    sums: frozenset[int] = frozenset()
+
+
+def added_masks(graph: Graph) -> AddedMasks:
+    """Find the float inputs that are masks.
+
+    Such an input, moved and scaled by constants, is added to something unknown, or chosen in its place, and all of it
+    ends in a Softmax or in an op that contains one. An input that is negated first, or multiplied by a large number,
+    holds zeros and ones instead.
+
+    Complexity: linear in nodes for each input that leads to a Softmax alone.
+    """
+    sinks = _sinks(graph)
+    if not sinks and not graph.nodes_of(op_facts().score_masks):
+        return AddedMasks()
+    passed = _passed(graph)
+    inputs, values, sums = set[int](), set[int](), set[int]()
+    for value in graph.scopes[0].inputs:
+        is_given = (
+            graph.values[value].origin is Origin.INPUT
+            and graph.types[value] in _FLOATS
+        )
+        walk = _Walk(graph, sinks, passed) if is_given else None
+        if walk is not None and walk.is_mask(value):
+            inputs.add(value)
+            values.update(walk.joined)
+            sums.update(walk.sums)
+    return AddedMasks(frozenset(inputs), frozenset(values), frozenset(sums))
+
+
+_FLOATS = frozenset({*FLOAT_TENSORS, "tensor(double)"})
+
+
+def _sinks(graph: Graph) -> frozenset[int]:
+    """Return the nodes at which masks end: Softmaxes, and the exponentials of decomposed ones."""
+    facts = op_facts()
+    found = {node.index for node in graph.nodes_of(facts.mask_sinks)}
+    cores = (op for op, parts in facts.core_of.items() if "softmax" in parts)
+    for core in graph.nodes_of(cores):
+        if any(reader.key in facts.reductions for reader, _ in graph.readers(core)):
+            found.add(core.index)
+    return frozenset(found)
+
+
+def _passed(graph: Graph) -> Mapping[int, list[int]]:
+    """Value -> the values of bodies that it enters as, or of owners that it leaves as."""
+    found: dict[int, list[int]] = {}
+    for node in graph.nodes_of(op_facts().control_flow):
+        for source, result in transfers(graph, node):
+            if ABSENT not in (source, result):
+                found.setdefault(source, []).append(result)
+    return found
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows an input to the ops that take it.
+
+    Attributes:
+        joined: value -> whether it is joined with something unknown already.
+        sums: the nodes that add something unknown to it.
+    """
+
+    graph: Graph
+    sinks: AbstractSet[int]
+    passed: Mapping[int, list[int]]
+    joined: dict[int, bool] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
+
+    def is_mask(self, value: int) -> bool:
+        """Return whether all that takes an input takes it for a mask."""
+        graph = self.graph
+        self.joined[value] = False
+        stack = [value]
+        ends = False
+        while stack:
+            value = stack.pop()
+            is_joined = self.joined[value]
+            if any(scope == 0 for scope, _ in graph.results[value]):
+                return False
+            reached = [(after, is_joined) for after in self.passed.get(value, ())]
+            for node, port in graph.consumers(value):
+                if node.key in op_facts().control_flow or node.key in _SHAPES:
+                    continue
+                if port in op_facts().score_masks.get(node.key, ()):
+                    ends = True
+                elif node.index in self.sinks:
+                    if not is_joined:
+                        return False
+                    ends = True
+                else:
+                    after = self.after(node, port, is_joined=is_joined)
+                    if after is None:
+                        return False
+                    reached += [(result, after) for result in node.writes]
+            for result, after in reached:
+                if result not in self.joined:
+                    self.joined[result] = after
+                    stack.append(result)
+        return ends
+
+    def after(self, node: Node, port: int, *, is_joined: bool) -> bool | None:
+        """Return whether a mask is joined behind a node that reads it; None if the node does more with it."""
+        facts = op_facts()
+        graph = self.graph
+        if node.key in facts.reduces_axes and node.index in graph.exact:
+            return is_joined  # the largest score of a decomposed Softmax
+        if node.key not in facts.mask_arithmetic:
+            return None
+        others = [
+            value
+            for at, value in enumerate(node.inputs)
+            if at != port and graph.types[value] in _FLOATS
+        ]
+        unknown = [
+            value
+            for value in others
+            if not is_known(graph, value) and value not in self.joined
+        ]
+        if unknown and node.key in facts.terms:
+            self.sums.add(node.index)
+        if is_joined or node.index in graph.exact:
+            return is_joined or bool(unknown)
+        is_negated = node.key == "Sub" and port == 1
+        is_factor = node.key == "Mul" and (unknown or any(map(self.is_large, others)))
+        return None if is_negated or is_factor else bool(unknown)
+
+    def is_large(self, value: int) -> bool:
+        """Return whether a constant turns 0 and 1 into a mask."""
+        return any(stats.largest >= _LARGE for stats in stats_of(self.graph, value))
+
+
+_SHAPES = ("Shape", "Size")
+"""Ops that read no element."""
+
+
+def casts_to_float(graph: Graph) -> Iterator[Node]:
+    """Yield the Casts by which masks of another type become float32."""
+    values = graph.ask(added_masks).values
+    for node in graph.nodes_of({"Cast"}):
+        if (
+            node.outputs[0] in values
+            and graph.types[node.input(0)] == "tensor(double)"
+        ):
+            yield node

@@ -1,0 +1,500 @@
+"""Numbers that are known before a model runs, although no tensor of the model stores them.
+
+A number may come from arithmetic of constants, a Cast of a double, a look-up in a small table, an If whose branches are
+both constant, an invariant of a loop, or a default that callers may override. What a hazard depends on is the value of
+an operand, whichever of these computes it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, product
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, elem_of
+from onnxamp._errors import OnnxAmpError
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import elements
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    body_sources,
+    body_targets,
+    carried,
+)
+from onnxamp._model.weights import ConstantStats, constant_stats, read_array
+from onnxamp._ops.facts import attribute, op_facts
+
+_MOST: Final = 1024
+"""Elements of a constant that is computed with: settings are small, and two of them broadcast to no more than 8 MB."""
+
+_ALTERNATIVES: Final = 8
+"""Values that one operand may have, as the outputs of Ifs do; others are left out."""
+
+_ROWS: Final = 64
+"""Elements of a table of which a look-up may pick any."""
+
+
+class Number(NamedTuple):
+    """The elements of a value."""
+
+    array: NDArray[Any]
+    stretched: bool = False
+    """Whether ``array`` is one number that all elements equal, and their count is unknown."""
+
+    @property
+    def uniform(self) -> "Number | None":
+        """The same as one number; None if elements differ."""
+        flat = self.array.reshape(-1)
+        if not flat.size or (flat != flat[0]).any():
+            return None
+        return Number(flat[:1].reshape(()), stretched=True)
+
+
+Numbers: TypeAlias = tuple[Number, ...]
+"""The values that an operand may have; none if it is not known."""
+
+
+class Known:
+    """The known numbers of a graph; see :func:`known_numbers`."""
+
+    def __init__(
+        self, numbers: Mapping[int, Numbers], sources: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Keep what is known.
+
+        Args:
+            numbers: value -> the values that it may have.
+            sources: value -> the values that it is computed from.
+        """
+        self._stats = {
+            value: tuple(constant_stats(one.array) for one in found)
+            for value, found in numbers.items()
+        }
+        self._sources = sources
+        self.numbers = numbers
+
+    def floats(self) -> Iterator[tuple[int, ConstantStats]]:
+        """Yield the values that are computed or overridable, with the statistics of each value that they may have."""
+        for value, found in self._stats.items():
+            for stats in found:
+                yield value, stats
+
+    def stats(self, value: int) -> tuple[ConstantStats, ...]:
+        """Return the statistics of each value that an operand may have; none if a tensor stores it or it is unknown."""
+        return self._stats.get(value, ())
+
+    def origins(self, value: int) -> list[int]:
+        """Return the value and all those that it is computed from.
+
+        Complexity: linear in these values.
+        """
+        if value not in self._sources:
+            return []
+        seen = {value: None}
+        stack = [value]
+        while stack:
+            for source in self._sources.get(stack.pop(), ()):
+                if source in self._sources and source not in seen:
+                    seen[source] = None
+                    stack.append(source)
+        return list(seen)
+
+
+def known_numbers(graph: Graph) -> Known:
+    """Return the float32 values whose numbers are known although no constant tensor stores them.
+
+    Complexity: linear in nodes. Ops run only on small constants, and each distinct computation runs once.
+    """
+    plan = _Plan(graph)
+    evaluate = Evaluator(graph)
+    numbers = {value: evaluate.numbers_of(value, {}) for value in evaluate.defaults}
+    for step in plan.needed():
+        numbers |= step.results(numbers, evaluate)
+    floats = {
+        value: found
+        for value, found in numbers.items()
+        if found and _tells(graph, value)
+    }
+    return Known(floats, plan.sources)
+
+
+def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
+    """Return the statistics of each value that a float32 operand may have, stored or computed; none if unknown."""
+    computed = graph.ask(known_numbers).stats(value)
+    if computed:
+        return computed
+    stored = graph.constants.stats(value)
+    return () if stored is None else (stored,)
+
+
+def floats_of(graph: Graph) -> Iterator[tuple[int, ConstantStats]]:
+    """Yield all float32 values that are constant, stored or computed, with the statistics of what they may be."""
+    known = graph.ask(known_numbers)
+    for value, stats in graph.constants.floats().items():
+        if stats is not None and value not in known.numbers:
+            yield value, stats
+    yield from known.floats()
+
+
+def is_known(graph: Graph, value: int) -> bool:
+    """Return whether all numbers of a float32 operand are known, stored or computed."""
+    return graph.constants.is_constant(value) or bool(
+        graph.ask(known_numbers).stats(value)
+    )
+
+
+def _tells(graph: Graph, value: int) -> bool:
+    """Return whether the numbers of a value tell more than the constants of the graph, which know only tables."""
+    maker = graph.producer(value)
+    if graph.types[value] != FLOAT or (maker is not None and maker.key in _MAKERS):
+        return False
+    stats = graph.constants.stats(value)
+    return stats is None or stats.uniform is None
+
+
+_MAKERS: Final = ("Constant", "ConstantOfShape")
+"""Ops whose results the constants of the graph know."""
+
+
+class _Step(NamedTuple):
+    """A node, or an invariant of a loop, whose results are known if its operands are.
+
+    Attributes:
+        node: the node.
+        operands: the values that its results are computed from.
+        outputs: its results.
+        moves: whether the results merely hold some of the operands' elements.
+    """
+
+    node: Node
+    operands: tuple[int, ...]
+    outputs: tuple[int, ...]
+    moves: bool = False
+
+    def results(
+        self, numbers: Mapping[int, Numbers], evaluate: "Evaluator"
+    ) -> dict[int, Numbers]:
+        """Return the numbers of the results that are known."""
+        given = [evaluate.numbers_of(value, numbers) for value in self.operands]
+        if not all(given):
+            return {}
+        if not self.moves:
+            return evaluate.computed(self.node, self.operands, given, self.outputs)
+        found = {
+            one.array.tobytes(): one
+            for each in given
+            for one in _moved(each, evaluate.sizes(self.outputs))
+        }
+        alternatives = tuple(found.values())
+        complete = 0 < len(alternatives) <= _ALTERNATIVES
+        return dict.fromkeys(self.outputs, alternatives) if complete else {}
+
+
+def _moved(numbers: Numbers, sizes: Sequence[int | None]) -> Iterator[Number]:
+    """Yield the numbers that a selection of elements may consist of."""
+    for one in numbers:
+        uniform = one.uniform
+        if uniform is not None:
+            yield uniform
+        elif one.array.size <= _ROWS and all(size == 1 for size in sizes):
+            yield from (
+                Number(number.reshape(()), stretched=True)
+                for number in np.unique(one.array)
+            )
+
+
+class _Plan:
+    """The steps that compute numbers from constants.
+
+    Attributes:
+        steps: value -> the step that computes it.
+        sources: value -> the values that it is computed from.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.seeds = {*graph.constants.tensors, *_defaults(graph)}
+        self.steps = dict[int, _Step]()
+        self.sources = dict[int, Sequence[int]]()
+        facts = op_facts()
+        bounded = facts.moves_data - (facts.size_inputs.keys() - facts.views)
+        self.computing = facts.elementwise | bounded | facts.reduces_axes
+        for node in graph.order:
+            step = self._step(node)
+            if step is not None:
+                self._add(step)
+            if node.key in facts.repeats:
+                self._invariants(node)
+
+    def needed(self) -> list[_Step]:
+        """Return the steps that lead to floats, each after those that it depends on."""
+        types = self.graph.types
+        stack = [value for value in self.steps if types[value] in FLOAT_TENSORS]
+        marked = {*stack}
+        while stack:
+            for source in self.steps[stack.pop()].operands:
+                if source in self.steps and source not in marked:
+                    marked.add(source)
+                    stack.append(source)
+        steps = {
+            id(self.steps[value]): self.steps[value]
+            for value in self.steps
+            if value in marked
+        }
+        return list(steps.values())
+
+    def _is_known(self, value: int) -> bool:
+        return value in self.seeds or value in self.steps
+
+    def _add(self, step: _Step) -> None:
+        for value in step.outputs:
+            self.steps[value] = step
+            self.sources[value] = step.operands
+
+    def _step(self, node: Node) -> _Step | None:
+        """Return the step that a node is; None if it depends on more than constants."""
+        facts = op_facts()
+        outputs = tuple(node.writes)
+        if node.key in _MAKERS:
+            return _Step(node, (), outputs)
+        if node.key == "If":
+            return self._branches(node)
+        typing = facts.types_only.get(node.key, ())
+        read = tuple(
+            v
+            for port, v in enumerate(node.inputs)
+            if v != ABSENT and port not in typing
+        )
+        if node.key in self.computing and read and all(map(self._is_known, read)):
+            return _Step(node, read, outputs)
+        ports = (
+            facts.moved_inputs.get(node.key, ())
+            if node.key in facts.moves_data
+            else ()
+        )
+        moved = tuple(
+            v for port, v in enumerate(node.inputs) if port in ports and v != ABSENT
+        )
+        return (
+            _Step(node, moved, outputs, moves=True)
+            if moved and all(map(self._is_known, moved))
+            else None
+        )
+
+    def _branches(self, node: Node) -> _Step | None:
+        """Return the step of an If with constant results in both branches, or in all that it has."""
+        scopes = [self.graph.scopes[body] for _, body in node.bodies]
+        returned = list(zip(*(scope.outputs for scope in scopes), strict=False))
+        for position, values in enumerate(returned):
+            output = node.output(position)
+            if (
+                output != ABSENT
+                and ABSENT not in values
+                and all(map(self._is_known, values))
+            ):
+                self._add(_Step(node, tuple(values), (output,), moves=True))
+        return None
+
+    def _invariants(self, node: Node) -> None:
+        """Add the results of a loop that returns a state as it was passed in."""
+        graph = self.graph
+        for scope in (graph.scopes[body] for _, body in node.bodies):
+            sources = body_sources(node, len(scope.inputs))
+            leaving = dict(
+                zip(body_targets(node, len(scope.outputs)), scope.outputs, strict=True)
+            )
+            entering = dict(zip(sources, scope.inputs, strict=True))
+            for source, target in carried(graph, node):
+                inner = entering.get(source, ABSENT)
+                is_same = (
+                    inner != ABSENT
+                    and graph.passed_on(leaving.get(target, ABSENT)) == inner
+                )
+                given = node.input(source)
+                if is_same and given != ABSENT and self._is_known(given):
+                    outputs = tuple(
+                        v for v in (inner, node.output(target)) if v != ABSENT
+                    )
+                    self._add(_Step(node, (given,), outputs, moves=True))
+
+
+class Evaluator:
+    """Runs nodes on small constants, each distinct computation once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.defaults = _defaults(graph)
+        self.done = dict[object, Sequence[NDArray[Any]] | None]()
+
+    def numbers_of(self, value: int, numbers: Mapping[int, Numbers]) -> Numbers:
+        """Return the numbers that an operand may have, computed or stored; none if they are too many."""
+        if value in numbers:
+            return numbers[value]
+        tensor = self.graph.constants.tensors.get(value) or self.defaults.get(value)
+        if tensor is None:
+            return ()
+        array = _small(tensor, self.graph)
+        return () if array is None else (Number(array),)
+
+    def made(self, value: int) -> Numbers:
+        """Return the numbers of a Constant or ConstantOfShape; none of other values."""
+        maker = self.graph.producer(value, *_MAKERS)
+        number = None if maker is None else _made(maker, self.graph)
+        return () if number is None else (number,)
+
+    def sizes(self, values: Iterable[int]) -> list[int | None]:
+        """Return the number of elements of values; None if it is unknown."""
+        shapes = [self.graph.shapes[value] for value in values]
+        return [
+            None if shape is None or None in shape else elements(shape)
+            for shape in shapes
+        ]
+
+    def computed(
+        self,
+        node: Node,
+        operands: Sequence[int],
+        given: Sequence[Numbers],
+        outputs: Sequence[int],
+    ) -> dict[int, Numbers]:
+        """Return the results of a node for each combination of its operands."""
+        if node.key in _MAKERS:
+            number = _made(node, self.graph)
+            return {} if number is None else {outputs[0]: (number,)}
+        found: list[tuple[Number, ...]] = []
+        for chosen in islice(product(*given), _ALTERNATIVES):
+            by_value = dict(zip(operands, chosen, strict=True))
+            results = self._run(node, by_value)
+            if results is None:
+                return {}
+            found.append(results)
+        columns = zip(*found, strict=True)
+        return dict(zip(outputs, map(tuple, columns), strict=False))
+
+    def _run(
+        self, node: Node, by_value: Mapping[int, Number]
+    ) -> tuple[Number, ...] | None:
+        stretched = any(one.stretched for one in by_value.values())
+        if stretched and node.key not in op_facts().elementwise:
+            return None
+        arrays = [
+            self._array(node, port, by_value) for port in range(len(node.inputs))
+        ]
+        results = self.run(node, arrays)
+        return (
+            None
+            if results is None
+            else tuple(Number(array, stretched) for array in results)
+        )
+
+    def _array(
+        self, node: Node, port: int, by_value: Mapping[int, Number]
+    ) -> NDArray[Any] | None:
+        value = node.inputs[port]
+        if value in by_value:
+            return by_value[value].array
+        elem = elem_of(self.graph.types[value]) or TensorProto.FLOAT
+        return (
+            None
+            if value == ABSENT
+            else np.zeros((), helper.tensor_dtype_to_np_dtype(elem))
+        )
+
+    def run(
+        self, node: Node, arrays: Sequence[NDArray[Any] | None]
+    ) -> Sequence[NDArray[Any]] | None:
+        """Return the outputs of a node for these inputs, None standing for omitted ones; None if it cannot run."""
+        proto = node.proto
+        attributes = tuple(
+            item.SerializeToString(deterministic=True) for item in proto.attribute
+        )
+        given = tuple(
+            None if one is None else (one.dtype.str, one.shape, one.tobytes())
+            for one in arrays
+        )
+        key = proto.domain, proto.op_type, attributes, given, len(proto.output)
+        if key not in self.done:
+            self.done[key] = _evaluated(proto, arrays, self.graph.book.opsets)
+        return self.done[key]
+
+
+def _evaluated(
+    proto: NodeProto, arrays: Sequence[NDArray[Any] | None], opsets: Mapping[str, int]
+) -> Sequence[NDArray[Any]] | None:
+    """Return the outputs of a node as onnx's reference computes them; None if it cannot or they are large."""
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
+
+    feeds = {
+        name: array
+        for name, array in zip(proto.input, arrays, strict=True)
+        if array is not None
+    }
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(proto, opsets=dict(opsets)).run(None, feeds)
+    except Exception:  # noqa: BLE001 - whatever is wrong with the node, its result is not known then
+        return None
+    found = [np.asarray(one) for one in results]
+    is_small = all(one.size <= _MOST and one.dtype.kind != "O" for one in found)
+    return found if is_small else None
+
+
+def _made(node: Node, graph: Graph) -> Number | None:
+    """Return the numbers that a Constant or ConstantOfShape makes; None if they are many, or no numbers."""
+    proto = node.proto
+    if node.key == "ConstantOfShape":
+        held = attribute(proto, "value")
+        array = np.zeros(1, np.float32) if held is None else _small(held, graph)
+        return None if array is None else Number(array, stretched=True).uniform
+    for item in proto.attribute:
+        held = helper.get_attribute_value(item)
+        if item.name == "value":
+            array = _small(held, graph)
+            return None if array is None else Number(array)
+        if item.name in _TYPES:
+            array = np.asarray(held, _TYPES[item.name])
+            return Number(array) if array.size <= _MOST else None
+    return None
+
+
+_TYPES: Final[Mapping[str, type[np.generic]]] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
+"""Attributes of Constant that hold numbers, and their type."""
+
+
+def _small(tensor: TensorProto, graph: Graph) -> NDArray[Any] | None:
+    """Return the elements of a tensor; None if they are many, or no numbers."""
+    if prod(tensor.dims) > _MOST or tensor.data_type in (
+        TensorProto.STRING,
+        TensorProto.UNDEFINED,
+    ):
+        return None
+    try:
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        return (
+            read_array(tensor, graph.folder)
+            if is_external
+            else numpy_helper.to_array(tensor)
+        )
+    except (OnnxAmpError, ValueError, TypeError):
+        return None
+
+
+def _defaults(graph: Graph) -> dict[int, TensorProto]:
+    """Value -> the tensor that callers may override."""
+    main = graph.scopes[0]
+    tensors = ((main.names[tensor.name], tensor) for tensor in main.proto.initializer)
+    return {
+        value: tensor
+        for value, tensor in tensors
+        if graph.values[value].origin is Origin.DEFAULT
+    }
