@@ -5,11 +5,12 @@ Uses nothing but the standard library of Python 3.11 or later.
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from process_tree import run_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,12 +48,10 @@ class Environment(NamedTuple):
 
     def _create(self) -> None:
         print(f"Making {self.path.name} ...", file=sys.stderr)
-        command = [sys.executable, "-m", "venv", str(self.path)]
-        made = subprocess.run(command, check=False, capture_output=True, text=True)
-        if made.returncode:
-            sys.exit(
-                f"Cannot make a virtual environment (on Debian: apt install python3-venv).\n{made.stdout}{made.stderr}"
-            )
+        code = run_tree([sys.executable, "-m", "venv", str(self.path)], ROOT)
+        if code:
+            print("Cannot make a virtual environment (on Debian: apt install python3-venv).", file=sys.stderr)
+            sys.exit(code)
 
 
 USUAL = Environment(ROOT / ".venv")
@@ -61,7 +60,7 @@ ensure = USUAL.ensure
 
 
 def run(command: list[str]) -> None:
-    """Run a command in the repository's root; a failure ends the script with its exit code."""
-    code = subprocess.run(command, check=False, cwd=ROOT).returncode
+    """Run a command in the repository's root; a failure or a signal ends the script with its exit code."""
+    code = run_tree(command, ROOT)
     if code:
         sys.exit(code)

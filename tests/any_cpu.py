@@ -3,6 +3,7 @@
 import atexit
 import os
 import subprocess
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -25,11 +26,12 @@ def openvino_trouble() -> str | None:
             folder = TemporaryDirectory(prefix="onnxamp-")
             atexit.register(folder.cleanup)
             library = str(Path(folder.name, "any_cpu.so"))
-            subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(SOURCE), "-ldl"], check=True)
-            os.environ["ONNXAMP_PLUGIN"] = module.get_library_path()
+            plugin_path = f'-DPLUGIN="{module.get_library_path()}"'
+            subprocess.run(["cc", "-shared", "-fPIC", plugin_path, "-o", library, str(SOURCE), "-ldl"], check=True)
             module.get_library_path = lambda: library
             text = f"get_library_path = lambda: {library!r}\nget_ep_names = lambda: {module.get_ep_names()!r}\n"
             Path(folder.name, f"{module.__name__}.py").write_text(text)  # for processes that tests start
+            sys.path.insert(0, folder.name)  # multiprocessing hands it on to its processes in place of PYTHONPATH
             paths = (folder.name, os.environ.get("PYTHONPATH"))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         engine_called("openvino")

@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             engine_called("webgpu")
         except RuntimeFailure as failure:
             pytest.skip(str(failure))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The current folder of all tests: it is empty, and stays so. The clone may hold files that users wrote there."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with contextlib.chdir(folder):
+        yield
+    assert [path.name for path in folder.iterdir()] == [], "tests wrote into the current folder"
 
 
 @pytest.fixture

@@ -30,6 +30,11 @@ from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model, load_model
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._numerics.saturation import (
+    Saturation,
+    may_saturate,
+    saturation_of,
+)
 from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.engines import (
     BrowserEngine,
@@ -316,6 +321,7 @@ class _Loaded(NamedTuple):
     """In ONNX Runtime or in a browser."""
     facts: Bench
     timings: list[Timing]
+    saturation: Saturation | None
 
 
 @contextmanager
@@ -373,6 +379,8 @@ def _load(
     if engine.runs_pieces:
         disabled = optimizers_to_disable(proto, engine.provider)
         facts = replace(facts, disabled=disabled)
+    is_exact = not may_saturate(engine, proto)
+    saturation = None if is_exact else saturation_of(engine, path, given)
     del proto, graph
     if how.profile and engine.runs_pieces:
         # The nodes of a replayed graph are not visible.
@@ -397,7 +405,7 @@ def _load(
         assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
     facts = replace(facts, load=took, assigned=dict(assigned))
-    return _Loaded(takes, how, engine, session, facts, [])
+    return _Loaded(takes, how, engine, session, facts, [], saturation)
 
 
 def _time(
@@ -492,5 +500,12 @@ def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
         ),
         slower=tuple(slower),
         causes=tuple(cause for one in evidence for cause in find_causes(one)),
-        notes=tuple(note for note, holds in notes.items() if holds),
+        notes=(
+            *(note for note, holds in notes.items() if holds),
+            *(
+                model.saturation.note(model.facts.model)
+                for model in models
+                if model.saturation is not None
+            ),
+        ),
     )

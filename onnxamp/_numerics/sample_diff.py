@@ -27,6 +27,7 @@ from onnxamp._numerics.paired import (
 )
 from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
+from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
 from onnxamp._ops.facts import op_key
 from onnxamp._runtime.choices import Branch
@@ -171,9 +172,30 @@ class TwoModels(PairedSessions):
                 for text in _differences(value, result[name])
             ),
             rejected=None if accept is None or is_accepted else accept.name,
-            notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
+            notes=(
+                *nan_inputs(feeds),
+                *_left_to_cpu(self.result),
+                *(self._saturated(feeds, reference, result) if number == 0 else ()),
+            ),
             taken=tuple(sorted(flows[0].taken)),
         )
+
+    def _saturated(
+        self, feeds: Feeds, reference: Outputs, result: Outputs
+    ) -> Iterator[str]:
+        """Yield a sentence if int8 products of either model saturate in the sessions that users start."""
+        pairs = (
+            ("the reference", self.reference, reference),
+            ("the result", self.result, result),
+        )
+        for name, one, outputs in pairs:
+            model = one.model
+            if not may_saturate(one.engine, model.proto):
+                continue
+            source = model.path or model.proto
+            if found := saturation_of(one.engine, source, feeds, outputs):
+                yield found.note(name)
+                return  # the other is the same network
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
         """Return the facts that are known before anything runs."""

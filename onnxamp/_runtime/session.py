@@ -211,6 +211,7 @@ def make_session(
     record: bool = False,
     cuda_options: Mapping[str, str] | None = None,
     optimized_to: str | PathLike[str] | None = None,
+    exact_integers: bool = False,
 ) -> "ort.InferenceSession":
     """Return a session for a model. ONNX Runtime logs nothing; failures are raised.
 
@@ -228,6 +229,7 @@ def make_session(
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
         cuda_options: options of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for ONNX
             Runtime's defaults.
+        exact_integers: compute exact int8 products on CPUs where they would saturate; only with ``optimize``.
 
     Raises:
         ArgumentError: there is no such provider.
@@ -236,7 +238,11 @@ def make_session(
     """
     choose_provider(provider)
     options = session_options(
-        optimize=optimize, lean=lean, threads=threads, profile_to=profile_to
+        optimize=optimize,
+        lean=lean,
+        threads=threads,
+        profile_to=profile_to,
+        exact_integers=exact_integers,
     )
     if (
         not optimize

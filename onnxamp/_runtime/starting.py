@@ -213,6 +213,7 @@ def session_options(
     lean: bool = False,
     threads: int = 0,
     profile_to: str | PathLike[str] | None = None,
+    exact_integers: bool = False,
 ) -> "ort.SessionOptions":
     """Options that log nothing, as :func:`~onnxamp._runtime.session.make_session` describes them."""
     require_runtime()
@@ -233,6 +234,8 @@ def session_options(
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if exact_integers:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     for path in _LIBRARIES.get():
         options.register_custom_ops_library(path)
     if profile_to is not None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -124,7 +125,7 @@ def test_there_are_pages_to_run() -> None:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ())) for page in RUNNABLE]
 )
-def test_page(page: Path, checkout: Path) -> None:
+def test_page(page: Path, materials: Path, checkout: Path) -> None:
     """Commands and programs run from top to bottom, as a reader would run them, and print what the page shows."""
     printed = ""
     shown: list[tuple[int, str, str]] = []
@@ -144,6 +145,18 @@ def test_page(page: Path, checkout: Path) -> None:
     if REGENERATE:
         rewrite(page, shown)
     assert [VERSION.sub("", text) for _, text, _ in shown] == [VERSION.sub("", found) for *_, found in shown]
+    if page.stem == "README":
+        assert not_ignored(file.name for file in checkout.iterdir() if not (materials / file.name).exists()) == []
+
+
+def not_ignored(names: Iterable[str]) -> list[str]:
+    """Return the files that git would show as new if they lay in the repository's root."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return []
+    text = "".join(f"{name}\n" for name in names)
+    command = ["git", "check-ignore", "--no-index", "--stdin", "--verbose", "--non-matching"]
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    return [line.removeprefix("::\t") for line in done.stdout.splitlines() if line.startswith("::")]
 
 
 def unrun(page: Path) -> list[str]:
@@ -267,6 +280,15 @@ def test_the_readme_names_the_command_that_ci_runs() -> None:
     assert suite in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert demo == "python3 scripts/demo.py"
+
+
+def test_what_the_readme_names_is_ignored_by_git() -> None:
+    """Results of its commands; the models that they read are the user's."""
+    (readme,) = (page for page in PAGES if page.stem == "README")
+    text = readme.read_text(encoding="utf-8")
+    written = {*re.findall(r"(?:-o|--html) ([^\s`]+)", text), *re.findall(r"\.save\(\w+, \"(.+?)\"", text)}
+    assert written >= {"encoder_fp16.onnx", "report.html", "tuned.onnx"}
+    assert not_ignored(written) == []
 
 
 def test_the_module_is_the_command(checkout: Path) -> None:

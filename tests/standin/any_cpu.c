@@ -1,11 +1,10 @@
 /* onnxruntime-ep-openvino offers a CPU only where Intel made it, although OpenVINO runs on every x86-64
-   (microsoft/onnxruntime #31981). This library stands before the plugin, whose path is in ONNXAMP_PLUGIN, and shows it
+   (microsoft/onnxruntime #31981). This library stands before the plugin, whose path is compiled in as PLUGIN, and shows it
    any CPU as Intel's. The structures are the first fields of ONNX Runtime's OrtHardwareDevice and OrtEpFactory. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 enum { CPU = 0, INTEL = 0x8086, MOST = 16 };
 
@@ -22,7 +21,7 @@ static size_t known;
 
 static void *symbol(const char *name) {
   static void *plugin;
-  if (!plugin) plugin = dlopen(getenv("ONNXAMP_PLUGIN"), RTLD_NOW | RTLD_LOCAL);
+  if (!plugin) plugin = dlopen(PLUGIN, RTLD_NOW | RTLD_LOCAL);
   return dlsym(plugin, name);
 }
 
