@@ -1,14 +1,14 @@
-"""Folders of language models: what float16 and bfloat16 cost, and whether a thousand tokens are generated without NaN.
+"""Folders of language models: what float16 and bfloat16 cost.
 
 python benchmarks/language_models.py [--cache FOLDER] [--out FILE] [--only NAME ...] [--steps STEP ...] [--seconds S]
                                      [--builder PYTHON] [--optimum PYTHON]
 
 Four networks of random weights are exported for ONNX Runtime GenAI (by its model builder) and for transformers.js (by
 Optimum and ONNX Runtime's quantizer), in float32 and with weights of 4 bits (language_exports.py, which says what both
-Pythons need). Each step converts a folder or generates with it, and adds a row to the file at once. A step that the
+Pythons need). Each step converts a folder or compares its logits, and adds a row to the file at once. A step that the
 file has, measured with the same versions, is not repeated, so the benchmark continues where it stopped.
 
-Needs onnxamp[cpu,genai,text], and transformers.js and Chromium where tests find them.
+Needs onnxamp[cpu,text].
 """
 
 import argparse
@@ -33,22 +33,11 @@ from onnxamp import Prompts
 ROOT: Final = Path(__file__).resolve().parents[1]
 EXPORTS: Final = Path(__file__).with_name("language_exports.py")
 RESULTS: Final = ROOT / "benchmarks/results/language_models.json"
-PROGRAM: Final = ROOT / "tests" / "web.py"
-"""The command line where npm packages are found and Chromium has software Vulkan."""
 NETWORKS: Final = ("llama", "qwen", "gemma", "whisper")
 KINDS: Final = ("genai", "javascript")
 WEIGHTS: Final = ("float32", "int4")
-STEPS: Final = ("convert", "float16", "bfloat16", "engine", "generate", "browser", "speed")
-"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU;
-generate many tokens, also in a browser; time a few."""
-PROMPT = 8
-"""Tokens of a prompt."""
-MANY, FEW = 1000, 64
-"""Tokens to generate: to look for NaN, and to take times."""
-WHISPER_POSITIONS: Final = 448
-"""As many tokens as Whisper has places for."""
-LENGTHS: Final = {("whisper", "javascript"): "decoder_sequence_length"}
-"""What exporters call the length of a prompt, if not sequence_length."""
+STEPS: Final = ("convert", "float16", "bfloat16", "engine")
+"""Convert without options, and with prompts to a type; compare logits in ONNX Runtime as it computes on the CPU."""
 
 
 class CommandError(Exception):
@@ -70,15 +59,13 @@ class Step(NamedTuple):
 
 
 def steps(networks: tuple[str, ...], wanted: tuple[str, ...]) -> Iterator[Step]:
-    """All steps in order: transformers.js has neither bfloat16 nor, in GenAI's folders, a browser."""
+    """All steps in order: transformers.js has no bfloat16."""
     for network in networks:
         for kind in KINDS:
             for weights in WEIGHTS:
-                left_out = {"browser"} if kind == "genai" else {"bfloat16"}
-                if weights == "int4":
-                    left_out.add("bfloat16")
+                has_bfloat16 = kind == "genai" and weights == "float32"
                 for step in wanted:
-                    if step not in left_out:
+                    if step != "bfloat16" or has_bfloat16:
                         yield Step(network, kind, weights, step)
 
 
@@ -97,7 +84,7 @@ def called(*command: object) -> str:
 
 def reported(*arguments: object) -> dict[str, Any]:
     """What a command of onnxamp reports."""
-    report: dict[str, Any] = json.loads(called(sys.executable, PROGRAM, *arguments, "--format", "json"))
+    report: dict[str, Any] = json.loads(called(sys.executable, "-m", "onnxamp", *arguments, "--format", "json"))
     return report
 
 
@@ -159,18 +146,7 @@ def measured(step: Step, given: argparse.Namespace) -> dict[str, Any]:
         return {"models": list(converted(folder, target, "--prompts", texts, "--dtype", step.step))}
     if not low.exists():
         list(converted(folder, low))
-    if step.step == "engine":
-        return diverged(_decoder(folder), _decoder(low), given.cache / f"{step.network}.txt")
-    most = WHISPER_POSITIONS - PROMPT if step.network == "whisper" else MANY
-    count, seconds = (FEW, 4) if step.step == "speed" else (most, 0.1)
-    is_browser = step.step == "browser"
-    homes = (low,) if is_browser else (folder, low)  # software Vulkan is slow
-    length = LENGTHS.get((step.network, step.kind), "sequence_length")
-    report = reported(
-        "bench", *homes, "--tokens", count, "--seconds", seconds, "--threads", 1,
-        "--provider", "browser" if is_browser else "cpu", "--dim", f"{length}={PROMPT}",
-    )["report"]  # fmt: skip
-    return {"tokens": report["tokens"], "runs": [*map(_run, report["runs"])], "notes": report["notes"]}
+    return diverged(_decoder(folder), _decoder(low), given.cache / f"{step.network}.txt")
 
 
 def _decoder(folder: Path) -> Path:
@@ -213,26 +189,11 @@ def _logs(session: ort.InferenceSession, sample: Any) -> Any:
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def _run(run: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of the generation of a model on an engine."""
-    ratio = run["step_ratio"]
-    return {
-        "model": "low" if "-low/" in run["model"] else "original",
-        "runtime": run["runtime"],
-        "first": run["first"]["median"],
-        "per_second": run["decode"],
-        "times_original": ratio and ratio["value"],
-        "same": run["same"],
-        "nans": run["nans"],
-        "memory": run["memory"],
-    }
-
-
 def versions(given: argparse.Namespace) -> dict[str, str]:
     """The versions of everything that rows depend on, but the versions that rows name."""
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     found = {"Python": platform.python_version()}
-    found |= {name: version(name) for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-genai")}
+    found |= {name: version(name) for name in ("numpy", "onnx", "onnxruntime")}
     builder = called(given.builder, "-c", code, "onnxruntime-genai", "torch", "transformers").split()
     optimum = called(given.optimum, "-c", code, "optimum-onnx", "torch", "transformers").split()
     found["model builder"], found["Optimum"] = builder[0], optimum[0]

@@ -40,7 +40,7 @@ def tables(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "language-models", _kl(rows)
     for page, kind in (("genai", "genai"), ("transformers-js", "javascript")):
         yield page, _costs(rows, kind)
-        yield page, _speeds(rows, kind)
+        yield page, _engine(rows, kind)
     yield "encoder-decoders", _whisper(rows)
 
 
@@ -58,9 +58,6 @@ def broken(facts: Facts) -> Iterator[str]:
                 yield f"{where}: float32 nodes {model['float32']}"
         if row["step"] == "engine" and not row.get("unpacked", row["kl"]) <= KL:
             yield f"{where}: KL {row['kl']}"
-        for run in row.get("runs", ()):
-            if run["nans"]:
-                yield f"{where}: NaN in {run['runtime']}"
 
 
 def _table(heads: str, lines: list[list[str]]) -> str:
@@ -121,29 +118,15 @@ def _cost(model: Facts) -> list[str]:
     return [*numbers, f"{before:.1f} → {after:.1f}", str(model["same"]), sizes]
 
 
-def _speeds(rows: dict[Any, Facts], kind: str) -> str:
-    """Tokens per second, and what many tokens showed."""
-    lines = []
-    for name, title in TITLES.items():
-        for weights, types in (("float32", "float32 → float16"), ("int4", "int4 → q4f16")):
-            by, many = rows[name, kind, weights, "speed"]["runs"], rows[name, kind, weights, "generate"]
-            runtimes = list(dict.fromkeys(run["runtime"] for run in by))
-            rates = [
-                " → ".join(f"{run['per_second']:,.0f}" for run in by if run["runtime"] == runtime)
-                for runtime in runtimes
-            ]
-            same = next(run["same"] for run in many["runs"][::-1] if run["model"] == "low")
-            divergence = _number(rows[name, kind, weights, "engine"]["kl"])
-            cells = [divergence, *rates, f"{same} of {many['tokens']:,}"]
-            if kind == "javascript":
-                (run,) = rows[name, kind, weights, "browser"]["runs"]
-                cells.append(f"{rows[name, kind, weights, 'browser']['tokens']:,}, {run['nans']} NaN")
-            lines.append(["" if weights == "int4" else title, types, *cells])
-    own = "GenAI" if kind == "genai" else "transformers.js"
-    web = " | on WebGPU" if kind == "javascript" else ""
-    return _table(
-        f"network | types | KL, nats | ONNX Runtime, tokens per second | {own} | same tokens there{web}", lines
-    )
+def _engine(rows: dict[Any, Facts], kind: str) -> str:
+    """Divergence by ONNX Runtime's own kernels on the CPU."""
+    pairs = (("float32", "float32 → float16"), ("int4", "int4 → q4f16"))
+    lines = [
+        ["" if weights == "int4" else title, types, _number(rows[name, kind, weights, "engine"]["kl"])]
+        for name, title in TITLES.items()
+        for weights, types in pairs
+    ]
+    return _table("network | types | KL, nats", lines)
 
 
 def _number(value: float) -> str:

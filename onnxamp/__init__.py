@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from onnxamp._errors import OutputError as OutputError
     from onnxamp._errors import RuntimeFailure as RuntimeFailure
     from onnxamp._errors import SourceChangedError as SourceChangedError
-    from onnxamp._extract import Region as Region
-    from onnxamp._extract import save_region as save_region
-    from onnxamp._extract.around import extract_region as extract_region
     from onnxamp._job.folder import FolderReport as FolderReport
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
@@ -61,8 +58,6 @@ if TYPE_CHECKING:
     from onnxamp._numerics.results import RunCheck as RunCheck
     from onnxamp._ops.signature import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
-    from onnxamp._pipeline.runs import TunedPipeline as TunedPipeline
-    from onnxamp._pipeline.tune import tune_pipeline as tune_pipeline
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
     from onnxamp._runtime.decoder import Prompts as Prompts
@@ -120,8 +115,6 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RuntimeFailure",
         "SourceChangedError",
     ),
-    "_extract.around": ("extract_region",),
-    "_extract": ("Region", "save_region"),
     "_job.folder": ("FolderReport",),
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
@@ -130,8 +123,6 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
-    "_pipeline.runs": ("TunedPipeline",),
-    "_pipeline.tune": ("tune_pipeline",),
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
     "_runtime.decoder": ("Prompts",),

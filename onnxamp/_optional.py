@@ -37,8 +37,7 @@ def optional(name: str, needs: str = "") -> Any:
         MissingPackageError: its package is not installed.
     """
     room = rooms()[name]
-    if "package" in room:
-        require(room["package"], f"{needs} {room['title']}", room["extra"])
+    require(room["package"], f"{needs} {room['title']}", room["extra"])
     return import_module(room["module"])
 
 

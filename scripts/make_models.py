@@ -316,7 +316,7 @@ def vocoder() -> gs.Graph:
 
 MODELS = [classifier, encoder, decoder, unet, detector, recurrent]
 SPEECH = [text_encoder, acoustic, vocoder]
-"""The models of a pipeline, in a folder of their own."""
+"""Models that work together, in a folder of their own."""
 
 
 def main() -> None:

@@ -25,11 +25,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if trouble := openvino_trouble():
             pytest.skip(trouble)
-    if item.get_closest_marker("browser") is not None:
-        from web import browser_trouble
-
-        if trouble := browser_trouble():
-            pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
         from onnxamp._errors import RuntimeFailure
         from onnxamp._runtime.plugins import engine_called

@@ -15,7 +15,6 @@ from onnxamp._numerics.compare import compare
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.results import Cure, DiffReport, FirstBad, Judgement, LayerDiff, RunCheck, ValueCheck
 from onnxamp._options.options import Options
-from onnxamp._pipeline.runs import Trial, TunedMember, TunedPipeline
 from onnxamp._report.html import Page, conversion_page
 from onnxamp._tuning.results import Candidate, KeptNode, Tuned
 
@@ -170,20 +169,6 @@ def tuned(**changes: object) -> Tuned:
         "device": "A100", "times": "estimates for A100", "held": True,
     }  # fmt: skip
     return Tuned(**(facts | changes))
-
-
-def pipeline() -> TunedPipeline:
-    """A pipeline of two models: one is low, one broke."""
-    plan, trial = conversion().plan, Trial("encoder", "O2 float16", (), 4e-3, True, 20.0)
-    broken = Trial("decoder", "O2 float16", ("encoder",), inf, False, 80.0, "The function failed: ValueError.")
-    models = (
-        TunedMember("encoder", "e.onnx", None, plan, "O2 float16", 0, 1, 4e-3, 4e-3, 40.0, 20.0, 2000, 1000, 30),
-        TunedMember("decoder", "d.onnx", None, plan, "float32", 0, 12, None, 4e-3, 90.0, 90.0, 4000, 4000, 0),
-    )
-    return TunedPipeline(
-        models, ("encoder", "decoder"), Path("pipeline.toml"), None, "run.py:run", "", "lower", 1e-2, 7.0, 7.004, 4e-3,
-        True, 0.0, "CPU, emulated float16", None, "nothing was written", 4, 0, False, "A100", (trial, broken), (),
-    )  # fmt: skip
 
 
 def run_check(count: int = 30) -> RunCheck:

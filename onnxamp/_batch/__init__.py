@@ -82,10 +82,6 @@ class Kind:
             name for name in self.names if fnmatchcase(path.stem, name.pattern)
         )
 
-    def rank(self, path: Path) -> int:
-        """Return the position of a model's types among those of its network, from 0 for the most precise ones."""
-        return len(self.names) - 1 - self.names.index(self.name_of(path))
-
     def adapted(
         self, options: Options, given: Collection[str], model: Model
     ) -> Options:

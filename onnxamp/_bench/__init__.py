@@ -132,7 +132,7 @@ class BenchReport(Shown):
 
     Attributes:
         ran_on: "CUDA (name of the device)", "CPU", or the name of another engine and its device.
-        runtime: ONNX Runtime, or onnxruntime-web, and its version.
+        runtime: ONNX Runtime and its version.
         inputs: description of the inputs.
         models: one entry per model, the reference first.
         timings: one entry per model and batch size.
@@ -157,57 +157,4 @@ class BenchReport(Shown):
     profiled: int | None
     slower: tuple[str, ...]
     causes: tuple[Cause, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The measurements of a decoder that generated text greedily on one engine.
-
-    Attributes:
-        model: the path of the file.
-        runtime: the engine and its version.
-        load: seconds to load the model.
-        first: seconds from a prompt to its first token.
-        step: seconds per token after the first.
-        prefill, decode: prompt tokens read per second, and tokens generated per second after the first.
-        first_ratio, step_ratio: how many times as fast as the first model on that engine; None for the first model.
-        same: the number of tokens that agree with the first model there, up to the first difference after each prompt.
-        nans: the number of tokens of the first round that were chosen from logits with NaN.
-        memory: the peak memory of its process in bytes, including Python and the engine; in a browser, the bytes that
-            all of its processes use after the last round; None if the system does not report it.
-        device_memory: bytes of device memory that the model uses; None on the CPU.
-    """
-
-    model: str
-    runtime: str
-    load: float
-    first: Latency
-    step: Latency
-    prefill: float
-    decode: float
-    first_ratio: Ratio | None
-    step_ratio: Ratio | None
-    same: int
-    nans: int
-    memory: int | None
-    device_memory: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationReport:
-    """Decoders side by side, all after the same prompts.
-
-    Attributes:
-        ran_on: as for :class:`BenchReport`.
-        inputs: description of the prompts.
-        tokens: the number of tokens that each generated after all prompts together.
-        runs: one entry per model and engine, the reference first.
-        notes: remarks for interpreting the numbers.
-    """
-
-    ran_on: str
-    inputs: str
-    tokens: int
-    runs: tuple[Generation, ...]
     notes: tuple[str, ...]

@@ -37,7 +37,6 @@ from onnxamp._numerics.saturation import (
 )
 from onnxamp._paths import as_path, is_remote
 from onnxamp._runtime.engines import (
-    BrowserEngine,
     CudaEngine,
     Engine,
     choose_engine,
@@ -51,8 +50,6 @@ from onnxamp._runtime.session import (
     assigned_nodes,
     bind,
     make_session,
-    short_provider,
-    the_browser,
 )
 from onnxamp._runtime.starting import (
     disabled_sentence,
@@ -74,9 +71,6 @@ CPU_NOTE: Final = (
     "ONNX Runtime's CPU provider computes float16 in float32, between Casts of its own: these times say nothing about a"
     " GPU."
 )
-_BROWSER_NOTE: Final = (
-    "Times in a browser include reading outputs back. There are no times per op."
-)
 _UNTOLD_NOTE: Final = (
     "The engine reports no kernel times, so times per op are left out."
 )
@@ -96,7 +90,7 @@ class BenchOptions:
         threads: CPU: threads per operator; 0 leaves the choice to ONNX Runtime.
         provider: where this model runs; None for the common provider.
         seconds: how long to time each model at each batch size.
-        profile: also profile each model: time per op, memory, and causes of slowness; not in a browser.
+        profile: also profile each model: time per op, memory, and causes of slowness.
 
     Example:
         >>> from onnxamp import BenchOptions
@@ -139,8 +133,8 @@ def bench_models(
     Args:
         models: one or more, as ModelProto or path. The first is the reference. The others must accept its inputs,
             with floats in their own types, and are compared with it.
-        provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser"; None for CUDA if there
-            is a device. A session never falls back to the CPU as a whole.
+        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
+            device. A session never falls back to the CPU as a whole.
         batches: sizes of the first dimension of the inputs; () for the inputs as given.
         dims: sizes of named dimensions of random inputs.
         feeds: arrays by input name, instead of random inputs; excludes ``batches``.
@@ -167,7 +161,7 @@ def bench_models(
     """
     if not models:
         raise ArgumentError("There is no model to time.")
-    chosen = choose_engine(provider, whole=True)
+    chosen = choose_engine(provider)
     if isinstance(options, BenchOptions | None):
         options = [options or BenchOptions()] * len(models)
     each = list(options)
@@ -176,8 +170,7 @@ def bench_models(
             f"Options are given for {len(each)} models, but there are {len(models)} models."
         )
     places = [
-        chosen if one.provider is None else choose_engine(one.provider, whole=True)
-        for one in each
+        chosen if one.provider is None else choose_engine(one.provider) for one in each
     ]
     if any(
         one.cuda_graph and not isinstance(place, CudaEngine)
@@ -318,7 +311,6 @@ class _Loaded(NamedTuple):
     how: BenchOptions
     engine: Engine
     session: Any
-    """In ONNX Runtime or in a browser."""
     facts: Bench
     timings: list[Timing]
     saturation: Saturation | None
@@ -376,33 +368,25 @@ def _load(
         raise ArgumentError(
             f"{label} does not accept the inputs of the first model: {error}"
         ) from None
-    if engine.runs_pieces:
-        disabled = optimizers_to_disable(proto, engine.provider)
-        facts = replace(facts, disabled=disabled)
+    disabled = optimizers_to_disable(proto, engine.provider)
+    facts = replace(facts, disabled=disabled)
     is_exact = not may_saturate(engine, proto)
     saturation = None if is_exact else saturation_of(engine, path, given)
     del proto, graph
-    if how.profile and engine.runs_pieces:
+    if how.profile:
         # The nodes of a replayed graph are not visible.
         plain = cuda_options | {"enable_cuda_graph": "0"}
         seen = profile(path, given, engine.provider, plain, how.threads)
         facts = replace(facts, **seen._asdict())
     start = clock()
-    session: Any
-    if isinstance(engine, BrowserEngine):
-        session = the_browser().open(path)
-        assigned = Counter(
-            {short_provider(name): nodes for name, nodes in session.assigned.items()}
-        )
-    else:
-        session = make_session(
-            path,
-            engine.provider,
-            threads=how.threads,
-            record=True,
-            cuda_options=cuda_options,
-        )
-        assigned = Counter(provider for provider, *_ in assigned_nodes(session))
+    session = make_session(
+        path,
+        engine.provider,
+        threads=how.threads,
+        record=True,
+        cuda_options=cuda_options,
+    )
+    assigned = Counter(provider for provider, *_ in assigned_nodes(session))
     took = clock() - start
     facts = replace(facts, load=took, assigned=dict(assigned))
     return _Loaded(takes, how, engine, session, facts, [], saturation)
@@ -441,30 +425,20 @@ def _time(
 def _ready(
     model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
 ) -> Timed:
-    """Run the model once, and return it with its inputs; in a browser, it is timed there."""
-    if isinstance(model.engine, BrowserEngine):
-        model.session.feed(feeds)
-        timer: Timed = model.session.time
-        timer(1)
-        return timer
+    """Run the model once, and return it with its inputs."""
     return timed(
         bind(model.session, feeds, number if model.how.cuda_graph else None), clock
     )
 
 
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
-    in_pages = [model for model in models if not model.engine.runs_pieces]
-    elsewhere = [model for model in models if model.engine.runs_pieces]
-    ran = {
-        model.engine.place: model.engine.runtime for model in (*elsewhere, *in_pages)
-    }
+    ran = {model.engine.title: model.engine.runtime for model in models}
     emulated = any(
         model.facts.lowest != "float32" and model.engine.emulates for model in models
     )
     notes = {
         CPU_NOTE: emulated,
         _SOFTWARE_NOTE: any(", software" in name for name in ran),
-        _BROWSER_NOTE: in_pages,
         _UNTOLD_NOTE: any(
             row.seconds is None for model in models for row in model.facts.ops
         ),

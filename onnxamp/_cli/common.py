@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import numpy as np
@@ -289,17 +289,12 @@ def target_of_engine(given: Given, target: str) -> str:
     """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
     none.
     """
-    from onnxamp._runtime.session import BROWSER, is_plugin  # noqa: PLC0415 - only what runs models needs it
+    from onnxamp._runtime.session import is_plugin  # noqa: PLC0415 - only what runs models needs it
 
     engine = (given.provider or "cpu").partition(":")[0]
-    engine = _OF_BROWSER if engine == BROWSER else engine
     asked = "target" in typed_options()
-    own = engine == _OF_BROWSER or (is_plugin(engine) and engine in targets())
+    own = is_plugin(engine) and engine in targets()
     return target if asked or not own or device_of(target) == engine else engine
-
-
-_OF_BROWSER: Final = "webgpu"
-"""The engine that runs models in a browser."""
 
 
 def unlike_target(given: Given, target: str) -> list[str]:

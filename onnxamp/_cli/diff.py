@@ -101,7 +101,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
 
 def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffReport:
     layers = given.layers or bool(given.html)
-    provider = choose_provider(given.provider, whole=not layers)
+    provider = choose_provider(given.provider)
     comparison = Comparison.of(
         original,
         Run(provider=provider, budget=given.budget),
@@ -154,14 +154,6 @@ def _cure(
         else f"--target {target} converts for what {target} has. "
     )
     advice += other_ways(target, report.lowest)
-    if not comparison.engine.runs_pieces:  # cures are found by layers
-        return Cure(
-            "",
-            (),
-            f"No fix was tried in the browser. {advice}",
-            confirmed=False,
-            trials=0,
-        )
     recipe = Recipe(
         Options(dtype=report.lowest, target=target), sampling_arguments(given)
     )

@@ -9,7 +9,6 @@ COMMANDS: Final = {
     "tune": "Convert as much of MODEL as its measured accuracy allows.",
     "diff": "Run REFERENCE and RESULT on the same inputs, and compare outputs.",
     "check": "Find overflow, missing kernels and hazards in MODELS.",
-    "extract": "Cut the region around a node out of MODEL, with its inputs.",
     "bench": "Time MODELS side by side on the same inputs, and explain slowdowns.",
     "train": "Train MODEL in mixed precision, and write the trained model.",
     "inspect": "Show what is in MODEL, what each level would do, and why.",

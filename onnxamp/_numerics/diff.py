@@ -50,7 +50,7 @@ from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
 from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, further
-from onnxamp._runtime.session import Provider, choose_provider
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 from onnxamp._state import Facts, Part, StateLike, opened
@@ -108,8 +108,8 @@ def diff_models(
             if one holds bfloat16.
         tolerance: the largest relative L2 error, in the forms of ``diff --tolerance``: a number, numbers by output, or
             texts such as "NAME=0.01". It is added to the ``limits`` of other metrics.
-        provider: "cuda", "cpu", "webgpu", the package of another plugin provider, or "browser", which compares no
-            layers; None for CUDA if there is a device.
+        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
+            device.
         whole: run each model in one session. None means True except on the CPU, where that is only possible for float32
             models.
         budget: bytes of values and weights to hold at a time, in addition to the models.
@@ -167,7 +167,7 @@ def diff_models(
             engines=(target, provider),
         )
 
-    engine = choose_engine(provider, whole=not layers and whole is not False)
+    engine = choose_engine(provider)
     run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
     comparison = Comparison.of(
         one,
@@ -235,7 +235,7 @@ class Comparison:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
             beyond: as for the class.
         """
-        engine = choose_engine(run.provider, whole=whole is not False)
+        engine = choose_engine(run.provider)
         limits = limits or Limits()
         limits.check(entry.name for entry in reference.proto.graph.output)
         if engine.emulates:
@@ -298,8 +298,6 @@ class Comparison:
             activity: a description for progress reports.
             seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
-        if layers:
-            choose_provider(self.engine.provider)  # one that runs pieces
         other = result_on(self.engine, result, self.reference, whole=self.whole)
         state = self.run.state
         part = None
@@ -332,8 +330,7 @@ class Comparison:
             return self.compare(
                 result, layers=layers, activity=activity, seconds=seconds
             )
-        is_open = layers is None and self.engine.runs_pieces
-        if is_open and not report.passed and report.outputs:
+        if layers is None and not report.passed and report.outputs:
             until = monotonic() + seconds
             thorough = replace(probe, layers=True, generates=0)
             deep = self._judged(

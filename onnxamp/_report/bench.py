@@ -1,14 +1,11 @@
 """Report of a benchmark."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from onnxamp._bench import (
     Bench,
     BenchReport,
     Cause,
-    Generation,
-    GenerationReport,
     OpTime,
     Ratio,
     Timing,
@@ -197,64 +194,3 @@ def _ran(row: OpTime | None) -> str:
         if row.seconds is None
         else f"{row.seconds * 1e3:.3f} ×{row.nodes}"
     )
-
-
-def generation_report(report: GenerationReport) -> Report:
-    """Decoders that generated text, the others compared with the first."""
-    rows = (_generation(one, report.tokens) for one in report.runs)
-    return Report(
-        "bench, generation",
-        _generated(report),
-        (),
-        (report.ran_on, report.inputs),
-        tuple(map(_generation_figure, report.runs)),
-        sections=(
-            section("Generation", table("generation", rows)),
-            section(
-                "NaN",
-                (
-                    Item(
-                        f"{one.model} on {one.runtime}: {one.nans:,} tokens were chosen from logits with NaN.",
-                        Level.WARNING,
-                    )
-                    for one in report.runs
-                    if one.nans
-                ),
-            ),
-            section("Notes", notes((_MEMORY, *report.notes))),
-        ),
-    )
-
-
-def _generated(report: GenerationReport) -> Verdict:
-    wrong = dict.fromkeys(one.model for one in report.runs if one.nans)
-    if wrong:
-        return Verdict(Status.FAILED, f"{', '.join(wrong)}: logits hold NaN.")
-    return Verdict(Status.PASSED, "The models generated text.")
-
-
-_MEMORY: Final = (
-    "Memory is the peak of a process, including Python or Node, the engine, and the files that it maps. For a browser, it"
-    " is the memory of all its processes at the end."
-)
-
-
-def _generation(one: Generation, tokens: int) -> tuple[str, ...]:
-    return (
-        one.model,
-        one.runtime,
-        f"{one.load:.2f}",
-        f"{one.first.median * 1e3:.1f}",
-        f"{one.prefill:.0f}",
-        f"{one.decode:.1f}",
-        _with_interval(one.step_ratio),
-        f"{one.same:,} of {tokens:,}",
-        _size(one.memory),
-        _size(one.device_memory),
-    )
-
-
-def _generation_figure(one: Generation) -> Figure:
-    value = f"{one.decode:.1f} per s"
-    told = f"{one.model}; first token after {one.first.median * 1e3:.1f} ms"
-    return Figure(f"tokens, {one.runtime}", value, told, f"{value} ({one.runtime})")

@@ -1,10 +1,8 @@
-"""Reports of tuning a model (the candidates, the nodes that stay in float32 with reasons, and the effort), and a
-pipeline (the choice of each model, the trials, and the effort).
-"""
+"""Reports of tuning: the candidates, the nodes that stay in float32 with reasons, and the effort."""
 
 from collections import Counter
 from collections.abc import Iterator
-from math import inf, isfinite, log10
+from math import inf, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +41,7 @@ from onnxamp._state import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 
 if TYPE_CHECKING:
-    from onnxamp._pipeline.runs import TunedMember, TunedPipeline
+    pass
 
 _OPS: Final = 6
 """Op types that an item names."""
@@ -411,164 +409,3 @@ def tuning_facts(
     verdict = Status.of(tuned.held)
     found = {"verdict": verdict, "tuning": facts, "comparison": compared}
     return conversion_data(made) | found
-
-
-def pipeline_report(tuned: "TunedPipeline", *, state: Path | None = None) -> Report:
-    """Return the report of tuning a pipeline; ``state`` is the file that its measurements are in."""
-    paths = (tuned.source, tuned.output)
-    told = "--state FILE saves the measurements, so that a later run can continue."
-    return Report(
-        "tune pipeline",
-        _pipeline_verdict(tuned),
-        tuple(str(path) for path in paths if path is not None),
-        (tuned.ran_on, tuned.function),
-        _pipeline_figures(tuned),
-        (
-            section(
-                "Models", _pipeline_models(tuned), hint(_TIMES.format(tuned.device))
-            ),
-            section("Kept float32", _kept_models(tuned)),
-            section("Tried", _pipeline_trials(tuned)),
-            section("Effort", notes(_pipeline_effort(tuned))),
-        ),
-        () if state or not tuned.stopped else (Step(told),),
-    )
-
-
-def pipeline_facts(tuned: "TunedPipeline") -> dict[str, Any]:
-    """Return it in JSON's types, without the decision about each node, which plans contain."""
-    facts = as_data(tuned)
-    for model in facts["models"]:
-        del model["plan"]
-    return {"verdict": Status.of(tuned.held), **facts}
-
-
-def _compared(tuned: "TunedPipeline") -> str:
-    """Return the final measurement and the tolerance."""
-    if tuned.metric:
-        return f"{tuned.metric} is {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
-    value = "nothing" if tuned.value is None else f"{tuned.value:.6g}"
-    return (
-        f"{tuned.function} returns {value}, in float32 {tuned.reference:.6g} ({tuned.better} is better): worse by"
-        f" {number(tuned.error)}; the tolerance is {tuned.tolerance:.3g} for all models together."
-    )
-
-
-def _pipeline_verdict(tuned: "TunedPipeline") -> Verdict:
-    low = [model for model in tuned.models if not model.is_float32]
-    status = Status.of(tuned.held)
-    text = _compared(tuned)
-    if not tuned.held:
-        return Verdict(status, "The pipeline does not meet the tolerance.", (text,))
-    if not low:
-        sentence = "Nothing was converted: no model can be in low precision within the tolerance."
-        return Verdict(status, sentence, (_why_nothing(tuned), text))
-    kept = len(tuned.models) - len(low)
-    sentence = f"The tolerance is met with {len(low)} of {count(len(tuned.models), 'model')} in low precision"
-    sentence += ", 1 model stays float32." if kept == 1 else "."
-    return Verdict(status, sentence, (text,))
-
-
-def _why_nothing(tuned: "TunedPipeline") -> str:
-    """Why no model is low: the choice that missed by the least, alone, if there is one."""
-    if not tuned.trials:
-        return "Every choice in low precision is slower than float32: --allow-slower accepts slower ones."
-    able = [
-        trial for trial in tuned.trials if not trial.others and isfinite(trial.error)
-    ]
-    if not able:
-        return "Every choice broke the pipeline: the table below says how."
-    nearest = min(able, key=lambda trial: trial.error)
-    return (
-        f"The nearest is {nearest.model} at {nearest.choice}, worse by {number(nearest.error)}:"
-        f" --tolerance {_UP * nearest.error:.2g} accepts it."
-    )
-
-
-def _pipeline_figures(tuned: "TunedPipeline") -> tuple[Figure, ...]:
-    label = tuned.metric or "worse by"
-    error = number(tuned.error)
-    faster = speedup_text(tuned.time_before, tuned.time)
-    before = sum(model.weights_before for model in tuned.models)
-    weights = f"{size(before)} → {size(sum(model.weights for model in tuned.models))}"
-    return (
-        Figure(label, error, f"tolerance {tuned.tolerance:.3g}", f"{label} {error}"),
-        Figure(
-            "speed-up", faster, f"estimates for {tuned.device}", f"speed-up {faster}"
-        ),
-        Figure("weights", weights, "", f"weights {weights}"),
-    )
-
-
-def _pipeline_models(tuned: "TunedPipeline") -> Table:
-    rows = (
-        _pipeline_model(place, tuned[name])
-        for place, name in enumerate(tuned.order, 1)
-    )
-    return table("pipeline-models", rows)
-
-
-def _pipeline_model(place: int, model: "TunedMember") -> Row:
-    cells = (
-        str(place),
-        model.name,
-        model.choice,
-        "" if model.alone is None else number(model.alone),
-        number(model.error),
-        time_text(model.time),
-        speedup_text(model.time_before, model.time),
-        f"{model.calls:,}",
-        f"{model.nodes:,}",
-        f"{model.exponents:,}" if model.exponents else "",
-        f"{size(model.weights_before)} → {size(model.weights)}",
-    )
-    return Row(cells, is_strong=not model.is_float32)
-
-
-def _kept_models(tuned: "TunedPipeline") -> Iterator[Item]:
-    """Why models stay float32."""
-    for model in (model for model in tuned.models if model.is_float32):
-        missed = [
-            one for one in tuned.trials if one.model == model.name and not one.held
-        ]
-        nearest = min(missed, key=lambda one: one.error, default=None)
-        if nearest is None:
-            text = "nothing is faster or smaller"
-            if tuned.stopped:
-                text = "nothing was tried, because the search was over"
-        elif nearest.error == inf:
-            why = f": {nearest.failure}" if nearest.failure else ""
-            text = f"every choice breaks the pipeline, {nearest.choice} as well{why}"
-        else:
-            beside = f" beside {', '.join(nearest.others)}" if nearest.others else ""
-            text = f"the nearest choice, {nearest.choice}{beside}, makes it worse by {number(nearest.error)}"
-        yield Item(f"{text.rstrip('.')}.", label=model.name)
-
-
-def _pipeline_trials(tuned: "TunedPipeline") -> Table:
-    rows = []
-    for one in tuned.trials:
-        beside = ", ".join(one.others)
-        time = time_text(one.time)
-        cells = (one.model, one.choice, beside, number(one.error), time)
-        rows.append(Row(cells, Status.of(one.held), one.failure))
-    return table("trials", rows)
-
-
-def _pipeline_effort(tuned: "TunedPipeline") -> Iterator[str]:
-    recalled = (
-        f", {tuned.recalled:,} taken from the state file" if tuned.recalled else ""
-    )
-    yield f"{count(tuned.runs + 1, 'run')} of the pipeline{recalled} ({tuned.ran_on})."
-    if tuned.stopped:
-        yield "The search reached its limit of time or runs: --search-time and --runs raise it."
-    if tuned.noise:
-        yield f"Run twice in float32, the pipeline differs from itself by {tuned.noise:.2g}."
-    if tuned.written_error is not None:
-        yield f"As written, in sessions of ONNX Runtime, it is worse than in float32 by {number(tuned.written_error)}."
-    elif any(model.target for model in tuned.models):
-        yield f"The written models load, but did not run: {tuned.note}."
-    saved = sum(model.weights_before - model.weights for model in tuned.models)
-    if tuned.time > tuned.time_before and saved > 0:
-        before = sum(model.weights_before for model in tuned.models)
-        yield f"By the estimate it is slower than float32; weights are {percent(saved, before)} smaller."

@@ -44,7 +44,6 @@ _VIEWS: Final[Mapping[str, _View]] = {
     ),
     "RunCheck": _View("check", "run_report", ("values",)),
     "Audit": _View("check", "check_report", ("nodes", "findings", "scales")),
-    "TunedPipeline": _View("tuning", "pipeline_report", ("models", "trials")),
     "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
     "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),
     "FolderReport": _View("batch", "batch_report", ("rows",)),

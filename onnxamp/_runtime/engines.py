@@ -1,4 +1,4 @@
-"""Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision, and a browser.
+"""Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision.
 
 A model on an engine is a :class:`Session`. It runs whole, in one optimized session, as in production; or piece by
 piece, so that all of its values can be observed.
@@ -24,13 +24,11 @@ from onnxamp._runtime.parts import joined_parts
 from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
-    BROWSER,
     Provider,
     assigned_nodes,
     choose_provider,
     make_session,
     run,
-    the_browser,
 )
 from onnxamp._runtime.values import Feeds, as_typed, check_inputs
 
@@ -52,11 +50,10 @@ class Engine(ABC):
     """An engine runs models. Code asks it about everything in which engines differ.
 
     Attributes:
-        provider: the provider of ONNX Runtime, or the browser.
+        provider: the provider of ONNX Runtime.
         emulates: compute low precision in float32 with explicit rounding.
         arithmetic: the target whose float16 sums emulations show; None for float32 sums.
         is_reference: whether the float32 reference also runs here.
-        runs_pieces: whether single nodes can run, so that their values and times can be observed.
         gpus: GPUs of a cluster that a worker takes.
     """
 
@@ -65,7 +62,6 @@ class Engine(ABC):
     arithmetic: Profile | None = None
 
     is_reference: ClassVar[bool] = True
-    runs_pieces: ClassVar[bool] = True
     gpus: ClassVar[int] = 0
 
     @property
@@ -90,21 +86,11 @@ class Engine(ABC):
         return self if self.is_reference else CpuEngine("cpu", emulates=True)
 
     @property
-    def place(self) -> str:
-        """The name beside that of the runtime."""
-        return self.title
-
-    @property
     def runtime(self) -> str:
         """The name of the engine, with its version."""
         import onnxruntime as ort  # noqa: PLC0415 - costs 0.1 s
 
         return f"onnxruntime {ort.__version__}"
-
-    @property
-    def piece_provider(self) -> Provider:
-        """The provider of sessions that run pieces, and the conditions of branches."""
-        return self.provider
 
     def open(
         self,
@@ -180,50 +166,9 @@ class PluginEngine(Engine):
         return engine_called(self.provider).name
 
 
-class BrowserEngine(Engine):
-    """A browser, which runs ONNX Runtime's provider of WebGPU, and whole models alone."""
-
-    __slots__ = ()
-    is_reference = False
-    runs_pieces = False
-
-    @property
-    def title(self) -> str:
-        """As :attr:`Engine.title`."""
-        return f"{self.place} with {self.runtime}"
-
-    @property
-    def place(self) -> str:
-        """As :attr:`Engine.place`."""
-        return the_browser().name
-
-    @property
-    def runtime(self) -> str:
-        """As :attr:`Engine.runtime`."""
-        return the_browser().runtime
-
-    @property
-    def piece_provider(self) -> Provider:
-        """As :attr:`Engine.piece_provider`: models for a browser are analyzed on the CPU."""
-        return "cpu"
-
-    def load(self, model: ModelFile) -> Any:
-        """As :meth:`Engine.load`."""
-        return the_browser().open(model)
-
-    def run(self, loaded: Any, feeds: Feeds) -> dict[str, Any]:
-        """As :meth:`Engine.run`."""
-        return dict(loaded.run(feeds))
-
-    def left_to_cpu(self, loaded: Any) -> Counter[str]:
-        """As :meth:`Engine.left_to_cpu`."""
-        return Counter(loaded.left)
-
-
 _ENGINES: Final[Mapping[Provider, type[Engine]]] = {
     "cpu": CpuEngine,
     "cuda": CudaEngine,
-    BROWSER: BrowserEngine,
 }
 
 
@@ -238,9 +183,9 @@ def engine_on(provider: Provider, *, emulates: bool | None = None) -> Engine:
     return kind(provider, kind is CpuEngine if emulates is None else emulates)
 
 
-def choose_engine(provider: Provider | None, *, whole: bool = False) -> Engine:
+def choose_engine(provider: Provider | None) -> Engine:
     """Return the engine on a provider that can be used here; arguments and errors as :func:`choose_provider`."""
-    return engine_on(choose_provider(provider, whole=whole))
+    return engine_on(choose_provider(provider))
 
 
 @dataclass(slots=True)
@@ -318,13 +263,13 @@ class Session:
             self.model.folder,
             feeds,
             emulated=self.engine.emulates,
-            provider=self.engine.piece_provider,
+            provider=self.engine.provider,
             before=before,
             arithmetic=self.engine.arithmetic,
             forced=self.forced,
         )
         if self._executor is None or flow is not before:
-            self._executor = Executor(flow, self.engine.piece_provider)
+            self._executor = Executor(flow, self.engine.provider)
         self._prepared = feeds
         return self._executor
 

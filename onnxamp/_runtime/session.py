@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._optional import optional, require_runtime
+from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import (
     device_present,
     engine_called,
@@ -52,13 +52,11 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = str
 """The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
-"webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"); or "browser",
-which runs whole models alone (the optional room "browser"). Nodes without a kernel on the device run on the CPU."""
+"webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"). Nodes without a
+kernel on the device run on the CPU."""
 
 BUILT_IN: Final = ("cuda", "cpu")
 """Providers that are no plugins."""
-BROWSER: Final = "browser"
-"""The provider that runs models in a browser."""
 
 ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
 """ONNX Runtime's providers by name, each with its options."""
@@ -78,30 +76,20 @@ def cuda_available() -> bool:
     return cuda_trouble() is None
 
 
-def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider:
+def choose_provider(wanted: Provider | None) -> Provider:
     """Return the wanted provider if it can be used here; for None, CUDA if it can be used, else the CPU.
 
-    With ``whole``, models run as a whole, as a browser requires.
-
     Raises:
-        ArgumentError: there is no such provider, or it is a browser, and models run piece by piece.
+        ArgumentError: there is no such provider.
         RuntimeFailure: the provider cannot be used; the message says why.
         MissingPackageError: ONNX Runtime is not installed.
     """
-    if wanted != BROWSER:
-        require_runtime()
+    require_runtime()
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
-    if wanted == BROWSER:
-        if not whole:
-            raise ArgumentError(
-                "A browser runs only whole models, which is enough for bench and diff. For everything else, use"
-                " --provider webgpu, which computes the same."
-            )
-        the_browser()
-    elif wanted not in BUILT_IN:
+    if wanted not in BUILT_IN:
         if plugin_called(split_hint(wanted)[0]) is None:
-            known = ", ".join((*BUILT_IN, *plugins(), BROWSER))
+            known = ", ".join((*BUILT_IN, *plugins()))
             raise ArgumentError(
                 f"Unknown provider {wanted!r}: choose one of {known}, or the package of a plugin provider of ONNX"
                 " Runtime, such as onnxruntime-ep-webgpu."
@@ -114,33 +102,8 @@ def choose_provider(wanted: Provider | None, *, whole: bool = False) -> Provider
     return wanted
 
 
-class Browser(Protocol):
-    """A browser that runs whole models: its name in reports, and the engine in it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def runtime(self) -> str: ...
-
-    def open(self, model: ModelProto | str | PathLike[str]) -> Any:
-        """Return a session of a model."""
-
-
-def the_browser() -> Browser:
-    """Return the browser of this process. Only this function loads the browser.
-
-    Raises:
-        RuntimeFailure: Chromium or onnxruntime-web is missing, or there is no WebGPU.
-    """
-    browser: Browser = optional("browser").open_browser()
-    return browser
-
-
 def is_plugin(provider: Provider) -> bool:
-    """Return whether the provider computes low precision itself, but not the reference to compare with. So does a
-    browser, which runs ONNX Runtime's provider of WebGPU.
-    """
+    """Return whether the provider computes low precision itself, but not the reference to compare with."""
     return provider not in BUILT_IN
 
 

@@ -183,7 +183,6 @@ def test_names_that_folding_removes_are_no_mistake() -> None:
 @pytest.mark.parametrize("command", [
     ("convert", "model.onnx"), ("convert", "model.onnx", "--no-validate"), ("check", "model.onnx", "--static"),
     ("check", "model.onnx"), ("diff", "model.onnx", "model.onnx"), ("tune", "model.onnx"), ("bench", "model.onnx"),
-    ("extract", "model.onnx", "--around", ".*MatMul_1"),
 ])  # fmt: skip
 def test_dimensions_that_the_inputs_lack_are_wrong_usage(command: tuple[str, ...]) -> None:
     named()
@@ -197,7 +196,6 @@ def test_other_names_that_match_nothing_are_wrong_usage() -> None:
     for arguments, said in {
         ("diff", "model.onnx", "model.onnx", "--atol", "logit=1"): "Did you mean 'logits'?",
         ("check", "model.onnx", "--skip-op", "Convv"): "Did you mean 'Conv'?",
-        ("extract", "model.onnx", "--around", "stem/con"): "similar names are 'stem/conv'",
     }.items():
         result = run(*arguments)
         assert result.exit_code == 2, arguments
@@ -513,11 +511,10 @@ def test_an_output_in_no_folder() -> None:
     assert tuned.exit_code == 0, tuned.output
     assert run("diff", model, "a/b/low.onnx", "--save", "g/diff.json", "--html", "h/page.html").exit_code == 0
     assert run("check", model, "--html", "i/page.html", "--state", "j/state").exit_code == 0
-    assert run("extract", model, "--around", "first", "-o", "k/region.onnx").exit_code == 0
-    assert run("view", model, "-o", "l/page.html").exit_code == 0
+    assert run("view", model, "-o", "k/page.html").exit_code == 0
     written = (
         "a/b/low.onnx c/page.html d/plan.json e/low.onnx f/state.json g/diff.json h/page.html i/page.html j/state"
-        " k/region.onnx k/region.npz l/page.html"
+        " k/page.html"
     )
     assert [name for name in written.split() if not Path(name).is_file()] == []
 
@@ -547,7 +544,6 @@ def test_an_output_in_what_is_no_folder() -> None:
         ("check", "--html", "others.data"),
         ("diff", "other.onnx", "--save", "others.data"),
         ("view", "-o", "others.data"),
-        ("extract", "--around", "first", "-o", "others.data"),
     ],
     ids=" ".join,
 )

@@ -153,12 +153,11 @@ class TestMissingFiles:
                 wrong("nothing.onnx")
             assert isinstance(caught.value, onnxamp.ModelError)
 
-    def test_inputs_plans_and_manifests(self) -> None:
+    def test_inputs_and_plans(self) -> None:
         path, nothing = small(), "nothing.file"
         for wrong in (
             lambda: onnxamp.load_samples(nothing), lambda: onnxamp.load_plan(nothing),
-            lambda: onnxamp.tune_pipeline(nothing), lambda: onnxamp.diff_models(path, path, nothing),
-            lambda: onnxamp.convert_model(path, custom_ops=nothing),
+            lambda: onnxamp.diff_models(path, path, nothing), lambda: onnxamp.convert_model(path, custom_ops=nothing),
         ):  # fmt: skip
             with pytest.raises(FileNotFoundError, match=nothing) as caught:
                 wrong()

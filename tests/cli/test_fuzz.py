@@ -18,22 +18,6 @@ import onnxamp
 
 MODEL: Final = """(float[1,4] X) => (float[1,4] Y) <float[4,4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}> {
     [first] a = MatMul (X, w) [second] b = Softmax (a) [third] Y = Mul (b, a) }"""
-MANIFEST: Final = """
-function = "run.py:run"
-tolerance = 0.01
-metric = "rel-l2"
-dtypes = ["float16"]
-levels = ["O3", "O1"]
-[options]
-target = "cuda"
-[models]
-only = { path = "model.onnx", options = { keep_high = ["third"] } }
-"""
-FUNCTION: Final = """
-import numpy as np
-def run(models):
-    return models["only"].run(None, {"X": np.ones((1, 4), np.float32)})[0].sum()
-"""
 SCALARS: Final = st.one_of(
     st.none(),
     st.booleans(),
@@ -69,8 +53,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
         onnxamp.plan_model(model).save("plan.json")
         assert run("diff", model, model, "--state", "state", "--save", "diff.json", "--layers").exit_code == 0
         assert run("tune", model, "-o", "tuned.onnx", "--state", "tuning", "--samples", 1).exit_code == 0
-        Path("pipeline.toml").write_text(MANIFEST)
-        Path("run.py").write_text(FUNCTION)
         Path("ops.toml").write_text('[[op]]\ndomain = "acme"\ntype = "Swish"\n')
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -86,7 +68,6 @@ COMMANDS: Final = {
     "diff.json": (("diff", "diff.json"), ("diff", "diff.json", "--tolerance", "1", "--format", "json")),
     "state": (("diff", "model.onnx", "model.onnx", "--state", "state", "--layers"),),
     "tuning": (("tune", "model.onnx", "-o", "tuned.onnx", "--state", "tuning", "--samples", 1),),
-    "pipeline.toml": (("tune", "pipeline.toml", "-o", "results"),),
     "ops.toml": (("inspect", "model.onnx", "--custom-ops", "ops.toml"),),
 }
 """By file: commands that read it."""
@@ -181,26 +162,6 @@ def test_headers_of_arrays(made: dict[str, bytes], descr: Any, order: Any, shape
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("X.npy", data)
         survives(made, "inputs.npz", path.read_bytes())
-
-
-@fuzzed(25)
-@given(
-    key=st.sampled_from(["function", "tolerance", "metric", "better", "dtypes", "levels", "options", "models", "only"]),
-    value=st.sampled_from(
-        ["1", "-1", "nan", "inf", "true", '""', '"x"', '"run.py:none"', "[]", "[1]", '["O9"]', "{}", "{ a = 1 }",
-         '{ path = "none.onnx" }', "{ path = 1 }", "{ only = [] }", '{ only = { path = "model.onnx", dtypes = [3] } }',
-         "{ keep_high = 3 }", "1979-05-27"]
-    ),
-)  # fmt: skip
-def test_manifests(made: dict[str, bytes], key: str, value: str) -> None:
-    tables = {"options": "[options]", "models": "[models]", "only": "[models]"}
-    lines = [line for line in MANIFEST.splitlines() if not line.startswith((f"{key} ", f"{tables.get(key)}"))]
-    if key == "only":
-        text = "\n".join([*(line for line in lines if not line.startswith("only")), "[models]", f"only = {value}"])
-    else:
-        dropped = {"options": ("target",), "models": ("only",)}.get(key, ())
-        text = "\n".join([f"{key} = {value}", *(line for line in lines if not line.startswith(dropped or "\0"))])
-    survives(made, "pipeline.toml", text.encode())
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -147,7 +147,6 @@ COMMANDS = {
     "static": ("check", "--static"),
     "convert": ("convert", "-o", "o.onnx", "--html", "r.html"),
     "diff": ("diff", CLASSIFIER),
-    "extract": ("extract", "--around", ".*", "-o", "region.onnx"),
     "tune": ("tune", "-o", "o.onnx", "--runs", "1", "--samples", "1"),
 }
 
@@ -510,7 +509,7 @@ def test_no_data_file_but_those_in_the_folder_is_opened(way: str, inside: str, t
         make_session(path)
     with pytest.raises(ExternalDataError, match=r"'w'"):
         make_session(load_model(path))
-    for command in ("check", "convert", "diff", "extract", "tune"):
+    for command in ("check", "convert", "diff", "tune"):
         arguments = [path if argument == CLASSIFIER else argument for argument in COMMANDS[command][1:]]
         result = run(command, path, *[folder / a if str(a).endswith((".onnx", ".html")) else a for a in arguments])
         check_end(result)

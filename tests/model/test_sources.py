@@ -110,7 +110,6 @@ COMMANDS: Final = {
     "layers": ("diff", "other.onnx", "model.onnx", "--no-cure", "--tolerance", "10", "--layers"),
     "check": ("check", "model.onnx", "--html", "page.html"),
     "bench": ("bench", "other.onnx", "model.onnx", "--seconds", "0.01", "--no-profile"),
-    "extract": ("extract", "model.onnx", "--around", "s", "-o", "region.onnx"),
     "view": ("view", "model.onnx", "-o", "page.html"),
     "inspect": ("inspect", "model.onnx"),
     "tune": (

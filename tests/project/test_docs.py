@@ -60,9 +60,7 @@ UNRUN = {
     "python -m onnxruntime.quantization": "another tool's",
     "optimum-cli": "downloads a model; benchmarks/language_models.py calls Optimum",
     "mkdir web/onnx": "moves what Optimum writes",
-    "onnxamp bench web web_fp16 --provider browser": "tests/bench/test_generating.py runs it",
     "onnxamp convert whisper": "needs what Optimum writes; tests/batch/test_kinds.py converts such folders",
-    "onnxamp bench whisper": "needs what Optimum writes; tests/bench/test_generating.py runs other folders",
     "ray start": "starts daemons; tests/workers start Ray in the test's own process",
     "mpiexec": "tests/train/test_average.py runs it",
     "python -m onnxamp.olive": "tests/olive runs it",
@@ -82,7 +80,7 @@ UNRUN = {
     "python -m onnxamp": "a form; see test_the_module_is_the_command",
 }
 """Beginnings of all commands on pages that test_page does not run -> the reason."""
-MARKS = {name: [getattr(pytest.mark, name)] for name in ("browser", "openvino", "tensorrt", "webgpu")}
+MARKS = {name: [getattr(pytest.mark, name)] for name in ("openvino", "tensorrt", "webgpu")}
 """Engines that the page of the same name needs."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
 

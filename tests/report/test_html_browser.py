@@ -1,5 +1,6 @@
 """The HTML report in a browser: what its script does, and what names from models cannot make it do."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,9 @@ from onnxamp._report import named
 from onnxamp._report.batch import write_index
 from onnxamp._report.html import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
-from onnxamp._runtime.browser import find_chromium
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
-CHROMIUM = find_chromium()
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 

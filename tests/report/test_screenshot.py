@@ -18,10 +18,8 @@ import pytest
 from commands import run
 from repository import ROOT
 
-from onnxamp._runtime.browser import find_chromium
-
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
-CHROMIUM = find_chromium()
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 PICTURE = ROOT / "docs" / "report.png"

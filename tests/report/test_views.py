@@ -29,7 +29,6 @@ RESULTS: dict[str, Any] = {
     "bench": BENCH,
     "run": pages.run_check(30),
     "audit": pages.audit(30),
-    "pipeline": pages.pipeline(),
     "folder": FolderReport(Path("in"), Path("out"), 1, 1.0, (Row("a.onnx", "converted"), Row("b.onnx"))),
 }
 EVERY = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)

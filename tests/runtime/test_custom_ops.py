@@ -218,7 +218,6 @@ def test_a_range_is_measured_with_the_library(library: str) -> None:
     ["diff", "m.onnx", "m.onnx"],
     ["check", "m.onnx"],
     ["bench", "m.onnx", "--seconds", "0.01", "--provider", "cpu"],
-    ["extract", "m.onnx", "--around", "two", "-o", "small.onnx"],
     ["convert", "folder", "-o", "out", "--jobs", "1"],
     ["train", "first.onnx", "--data", "data.npz", "-o", "out.onnx", "--loss", "mean-squared-error", "--level", "O1"],
     ["inspect", "m.onnx"],

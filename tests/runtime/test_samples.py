@@ -615,9 +615,6 @@ USES = {
     "diff_models": lambda model: [
         (diff.name, diff.rel_l2) for diff in onnxamp.diff_models(model, model, one_sample(), provider="cpu").outputs
     ],
-    "extract_region": lambda model: (
-        onnxamp.extract_region(model, "pooled", samples=[one_sample()], provider="cpu").nodes
-    ),
 }
 
 

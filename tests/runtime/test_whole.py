@@ -146,11 +146,10 @@ def test_tuned_models_are_confirmed_whole() -> None:
 
 
 @pytest.mark.usefixtures("no_cuda")
-@pytest.mark.parametrize("command", ["convert", "tune", "diff", "check", "extract", "bench"])
+@pytest.mark.parametrize("command", ["convert", "tune", "diff", "check", "bench"])
 def test_every_command_refuses_cuda_where_there_is_none(command: str, tmp_path: Path) -> None:
     extra = {
         "convert": ["-o", tmp_path / "x.onnx"], "tune": ["-o", tmp_path / "x.onnx"], "diff": [CLASSIFIER],
-        "extract": ["--around", "head/fc", "-o", tmp_path / "x.onnx"],
     }.get(command, [])  # fmt: skip
     result = run(command, CLASSIFIER, *extra, "--provider", "cuda")
     assert result.exit_code == (2 if command == "diff" else 1)
