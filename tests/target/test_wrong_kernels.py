@@ -10,8 +10,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
-from onnxamp._ops import target_names, target_table
-from onnxamp._ops import is_older
+from onnxamp._ops import is_older, target_names, target_table
 from onnxamp._target import known_versions
 
 SKIP = """(float[2,8] x, float[2,8] s) => (float[2,8] y) {
