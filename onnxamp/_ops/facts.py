@@ -76,6 +76,7 @@ class OpFacts:
     """The rows of ``_data/ops.toml``, by flag and column; the comments there define each of these."""
 
     # Flags
+    additive: frozenset[str]
     containers: frozenset[str]
     contractions: frozenset[str]
     control_flow: frozenset[str]
@@ -97,6 +98,7 @@ class OpFacts:
     idle: frozenset[str]
     integer_products: frozenset[str]
     kernel_free: frozenset[str]
+    logarithms: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]
     pointwise: frozenset[str]
@@ -110,6 +112,7 @@ class OpFacts:
     repeats: frozenset[str]
     representable: frozenset[str]
     rounding: frozenset[str]
+    saturating: frozenset[str]
     selections: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]
@@ -132,6 +135,7 @@ class OpFacts:
     index_arithmetic: frozenset[str]
     mask_arithmetic: frozenset[str]
     norm_arithmetic: frozenset[str]
+    odds_arithmetic: frozenset[str]
     position_arithmetic: frozenset[str]
     spectral_arithmetic: frozenset[str]
 
