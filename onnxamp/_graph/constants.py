@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,19 +233,23 @@ class Constants:
         return None if numbers is None else np.asarray(numbers, np.float32)
 
 
-def terms_of(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+Shapes: TypeAlias = Sequence[Shape | None] | Mapping[int, Shape | None]
+"""Shape by value index, of all values or of those that a node reads."""
+
+
+def terms_of(node: Node, shapes: Shapes) -> int | None:
     """Return how many products each element of the output sums up; None for other ops, and if sizes are unknown."""
     factor = shapes[node.input(1)] if node.key in _TERMS else None
     return None if factor is None or None in factor else expected_terms(node, shapes)
 
 
-def expected_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+def expected_terms(node: Node, shapes: Shapes) -> int | None:
     """As :func:`terms_of`, with a guess for sizes that are unknown."""
     terms = _TERMS.get(node.key)
     return None if terms is None else terms(node, shapes)
 
 
-def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
+def summed_terms(node: Node, shapes: Shapes) -> int | None:
     """Return the number of elements that a reduction or pooling combines into one; None if sizes are unknown.
 
     Sizes that are unknown before and after it, as those of batches, are not summed up.
@@ -267,7 +271,7 @@ def summed_terms(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     return prod(sizes) // max(prod(left), 1) if same else None
 
 
-def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
+def _inner(node: Node, shapes: Shapes) -> int:
     first = shapes[node.input(0)]
     second = shapes[node.input(1)]
     if first and first[-1] is not None:
@@ -278,17 +282,17 @@ def _inner(node: Node, shapes: Sequence[Shape | None]) -> int:
     )
 
 
-def _gemm(node: Node, shapes: Sequence[Shape | None]) -> int:
+def _gemm(node: Node, shapes: Shapes) -> int:
     return _axis(shapes[node.input(0)], 0 if attribute(node.proto, "transA") else -1)
 
 
-def _conv(node: Node, shapes: Sequence[Shape | None]) -> int:
+def _conv(node: Node, shapes: Shapes) -> int:
     """Return the elements of a filter."""
     weight = shapes[node.input(1)]
     return prod(_axis(weight, axis) for axis in range(1, len(weight))) if weight else 1
 
 
-def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
+def _transposed(node: Node, shapes: Shapes) -> int:
     """Return the input channels of a group, times the elements of a filter that meet one element of the output."""
     weight = shapes[node.input(1)]
     if not weight:
@@ -300,7 +304,7 @@ def _transposed(node: Node, shapes: Sequence[Shape | None]) -> int:
     return max(1, _axis(weight, 0) * kernel // skipped)
 
 
-def _einsum(node: Node, shapes: Sequence[Shape | None]) -> int:
+def _einsum(node: Node, shapes: Shapes) -> int:
     """Return the sizes of all letters that the result lacks."""
     equation = attribute(node.proto, "equation")
     inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
@@ -329,7 +333,7 @@ def _axis(shape: Shape | None, axis: int) -> int:
     return DEFAULT_DIMENSION if size is None else size
 
 
-_TERMS: Final[Mapping[str, Callable[[Node, Sequence[Shape | None]], int]]] = {
+_TERMS: Final[Mapping[str, Callable[[Node, Shapes], int]]] = {
     "MatMul": _inner,
     "com.microsoft::FusedMatMul": _inner,
     "Gemm": _gemm,

@@ -85,6 +85,7 @@ class OpFacts:
     """The rows of ``_data/ops.toml``, by flag and column; the comments there define each of these."""
 
     # Flags
+    additive: frozenset[str]
     containers: frozenset[str]
     contractions: frozenset[str]
     control_flow: frozenset[str]
@@ -109,8 +110,10 @@ class OpFacts:
     idle: frozenset[str]
     integer_products: frozenset[str]
     kernel_free: frozenset[str]
+    logarithms: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]
+    normalizing: frozenset[str]
     periodic: frozenset[str]
     pointwise: frozenset[str]
     position_sinks: frozenset[str]
@@ -123,6 +126,8 @@ class OpFacts:
     repeats: frozenset[str]
     representable: frozenset[str]
     rounding: frozenset[str]
+    running_sums: frozenset[str]
+    saturating: frozenset[str]
     selections: frozenset[str]
     terms: frozenset[str]
     thresholds: frozenset[str]
@@ -148,6 +153,7 @@ class OpFacts:
     index_arithmetic: frozenset[str]
     mask_arithmetic: frozenset[str]
     norm_arithmetic: frozenset[str]
+    odds_arithmetic: frozenset[str]
     position_arithmetic: frozenset[str]
     spectral_arithmetic: frozenset[str]
 

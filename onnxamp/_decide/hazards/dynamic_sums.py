@@ -1,0 +1,190 @@
+"""Sums whose number of terms depends on the sizes of the inputs: a Gram matrix over rows, linear attention over tokens.
+
+At the sizes of samples they may be small. They grow with each row or token and leave the range of float16, which means
+do not, nor sums of products with weights that add up to 1, as those of attention. bfloat16 has the range of float32.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import Format
+from onnxamp._graph.constants import expected_terms, summed_terms
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._model.weights import SENTINEL
+from onnxamp._ops.facts import op_facts
+from onnxamp._patterns.patterns import patterns_of
+
+
+def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield sums of a dynamic number of terms, and the nodes that read such a sum before it is divided.
+
+    Complexity: linear; shapes are inferred twice more if there are sums whose terms are unknown.
+    """
+    if low.max_finite > SENTINEL:
+        return
+    open_sums = [
+        node
+        for node in _sums(graph)
+        if _is_open(graph, node) and not _is_weighted(graph, node)
+    ]
+    if not open_sums:
+        return
+    small, large = (graph.shapes_of(_given(graph, size)) for size in _SIZES)
+    seen = set[int]()
+    for node in open_sums:
+        few = _terms(graph, node, small)
+        many = _terms(graph, node, large)
+        if few is None or many is None or few == many:
+            continue  # the number of terms does not depend on the sizes of inputs as far as is known
+        yield Hazard(
+            node.index, KIND, "sums up as many elements as an input has along an axis"
+        )
+        why = f"reads the sum {node.label!r} before it is divided by anything"
+        for reader in _readers(graph, node, seen):
+            yield Hazard(reader.index, KIND, why)
+
+
+_SIZES: Final = (64, 128)
+"""Two sizes of all open dimensions: what differs between them depends on the sizes of inputs."""
+
+
+def _sums(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes that sum up computed floats, except means."""
+    facts = op_facts()
+    keys = facts.growing_reductions | facts.running_sums | facts.contractions
+    is_constant = graph.constants.is_constant
+    for node in graph.nodes_of(keys - facts.means):
+        is_computed = graph.is_float_output(node) and node.input(0) != ABSENT
+        if is_computed and node.key in facts.contractions:
+            # The terms of a product with a weight are known.
+            is_computed = not any(map(is_constant, node.inputs[:2]))
+        if is_computed:
+            yield node
+
+
+def _is_open(graph: Graph, node: Node) -> bool:
+    """Return whether the number of terms is not known from the declared shapes."""
+    if node.key not in op_facts().contractions:
+        return _terms(graph, node, graph.shapes) is None
+    few, many = (_products(node, graph.shapes, size) for size in _SIZES)
+    return few != many
+
+
+def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | None:
+    """Return how many terms each element of the output sums up; None if that is unknown."""
+    facts = op_facts()
+    if node.key in facts.contractions:
+        return _products(node, shapes, 0) or None
+    if node.key not in facts.running_sums:
+        return summed_terms(node, shapes)
+    shape = shapes[node.inputs[0]]
+    axes = graph.constants.integers(node.input(1))
+    if shape is None or not axes or not -len(shape) <= axes[0] < len(shape):
+        return None
+    return shape[axes[0]]
+
+
+def _products(node: Node, shapes: Sequence[Shape | None], size: int) -> int | None:
+    """Return how many products each element of the output sums up if unknown dimensions have a size."""
+    read = {value: shapes[value] for value in node.reads}
+    filled = {
+        value: None
+        if shape is None
+        else tuple(size if dim is None else dim for dim in shape)
+        for value, shape in read.items()
+    }
+    return expected_terms(node, filled)
+
+
+def _given(graph: Graph, size: int) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of the inputs whose open dimensions have a size."""
+    shapes = {}
+    for value in graph.scopes[0].inputs:
+        shape = graph.shapes[value]
+        if shape is not None and graph.values[value].origin is Origin.INPUT:
+            shapes[graph.values[value].name] = [
+                size if dim is None else dim for dim in shape
+            ]
+    return shapes
+
+
+def _is_weighted(graph: Graph, node: Node) -> bool:
+    """Return whether a sum is a weighted mean: one factor of its terms was normalized."""
+    return any(_is_normalized(graph, value) for value in node.inputs[:2])
+
+
+def _is_normalized(graph: Graph, value: int) -> bool:
+    """Return whether a value was divided by its own sum or norm, apart from data movement and factors after that."""
+    facts = op_facts()
+    ends = graph.ask(_softmax_nodes)
+    stack = [value]
+    for _ in range(_REACH):
+        if not stack:
+            return False
+        node = graph.producer(stack.pop())
+        if node is None:
+            continue
+        if node.key in facts.normalizing or node.index in ends:
+            return True
+        if node.key in facts.divisors and _leads_to_sum(graph, node):
+            return True
+        is_factor = node.key in ("Mul", "Div")
+        if node.index in graph.exact or node.key == "Cast" or is_factor:
+            stack += node.reads
+    return False
+
+
+_REACH: Final = 16
+"""Nodes between a sum and the Softmax of its weights: masks, Dropout, movement."""
+
+
+def _softmax_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes of decomposed softmaxes."""
+    return frozenset().union(*(match.nodes for match in patterns_of(graph, "softmax")))
+
+
+def _leads_to_sum(graph: Graph, division: Node) -> bool:
+    """Return whether a node divides by a sum or a norm."""
+    facts = op_facts()
+    sums = facts.growing_reductions | facts.reductions | facts.core_of.keys()
+    value = division.input(facts.divisors[division.key][0])
+    for _ in range(_REACH):
+        node = graph.producer(value)
+        if node is None:
+            return False
+        if node.key in facts.reduces_axes and node.key in sums:
+            return True
+        if node.key not in facts.norm_arithmetic:
+            return False
+        value = node.input(0)
+    return False
+
+
+def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
+    """Yield the nodes that read a sum as it is, moved, or multiplied with a matrix."""
+    facts = op_facts()
+    stack = [(node, False)]
+    while stack:
+        last, is_product = stack.pop()
+        for reader, _ in graph.readers(last):
+            if reader.index in seen or not graph.is_float_output(reader):
+                continue
+            seen.add(reader.index)
+            yield reader
+            if reader.index in graph.exact:
+                stack.append((reader, is_product))
+            elif reader.key in facts.contractions and not is_product:
+                stack.append((reader, True))
+
+
+KIND: Final = Kind(
+    "dynamic sum",
+    title="a sum that grows with the size of an input",
+    rule=dynamic_sums,
+    is_measurable=True,
+    is_cured_by_exponents=True,
+    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
+)

@@ -1,0 +1,115 @@
+"""Probabilities on their way to a logarithm, or to odds: what rounds to 0 or 1 becomes infinite there.
+
+Sigmoid and Softmax approach 0 and 1 exponentially. float32 tells a probability of 1e-20 from 0, and one of 0.99999 from
+1. float16 ends at 6e-8, and at 0.9995 below 1; bfloat16 at 0.996. The logarithm, or the division by 1 - p, is infinite
+then, although float32's is an ordinary number.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._ops.facts import op_facts
+
+
+def logarithms(graph: Graph, _low: Format) -> Iterator[Hazard]:
+    """Yield the nodes from a probability to the logarithm or division that it reaches, both ends included.
+
+    Inputs of the model count as probabilities where they reach a logarithm: they may be some.
+
+    Complexity: linear.
+    """
+    facts = op_facts()
+    sources = [
+        value
+        for value in graph.scopes[0].inputs
+        if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
+        and graph.types[value] in FLOAT_TENSORS
+    ]
+    near = _Reached(graph, set(sources), facts.additive)
+    # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
+    odds = _Reached(graph, set(), facts.additive | facts.commutative)
+    ends = list[tuple[Node, int, _Reached]]()
+    for node in graph.order:
+        if not graph.is_float_output(node):
+            continue
+        for port in facts.divisors.get(node.key, ()):
+            reached = near if node.key in facts.logarithms else odds
+            if node.input(port) in reached.values:
+                ends.append((node, port, reached))
+        if node.key in facts.saturating:
+            near.values.update(node.writes)
+            # What is divided by an exponential is as large in float32.
+            if node.key not in facts.growing:
+                odds.values.update(node.writes)
+            continue
+        near.pass_through(node)
+        odds.pass_through(node)
+    yield from _paths(graph, ends)
+
+
+class _Reached:
+    """Values that arithmetic computes from probabilities, unless a node that mixes them with others is between."""
+
+    def __init__(self, graph: Graph, values: set[int], mixing: frozenset[str]) -> None:
+        self.graph = graph
+        self.values = values
+        self.mixing = mixing
+
+    def pass_through(self, node: Node) -> None:
+        """Add the outputs of a node if they are close to a bound where a probability is."""
+        if node.key not in op_facts().odds_arithmetic:
+            return
+        given = [value for _, value in self.graph.float_inputs(node)]
+        if self.values.isdisjoint(given):
+            return
+        is_constant = self.graph.constants.is_constant
+        others = [
+            value
+            for value in given
+            if value not in self.values and not is_constant(value)
+        ]
+        if not (others and node.key in self.mixing):
+            self.values.update(node.writes)
+
+
+def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Hazard]:
+    """Yield the nodes between probabilities and the ends that they reach."""
+    saturating = op_facts().saturating
+    seen = set[tuple[int, int]]()
+    for end, port, reached in ends:
+        yield Hazard(
+            end.index, KIND, "divides by, or takes the logarithm of, a probability"
+        )
+        stack = [end.input(port)]
+        while stack:
+            value = stack.pop()
+            node = graph.producer(value)
+            if (
+                value == ABSENT
+                or value not in reached.values
+                or node is None
+                or (node.index, id(reached)) in seen
+            ):
+                continue
+            seen.add((node.index, id(reached)))
+            yield Hazard(
+                node.index, KIND, f"leads to {end.label!r} from a probability"
+            )
+            if node.key not in saturating:
+                stack += node.inputs
+
+
+KIND: Final = Kind(
+    "logarithm",
+    title="low precision rounds a probability to 0 or 1 before its logarithm or odds",
+    rule=logarithms,
+    is_measurable=True,
+    audit=Audit(
+        7,
+        "rounds a probability in LOW before its logarithm or odds, which become infinite where it rounds to 0 or 1",
+    ),
+)
