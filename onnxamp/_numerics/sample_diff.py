@@ -27,7 +27,7 @@ from onnxamp._numerics.paired import (
 )
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
-from onnxamp._ops.facts import op_key
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
@@ -113,11 +113,12 @@ class TwoModels(PairedSessions):
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
             found = SampleDiff(facts)
-            reference, result, compared, failure = self._run(number, feeds, progress)
+            ran = self._run(number, feeds, progress)
         except RuntimeFailure as error:
             return replace(found, error=error)
-        if failure is not None:
-            return replace(found, failure=failure)
+        if ran.failure is not None:
+            return replace(found, failure=ran.failure)
+        reference, result = ran.reference, ran.result
         for name in reference:
             if name not in result:
                 raise ArgumentError(
@@ -149,7 +150,7 @@ class TwoModels(PairedSessions):
             noise=self._noise(number, feeds, reference, diffs, facts),
             outputs=tuple(_as_declared(diff, *flows) for diff in diffs),
             detections=tuple(detections),
-            layers=tuple(_layers(*flows, compared)),
+            layers=tuple(_layers(*flows, ran.compared)),
             tokens=tuple(tokens),
             perplexity=None
             if decoder is None
@@ -160,7 +161,11 @@ class TwoModels(PairedSessions):
                 for text in _differences(value, result[name])
             ),
             rejected=None if accept is None or is_accepted else accept.name,
-            notes=(*nan_inputs(feeds), *_left_to_cpu(self.result)),
+            notes=(
+                *nan_inputs(feeds),
+                *_left_to_cpu(self.result),
+                *_faults(self.reference, self.result, ran),
+            ),
         )
 
     def _facts(self, reference: DataflowGraph, result: DataflowGraph) -> RunFacts:
@@ -182,16 +187,28 @@ class TwoModels(PairedSessions):
             RuntimeFailure: the reference does not run.
         """
         layers = self.probe.layers
-        paired = self.run(feeds, progress) if layers else PairedOutputs({}, {}, {})
-        if layers and not self.result.runs_whole(feeds):
-            self.reference.outputs.keep(number, paired.reference)
+        paired = PairedOutputs({}, {}, {})
+        if layers:
+            try:
+                paired = self.run(feeds, progress)
+            except RuntimeFailure as error:
+                paired = paired._replace(failure=str(error))
+        one = self.reference
+        is_done = paired.failure is None and not self.result.runs_whole(feeds)
+        if layers and is_done and not one.runs_as_given(feeds):
+            one.outputs.keep(number, paired.reference)
             return paired
-        reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
+        reference = one.run_sample(number, feeds, part_of(progress, 0, 2))
+        if layers and is_done:
+            nodes = one.prepare(feeds).flow.nodes
+            is_random = any(op_key(node) in op_facts().random for node in nodes)
+            strayed = "" if is_random else _strayed(reference, paired.reference)
+            return paired._replace(reference=reference, strayed=strayed)
         try:
             result = self.result.run(feeds, part_of(progress, 1, 2))
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
-        return PairedOutputs(reference, result, paired.compared)
+        return PairedOutputs(reference, result, paired.compared, apart=paired.failure)
 
     def _noise(
         self,
@@ -283,7 +300,7 @@ def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> S
     on the CPU.
     """
     return engine.reference.open(
-        model, whole=whole and engine.is_reference, budget=budget
+        model, whole=whole and engine.is_reference, budget=budget, as_given=True
     )
 
 
@@ -351,6 +368,38 @@ def _left_to_cpu(result: Session) -> Iterator[str]:
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
     if left:
         yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
+
+
+_NOISE: Final = 1e-4
+"""Relative error that the order of sums explains: pieces take weights as inputs, which some kernels sum up in another
+order.
+"""
+
+
+def _strayed(given: Outputs, prepared: Outputs) -> str:
+    """Return the name of an output that the prepared form of a model computes otherwise than the model; "" for none."""
+    for name, value in given.items():
+        for diff in compare_outputs(name, value, prepared[name]):
+            if diff.is_float and diff.size and not diff.rel_l2 <= _NOISE:
+                return name
+    return ""
+
+
+def _faults(reference: Session, result: Session, ran: PairedOutputs) -> Iterator[str]:
+    """Yield sentences about what onnxamp could not run as it wanted to."""
+    report = "This is a fault of onnxamp; please report it."
+    if ran.strayed:
+        yield (
+            f"Layers are compared with a prepared form of the reference, which computes another {ran.strayed!r} than the"
+            f" reference itself. {report}"
+        )
+    if ran.apart is not None:
+        yield f"The values inside could not be compared: {ran.apart} Both models run as a whole. {report}"
+    if reference.changed:
+        yield f"The reference ran in a prepared form, as it does not run as it is: {reference.changed}"
+    for which, session in (("reference", reference), ("result", result)):
+        if session.joined:
+            yield f"The {which} ran as a whole, because it does not run in pieces: {session.joined} {report}"
 
 
 def _layers(

@@ -1,13 +1,9 @@
 """A model's main graph, ready to run a few nodes at a time (:mod:`onnxamp._runtime.pieces`), so that only values that
-are still needed stay in memory; and how much memory that takes, and how much there is.
+are still needed stay in memory.
 """
 
-import os
-import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -29,14 +25,13 @@ from onnxamp._dtypes import (
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
+from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import lowest_precision
 from onnxamp._graph.view import ABSENT, Node, View, inline_functions, wire
 from onnxamp._model import weights
 from onnxamp._model.model import Asked
 from onnxamp._model.protos import (
     all_nodes,
-    bytes_of,
     copied,
     copy_fields,
     copy_without,
@@ -253,6 +248,8 @@ class DataflowGraph(Asked):
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]
     """Value -> e, where it is stored as a multiple by 2^-e."""
+    is_altered: bool
+    """Whether nodes are other than in the model: they round, or compute what the model leaves to the engine."""
     choices: tuple[tuple[str, bool], ...] = ()
     """Conditions, and optional inputs that are empty, as the sample has them that the branches were settled for."""
 
@@ -365,6 +362,7 @@ def flow_of(
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
+        is_altered=written is not shell.model,
     )
 
 
@@ -503,73 +501,3 @@ def expose(
         onnx.helper.make_empty_tensor_value_info(name) for name in shown
     )
     return make_session(optimized, provider, optimize=False), tuple(shown)
-
-
-_UNKNOWN: Final = 4 << 30
-"""Bytes that are assumed to be free if the system does not say."""
-_GROUPS: Final = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-"""Files of Linux with the memory that the processes of a container may use together, and do use."""
-
-
-def peak_bytes(graph: Graph, shapes: Sequence[Shape | None]) -> int:
-    """Return the peak bytes of the values of the main graph, each of which lives from its node to its last reader.
-
-    Args:
-        graph: the model.
-        shapes: by value; sizes that are unknown count as those of average ones.
-
-    Complexity: linear in nodes and values.
-    """
-    main = graph.scopes[0]
-    last = dict.fromkeys(main.outputs, len(graph.order))
-    for place, node in enumerate(graph.order):
-        last |= dict.fromkeys(node.reads, place)
-    ends: dict[int, list[int]] = {}
-    for value, place in last.items():
-        ends.setdefault(place, []).append(value)
-    alive = {value: _bytes(graph, shapes, value) for value in main.inputs}
-    taken = peak = sum(alive.values())
-    for place, node in enumerate(graph.order):
-        for value in node.writes:
-            if value not in alive:
-                alive[value] = _bytes(graph, shapes, value)
-                taken += alive[value]
-        peak = max(peak, taken)
-        taken -= sum(alive.pop(value, 0) for value in ends.get(place, ()))
-    return peak
-
-
-def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
-    elem = ELEM_NUMBERS.get((graph.types[value] or "")[len("tensor(") : -1])
-    shape = shapes[value]
-    count = elements(shape)
-    if shape is not None and None in shape:  # many unknown sizes are not all average
-        count = min(count, DEFAULT_ELEMENTS * prod(size for size in shape if size))
-    return 4 * count if elem is None else bytes_of(elem, (count,))
-
-
-def free_bytes() -> int:
-    """Return the bytes of memory that this process may still allocate, as far as the system says."""
-    found = [_available()]
-    for limited, used in _GROUPS:
-        with suppress(OSError, ValueError):
-            found.append(int(Path(limited).read_text()) - int(Path(used).read_text()))
-    return max(0, min(found))
-
-
-def _available() -> int:
-    """Return the bytes that no process uses, or that the system can reclaim."""
-    if sys.platform == "linux":
-        with suppress(OSError, ValueError):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-            return 1024 * int(line.split()[1])
-    with suppress(AttributeError, OSError, ValueError):  # half of what there is
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return _UNKNOWN

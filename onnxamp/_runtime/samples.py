@@ -53,8 +53,8 @@ from onnxamp._ops.providers import sums_low
 from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
-from onnxamp._runtime.flow import free_bytes, peak_bytes
 from onnxamp._runtime.inputs import listed
+from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.values import Feed, Feeds, as_array, check_inputs, is_array

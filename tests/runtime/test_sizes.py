@@ -16,8 +16,8 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import flow, random_inputs, samples
-from onnxamp._runtime.flow import free_bytes, peak_bytes
+from onnxamp._runtime import memory, random_inputs, samples
+from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
 
@@ -283,7 +283,7 @@ def test_free_memory_is_what_the_least_says(monkeypatch: pytest.MonkeyPatch, tmp
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text("5000\n")
     used.write_text("2000\n")
-    monkeypatch.setattr(flow, "_GROUPS", ((str(limit), str(used)),))
+    monkeypatch.setattr(memory, "_GROUPS", ((str(limit), str(used)),))
     assert free_bytes() == 3000
     limit.write_text("max\n")
     assert free_bytes() > 3000
