@@ -19,12 +19,11 @@ from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session
 from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.parts import ancestors, parts_of
 from onnxamp._runtime.pieces import (
     Execution,
     Executor,
     Piece,
-    ancestors,
-    parts_of,
     start,
 )
 from onnxamp._runtime.values import Feeds, check_inputs, from_value, to_value
@@ -165,6 +164,10 @@ class PairedOutputs(NamedTuple):
     compared: dict[str, Compared]
     failure: str | None = None
     """Why the result does not run to its end; both outputs are missing then."""
+    strayed: str = ""
+    """An output that the reference computes otherwise than the form of it that ran here; "" if there is none."""
+    apart: str | None = None
+    """Why the models do not run side by side, although each runs alone."""
 
 
 _Step: TypeAlias = tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]

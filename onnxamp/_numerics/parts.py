@@ -1,4 +1,4 @@
-"""The errors of the parts that outputs join (:mod:`onnxamp._runtime.parts`)."""
+"""The errors of the parts that outputs join (:mod:`onnxamp._runtime.joined`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from onnxamp._numerics.compare import measure
 from onnxamp._numerics.metrics import PartError
 from onnxamp._numerics.paired import exponents_between
 from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.parts import joined_parts
+from onnxamp._runtime.joined import joined_parts
 from onnxamp._runtime.values import to_value
 
 _LEAST: Final = 16

@@ -51,7 +51,8 @@ from onnxamp._runtime.loop import (
     one_by_one,
     remembered,
 )
-from onnxamp._runtime.pieces import Executor, ancestors, observed_values
+from onnxamp._runtime.parts import ancestors
+from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
 from onnxamp._workers.executor import Memory

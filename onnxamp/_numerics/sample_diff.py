@@ -29,7 +29,7 @@ from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
-from onnxamp._ops.facts import op_key
+from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
@@ -118,11 +118,12 @@ class TwoModels(PairedSessions):
             flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
             facts = self._facts(*flows)
             found = SampleDiff(facts)
-            reference, result, compared, failure = self._run(number, feeds, progress)
+            ran = self._run(number, feeds, progress)
         except RuntimeFailure as error:
             return replace(found, error=error)
-        if failure is not None:
-            return replace(found, failure=failure)
+        if ran.failure is not None:
+            return replace(found, failure=ran.failure)
+        reference, result = ran.reference, ran.result
         parts = dict(worst_parts(flows, reference, result))
         beside = self.reference.parts_of(flows[0], flows[0])
         names = [*flows[0].outputs, *(n for n in reference if n not in beside)]
@@ -161,7 +162,7 @@ class TwoModels(PairedSessions):
                 for diff in diffs
             ),
             detections=tuple(detections),
-            layers=tuple(_layers(*flows, compared)),
+            layers=tuple(_layers(*flows, ran.compared)),
             tokens=tuple(tokens),
             perplexity=None
             if decoder is None
@@ -176,6 +177,7 @@ class TwoModels(PairedSessions):
                 *nan_inputs(feeds),
                 *_left_to_cpu(self.result),
                 *(self._saturated(feeds, reference, result) if number == 0 else ()),
+                *_faults(self.reference, self.result, ran),
             ),
             taken=tuple(sorted(flows[0].taken)),
         )
@@ -216,18 +218,29 @@ class TwoModels(PairedSessions):
             RuntimeFailure: the reference does not run.
         """
         layers = self.probe.layers
-        paired = self.run(feeds, progress) if layers else PairedOutputs({}, {}, {})
-        if layers and not self.result.runs_whole(feeds):
-            self.reference.outputs.keep(number, paired.reference)
+        paired = PairedOutputs({}, {}, {})
+        if layers:
+            try:
+                paired = self.run(feeds, progress)
+            except RuntimeFailure as error:
+                paired = paired._replace(failure=str(error))
+        one = self.reference
+        is_done = paired.failure is None and not self.result.runs_whole(feeds)
+        if layers and is_done and not one.runs_as_given(feeds):
+            one.outputs.keep(number, paired.reference)
             return paired
-        reference = self.reference.run_sample(number, feeds, part_of(progress, 0, 2))
-        flow = self.reference.prepare(feeds).flow
+        reference = one.run_sample(number, feeds, part_of(progress, 0, 2))
+        flow = one.prepare(feeds).flow
+        if layers and is_done:
+            is_random = any(op_key(node) in op_facts().random for node in flow.nodes)
+            strayed = "" if is_random else _strayed(reference, paired.reference)
+            return paired._replace(reference=reference, strayed=strayed)
         try:
-            also = self.reference.parts_of(flow, flow)
+            also = one.parts_of(flow, flow)
             result = self.result.run(feeds, part_of(progress, 1, 2), also)
         except RuntimeFailure as error:
             return paired._replace(failure=str(error))
-        return PairedOutputs(reference, result, paired.compared)
+        return PairedOutputs(reference, result, paired.compared, apart=paired.failure)
 
     def _noise(
         self,
@@ -319,7 +332,7 @@ def reference_on(engine: Engine, model: Model, budget: int, *, whole: bool) -> S
     on the CPU.
     """
     session = engine.reference.open(
-        model, whole=whole and engine.is_reference, budget=budget
+        model, whole=whole and engine.is_reference, budget=budget, as_given=True
     )
     session.parts = True
     return session
@@ -391,6 +404,38 @@ def _left_to_cpu(result: Session) -> Iterator[str]:
     more = f" and {len(left) - 5} more op types" if len(left) > 5 else ""
     if left:
         yield f"The engine left {left.total()} nodes to the CPU: {', '.join(listed)}{more}."
+
+
+_NOISE: Final = 1e-4
+"""Relative error that the order of sums explains: pieces take weights as inputs, which some kernels sum up in another
+order.
+"""
+
+
+def _strayed(given: Outputs, prepared: Outputs) -> str:
+    """Return the name of an output that the prepared form of a model computes otherwise than the model; "" for none."""
+    for name in given.keys() & prepared.keys():
+        for diff in compare_outputs(name, given[name], prepared[name]):
+            if diff.is_float and diff.size and not diff.rel_l2 <= _NOISE:
+                return name
+    return ""
+
+
+def _faults(reference: Session, result: Session, ran: PairedOutputs) -> Iterator[str]:
+    """Yield sentences about what onnxamp could not run as it wanted to."""
+    report = "This is a fault of onnxamp; please report it."
+    if ran.strayed:
+        yield (
+            f"Layers are compared with a prepared form of the reference, which computes another {ran.strayed!r} than the"
+            f" reference itself. {report}"
+        )
+    if ran.apart is not None:
+        yield f"The values inside could not be compared: {ran.apart} Both models run as a whole. {report}"
+    if reference.changed:
+        yield f"The reference ran in a prepared form, as it does not run as it is: {reference.changed}"
+    for which, session in (("reference", reference), ("result", result)):
+        if session.joined:
+            yield f"The {which} ran as a whole, because it does not run in pieces: {session.joined} {report}"
 
 
 def _layers(

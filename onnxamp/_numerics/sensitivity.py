@@ -48,12 +48,11 @@ from onnxamp._public import no_collections
 from onnxamp._runtime.engines import Engine, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import Opened, Probe, in_groups
+from onnxamp._runtime.parts import batched, parts_of
 from onnxamp._runtime.pieces import (
     Executor,
     Piece,
-    batched,
     declare_dims,
-    parts_of,
     piece_inputs,
     piece_model,
 )

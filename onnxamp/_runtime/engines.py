@@ -1,7 +1,8 @@
 """Engines, which run models: ONNX Runtime on a provider, with or without emulation of low precision.
 
 A model on an engine is a :class:`Session`. It runs whole, in one optimized session, as in production; or piece by
-piece, so that all of its values can be observed.
+piece, so that all of its values can be observed. A reference runs as it was given, in one session without
+optimizations, so that nothing that onnxamp does to models can spoil both sides of a comparison.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +16,15 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
+from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._ops.providers import Profile
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.flow import DataflowGraph
-from onnxamp._runtime.parts import joined_parts
+from onnxamp._runtime.joined import joined_parts
+from onnxamp._runtime.memory import free_bytes
+from onnxamp._runtime.parts import peak_of
 from onnxamp._runtime.pieces import Executor, run_together
 from onnxamp._runtime.plugins import device_name, engine_called
 from onnxamp._runtime.session import (
@@ -37,6 +41,12 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 _STEPS: Final = 1000
 """Steps of a part of the work."""
+_MOST_NODES: Final = 8192
+"""Nodes up to which a reference runs as it was given: ONNX Runtime loads in time that grows much faster than their
+number.
+"""
+_SHARE: Final = 4
+"""Free memory per byte of weights and values of a model that has to run as it was given: loading copies them."""
 
 Outputs: TypeAlias = Mapping[str, Any]
 """Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
@@ -98,9 +108,12 @@ class Engine(ABC):
         *,
         whole: bool = False,
         budget: int = BUDGET,
+        as_given: bool = False,
     ) -> "Session":
         """Return a model on this engine; arguments as :class:`Session`."""
-        return Session(Model.of(model), self, whole=whole, budget=budget)
+        return Session(
+            Model.of(model), self, whole=whole, budget=budget, as_given=as_given
+        )
 
     def load(self, model: ModelFile) -> Any:
         """Load a model as a whole, with all fusions of ONNX Runtime.
@@ -224,7 +237,11 @@ class Session:
         whole: run it in one optimized session instead of pieces, except for samples with empty optionals, which
             sessions cannot be fed.
         budget: bytes of values and weights that pieces hold at a time.
+        as_given: run the model that was given, rather than the form that is prepared for pieces: without its functions,
+            repaired, with the branches that a sample takes. Low precision that is emulated needs that form, and so do
+            models that are too large for one session.
         outputs: its outputs for numbered samples, to compare others with.
+        changed: why the model does not run as it was given, although it should; "" if it does.
         forced: the branches to take whatever a sample says, by the keys of their conditions; such a model runs in
             pieces.
         parts: whether outputs come with the parts that they join, unless the model runs whole.
@@ -234,6 +251,8 @@ class Session:
     engine: Engine
     whole: bool
     budget: int
+    as_given: bool = False
+    changed: str = ""
     outputs: OutputCache = field(default_factory=OutputCache)
     forced: Mapping[str, bool] = field(default_factory=dict)
     parts: bool = False
@@ -242,6 +261,15 @@ class Session:
     """The sample that it was prepared for last: its conditions are not computed twice."""
     _loaded: Any = None
     """The model as a whole, which the first run loads."""
+    _given: Any = None
+    """The model as it was given, loaded."""
+    _fits: tuple[DataflowGraph, bool] | None = None
+    """Whether the model that was last prepared may run as it was given."""
+
+    @property
+    def joined(self) -> str:
+        """Why pieces of the model do not run, although they do together; "" if they do."""
+        return "" if self._executor is None else self._executor.joined
 
     def left_to_cpu(self) -> Counter[str]:
         """Count by op the nodes that the engine left to the CPU when the model ran whole."""
@@ -307,11 +335,64 @@ class Session:
         Raises:
             RuntimeFailure: the model does not load or run. ArgumentError: it takes an input that is not fed.
         """
-        if not self.runs_whole(feeds):
-            return self.run_together([feeds], progress, also)[0]
-        if self._loaded is None:
-            self._loaded = self.engine.load(self.model.path or self.model.proto)
-        return self.engine.run(self._loaded, feeds)
+        if self.runs_whole(feeds):
+            if self._loaded is None:
+                self._loaded = self.engine.load(self.model.path or self.model.proto)
+            return self.engine.run(self._loaded, feeds)
+        if not self.runs_as_given(feeds):
+            return self._run_pieces([feeds], progress, also)[0]
+        flow = self.prepare(feeds).flow
+        try:
+            outputs = self._run_given(feeds, lean=flow.large)
+        except RuntimeFailure as error:
+            outputs = self._run_pieces([feeds], progress, also)[0]
+            self.changed = str(error)
+            return outputs
+        if not (also or self.parts_of(flow, flow)):
+            return outputs
+        return {**self._run_pieces([feeds], progress, also)[0], **outputs}
+
+    def runs_as_given(self, feeds: Feeds) -> bool:
+        """Return whether the sample runs in one session of the model that was given. Errors as :meth:`prepare`."""
+        if (
+            not self.as_given
+            or self.changed
+            or self.forced
+            or any(feed is None for feed in feeds.values())
+        ):
+            return False
+        flow = self.prepare(feeds).flow
+        if self._fits is None or self._fits[0] is not flow:
+            self._fits = flow, self._fits_whole(flow)
+        return self._fits[1]
+
+    def _fits_whole(self, flow: DataflowGraph) -> bool:
+        """Return whether one session of the model computes what its pieces do, in the memory that there is."""
+        if flow.is_altered:
+            return False
+        nodes = range(len(flow.nodes))
+        is_other = bool(self.model.repairs or self.model.proto.functions)
+        room = max(self.budget, free_bytes() // _SHARE if is_other else 0)
+        size = self.model.stock.size + peak_of(
+            flow, [[node] for node in nodes], flow.outputs
+        )
+        return size <= room and len(nodes) <= _MOST_NODES
+
+    def _run_given(self, feeds: Feeds, *, lean: bool) -> Outputs:
+        """Return the outputs of the model that was given; ``lean`` as for its pieces, so that kernels are the same.
+
+        Raises:
+            RuntimeFailure: it does not load or run.
+        """
+        if self._given is None:
+            model = self.model
+            self._given = make_session(
+                model.path or model.given or model.embedded(),
+                self.engine.provider,
+                optimize=False,
+                lean=lean,
+            )
+        return self.engine.run(self._given, feeds)
 
     def parts_of(self, flow: DataflowGraph, other: DataflowGraph) -> tuple[str, ...]:
         """Return the values that come beside the outputs of this model, and that another form of it computes, too."""
@@ -336,8 +417,18 @@ class Session:
         also: Sequence[str] = (),
     ) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
-        if any(map(self.runs_whole, samples)):
-            return [self.run(feeds) for feeds in samples]
+        is_one = any(map(self.runs_whole, samples))
+        if is_one or all(map(self.runs_as_given, samples)):
+            return [self.run(feeds, also=also) for feeds in samples]
+        return self._run_pieces(samples, progress, also)
+
+    def _run_pieces(
+        self,
+        samples: Sequence[Feeds],
+        progress: Progress | None,
+        also: Sequence[str],
+    ) -> list[Outputs]:
+        """Return the outputs of several samples, each in pieces."""
         found: list[Outputs] = []
         for executor, group in groupby(samples, self.prepare):
             flow = executor.flow
@@ -355,8 +446,8 @@ class Session:
 
 
 def on_cpu(model: Model) -> Session:
-    """Return a model in pieces on the CPU, as references run there."""
-    return engine_on("cpu").open(model)
+    """Return a model on the CPU, as references run there."""
+    return engine_on("cpu").open(model, as_given=True)
 
 
 def part_of(progress: Progress, part: int, parts: int, together: int = 1) -> Progress:

@@ -249,6 +249,8 @@ class DataflowGraph(Asked):
     """Every name of the model, including those in bodies."""
     exponents: Mapping[str, int]
     """Value -> e, where it is stored as a multiple by 2^-e."""
+    is_altered: bool
+    """Whether nodes are other than in the model: they round, or compute what the model leaves to the engine."""
     choices: tuple[tuple[str, bool], ...] = ()
     """Conditions, and optional inputs that are empty, as the sample has them that the branches were settled for."""
     conditions: tuple[Condition, ...] = ()
@@ -365,6 +367,7 @@ def flow_of(
         shell=Shell(rest, weights, shell.base_dir),
         names=frozenset(graph.all_names()),
         exponents=stored_exponents(written),
+        is_altered=written is not shell.model,
     )
 
 

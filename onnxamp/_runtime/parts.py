@@ -1,68 +1,117 @@
-"""The parts that an output joins.
+"""Parts of a graph whose nodes run together, and the memory that values take between them."""
 
-A Concat puts values of any magnitude side by side. A norm over the whole output hides what happens to the small ones,
-so they are compared one by one, as outputs of their own would be.
-"""
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
-from collections.abc import Mapping
-from typing import Final
-
-from onnxamp._dtypes import ANY_FLOAT_TENSORS
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._model.protos import stored_bytes
 from onnxamp._runtime.flow import DataflowGraph
 
-_MOST: Final = 64
-"""Parts of an output that are compared. More of them are samples of a kind, such as frames."""
+T = TypeVar("T")
+
+_NODES: Final = 1024
+"""Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
 
 
-def joined_parts(flow: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
-    """Return the values that nodes compute and a Concat joins, by output.
+def ancestors(
+    flow: DataflowGraph, targets: Iterable[str], done: set[int]
+) -> list[int]:
+    """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
+    nodes = []
+    waiting = [flow.maker[name] for name in targets if name in flow.maker]
+    while waiting:
+        node = waiting.pop()
+        if node not in done:
+            done.add(node)
+            nodes.append(node)
+            waiting += [
+                flow.maker[name] for name in flow.reads[node] if name in flow.maker
+            ]
+    return sorted(nodes)
 
-    Between the Concat and the output, elements may move, or each may be computed from one element and constants. Concats
-    of Concats are followed.
 
-    Complexity: linear in the nodes between.
+def parts_of(
+    flow: DataflowGraph, nodes: Iterable[int], budget: int
+) -> Iterator[tuple[int, ...]]:
+    """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
+
+    A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
     """
-    found = {}
-    for name in flow.outputs:
-        if flow.types.get(name) in ANY_FLOAT_TENSORS:
-            parts = _parts(flow, name)
-            if 1 < len(parts) <= _MOST:
-                found[name] = parts
-    return found
+    if any((kind or "").startswith("optional") for kind in flow.types.values()):
+        yield from filter(None, [tuple(nodes)])
+        return
+    part: list[int] = []
+    weights: set[str] = set()
+    held = 0
+    for node in nodes:
+        new = {
+            name for name in flow.reads[node] if name in flow.shell.weights
+        } - weights
+        cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
+        cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
+        if len(part) == _NODES or (part and held + cost > budget):
+            yield tuple(part)
+            part = []
+            weights = set()
+            held = 0
+        part.append(node)
+        weights |= new
+        held += cost
+    if part:
+        yield tuple(part)
 
 
-def _parts(flow: DataflowGraph, output: str) -> tuple[str, ...]:
-    """Return the values that an output joins; only itself if it joins none."""
-    parts = dict[str, None]()
-    waiting = [output]
-    seen = set[str]()
-    while waiting and len(parts) <= _MOST:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        joined = _joined(flow, name)
-        if joined:
-            waiting += joined
-        elif name in flow.maker:
-            parts[name] = None
-    return tuple(parts)
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in runs of that size; the last may be shorter."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _joined(flow: DataflowGraph, name: str) -> tuple[str, ...]:
-    """Return the operands of the Concat that a value comes from; nothing if it comes from none."""
-    facts = op_facts()
-    while name in flow.maker:
-        index = flow.maker[name]
-        node = flow.nodes[index]
-        key = op_key(node)
-        reads = [read for read in flow.reads[index] if read not in flow.shell.weights]
-        moves = facts.moved_inputs.get(key)
-        if isinstance(moves, range) and key not in facts.containers:
-            return tuple(reads)
-        passes = key in facts.carriers or key in facts.pointwise or key in facts.exact
-        if not passes or not reads or (len(reads) > 1 and moves != (0,)):
-            return ()
-        name = reads[0]
-    return ()
+def fitting(
+    flow: DataflowGraph,
+    parts: Sequence[Sequence[int]],
+    wanted: Iterable[str],
+    budget: int,
+) -> int:
+    """Return how many samples can run together, part by part, with their values between parts within the budget.
+
+    It is 1 for a model without large weights, which would gain nothing.
+    """
+    if not flow.large or len(parts) < 2:
+        return 1
+    return max(1, budget // max(peak_of(flow, parts, wanted), 1))
+
+
+def peak_of(
+    flow: DataflowGraph, parts: Sequence[Sequence[int]], wanted: Iterable[str]
+) -> int:
+    """Return the most bytes of values that are held between parts. Complexity: linear in what nodes read."""
+    uses = Counter(
+        [
+            *wanted,
+            *(name for part in parts for node in part for name in flow.reads[node]),
+        ]
+    )
+    held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
+    size = most = sum(flow.sizes.get(name, 0) for name in held)
+    for part in parts:
+        made = [
+            name for node in part for name in flow.nodes[node].output if uses[name]
+        ]
+        reads = [name for node in part for name in flow.reads[node]]
+        uses.subtract(reads)
+        held.update(made)
+        gone = {name for name in reads if uses[name] <= 0} & held
+        held -= gone
+        size += sum(flow.sizes.get(name, 0) for name in made) - sum(
+            flow.sizes.get(name, 0) for name in gone
+        )
+        most = max(most, size)
+    return most
+
+
+def peak_together(
+    flow: DataflowGraph, nodes: Iterable[int], wanted: Iterable[str]
+) -> int:
+    """Return the bytes of weights and values while nodes run in one session."""
+    weights = sum(map(stored_bytes, flow.shell.weights.values()))
+    return weights + peak_of(flow, [[node] for node in nodes], wanted)

@@ -11,18 +11,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.editor import NewNames
-from onnxamp._model.protos import copy_fields, stored_bytes
+from onnxamp._model.protos import copy_fields
 from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import DataflowGraph, fitted
+from onnxamp._runtime.memory import free_bytes
+from onnxamp._runtime.parts import (
+    ancestors,
+    batched,
+    fitting,
+    parts_of,
+    peak_together,
+)
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import FOREIGN, Feeds, from_value, to_value, typed
@@ -192,12 +200,13 @@ def _rank(
 @dataclass(slots=True)
 class Executor:
     """Runs pieces. Some sessions are kept for further samples; until :meth:`forget` where weights are large, as these
-    are. ``rewrite`` changes pieces before they are loaded.
+    are. ``rewrite`` changes pieces before they are loaded. ``joined`` is why pieces do not run that run together.
     """
 
     flow: DataflowGraph
     provider: Provider
     rewrite: Callable[[ModelProto], ModelProto] | None = None
+    joined: str = ""
     _sessions: "dict[Piece, tuple[ort.InferenceSession, list[tuple[str, str]]]]" = (
         field(default_factory=dict)
     )
@@ -272,12 +281,6 @@ class Executor:
             array = self.flow.shell.array(name, raised=self.flow.emulated)
             self._weights[name] = to_value(array)
         return self._weights[name]
-
-
-T = TypeVar("T")
-
-_NODES: Final = 1024
-"""Nodes that a piece may have: ONNX Runtime 1.31 loads in time that grows much faster than their number."""
 
 
 @dataclass(slots=True)
@@ -412,54 +415,6 @@ def observed_values(
         known = []
 
 
-def ancestors(
-    flow: DataflowGraph, targets: Iterable[str], done: set[int]
-) -> list[int]:
-    """Return nodes that the targets need and that are not in ``done``, in order; they are added to it."""
-    nodes = []
-    waiting = [flow.maker[name] for name in targets if name in flow.maker]
-    while waiting:
-        node = waiting.pop()
-        if node not in done:
-            done.add(node)
-            nodes.append(node)
-            waiting += [
-                flow.maker[name] for name in flow.reads[node] if name in flow.maker
-            ]
-    return sorted(nodes)
-
-
-def parts_of(
-    flow: DataflowGraph, nodes: Iterable[int], budget: int
-) -> Iterator[tuple[int, ...]]:
-    """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
-
-    A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
-    """
-    if any((kind or "").startswith("optional") for kind in flow.types.values()):
-        yield from filter(None, [tuple(nodes)])
-        return
-    part: list[int] = []
-    weights: set[str] = set()
-    held = 0
-    for node in nodes:
-        new = {
-            name for name in flow.reads[node] if name in flow.shell.weights
-        } - weights
-        cost = sum(flow.sizes.get(name, 0) for name in flow.nodes[node].output)
-        cost += sum(stored_bytes(flow.shell.weights[name]) for name in new)
-        if len(part) == _NODES or (part and held + cost > budget):
-            yield tuple(part)
-            part = []
-            weights = set()
-            held = 0
-        part.append(node)
-        weights |= new
-        held += cost
-    if part:
-        yield tuple(part)
-
-
 def run_alone(
     executor: Executor,
     feeds: Feeds,
@@ -486,14 +441,46 @@ def run_together(
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Execution]:
-    """:func:`run_alone` of several samples, which share each weight that is read."""
+    """:func:`run_alone` of several samples, which share each weight that is read.
+
+    If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
+    """
     flow = executor.flow
     nodes = ancestors(flow, wanted, set())
     parts = list(parts_of(flow, nodes, budget))
+
+    def run(parts: Sequence[Sequence[int]]) -> list[Execution]:
+        return _run_parts(executor, samples, wanted, parts, budget, progress)
+
+    if executor.joined:
+        return run([nodes])
+    try:
+        return run(parts)
+    except RuntimeFailure as error:
+        if len(parts) < 2 or peak_together(flow, nodes, wanted) > free_bytes() // 2:
+            raise
+        try:
+            executions = run([nodes])
+        except RuntimeFailure:
+            raise error from None
+        executor.joined = str(error)
+        return executions
+
+
+def _run_parts(
+    executor: Executor,
+    samples: Sequence[Feeds],
+    wanted: Sequence[str],
+    parts: Sequence[Sequence[int]],
+    budget: int,
+    progress: Callable[[int, int], None] | None,
+) -> list[Execution]:
+    """Run parts of a graph one after the other, each on as many samples as fit."""
+    nodes = [*chain.from_iterable(parts)]
     executions = [start(executor, feeds, Counter(wanted), nodes) for feeds in samples]
     total = len(nodes) * len(executions)
     done = 0
-    for group in batched(executions, fitting(flow, parts, wanted, budget)):
+    for group in batched(executions, fitting(executor.flow, parts, wanted, budget)):
         for part in parts:
             for execution in group:
                 execution.run(part)
@@ -502,44 +489,3 @@ def run_together(
             if progress is not None:
                 progress(done, total)
     return executions
-
-
-def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in runs of that size; the last may be shorter."""
-    return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def fitting(
-    flow: DataflowGraph,
-    parts: Sequence[Sequence[int]],
-    wanted: Iterable[str],
-    budget: int,
-) -> int:
-    """Return how many samples can run together, part by part, with their values between parts within the budget.
-
-    It is 1 for a model without large weights, which would gain nothing. Complexity: linear in what nodes read.
-    """
-    if not flow.large or len(parts) < 2:
-        return 1
-    uses = Counter(
-        [
-            *wanted,
-            *(name for part in parts for node in part for name in flow.reads[node]),
-        ]
-    )
-    held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
-    size = most = sum(flow.sizes.get(name, 0) for name in held)
-    for part in parts:
-        made = [
-            name for node in part for name in flow.nodes[node].output if uses[name]
-        ]
-        reads = [name for node in part for name in flow.reads[node]]
-        uses.subtract(reads)
-        held.update(made)
-        gone = {name for name in reads if uses[name] <= 0} & held
-        held -= gone
-        size += sum(flow.sizes.get(name, 0) for name in made) - sum(
-            flow.sizes.get(name, 0) for name in gone
-        )
-        most = max(most, size)
-    return max(1, budget // max(most, 1))
