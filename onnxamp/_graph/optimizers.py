@@ -182,6 +182,17 @@ def _differ_in_rank(graph: Graph, node: Node) -> bool:
 def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
     """Return the node of the reader's graph that makes a value, before ops that ONNX Runtime removes first."""
     maker = graph.producer(value)
-    while maker is not None and maker.key in op_facts().eliminated:
+    while maker is not None and _is_removed(graph, maker):
         maker = graph.producer(maker.input(0))
     return None if maker is None or maker.scope != reader.scope else maker
+
+
+def _is_removed(graph: Graph, node: Node) -> bool:
+    """Return whether ONNX Runtime removes a node first, as it does with a Reshape to the shape that is there."""
+    facts = op_facts()
+    if node.key in facts.eliminated or node.key not in facts.views:
+        return node.key in facts.eliminated
+    before, after = (
+        graph.shapes[value] for value in (node.inputs[0], node.outputs[0])
+    )
+    return before is not None and None not in before and before == after
