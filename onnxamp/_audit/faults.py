@@ -23,10 +23,10 @@ from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import Port, Signature, newer_versions
+from onnxamp._ops.signature import newer_versions
 from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import find_pairs, redundant_casts
-from onnxamp._rewrite.verify import type_conflicts
+from onnxamp._rewrite.verify import type_conflicts, wanted_type
 from onnxamp._runtime.inputs import Sizes, listed
 from onnxamp._runtime.random_inputs import has_shape, shape_of
 from onnxamp._runtime.starting import trial
@@ -80,11 +80,9 @@ def _node_faults(
     graph: Graph, node: Node, declared: Mapping[int, str], known: str | None
 ) -> Iterator[Finding]:
     """Return the faults of one node, worst first; ``known`` is the result of :func:`type_conflicts`."""
-    if node.signature is not None:
-        inputs = graph.types_of(node.inputs)
-        text = known and (_input_fault(node.signature, inputs) or known)
-        if text := text or _output_fault(graph, node):
-            yield _fault(graph, node, readable_types(text))
+    text = known or _output_fault(graph, node)
+    if node.signature is not None and text:
+        yield _fault(graph, node, readable_types(text))
     for value in node.outputs:
         if value in declared:
             wanted = readable_types(declared[value])
@@ -125,35 +123,6 @@ def _wrong_entries(graph: Graph, declared: Mapping[int, str]) -> Iterator[Findin
             yield finding(graph.values[value].name, "error", "type", text, _REDECLARE)
 
 
-def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str | None:
-    """Return the first input that contradicts the schema, in words; None if all agree."""
-    bound = bind(signature, inputs)
-    if is_consistent(signature, bound, inputs):
-        return None
-    for position, found in enumerate(inputs):
-        port = signature.input(position)
-        if found is None:
-            continue
-        if port is None:
-            return f"has {len(inputs)} inputs, more than its schema allows"
-        wanted = _wanted(signature, port, position, bound)
-        if wanted != found:
-            return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
-        if port.type in signature.params and found not in signature.params[port.type]:
-            opset = f"its schema of opset {signature.since}"
-            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
-    return "its inputs contradict its schema"
-
-
-def _wanted(
-    signature: Signature, port: Port, position: int, bound: Mapping[str, str]
-) -> str | None:
-    """Return the type that a port must have; None if nothing binds it."""
-    if port.type not in signature.params:
-        return port.type
-    return bound.get(signature.param(port, position))
-
-
 def _output_fault(graph: Graph, node: Node) -> str | None:
     """Return the first output whose type the schema does not admit, such as a Cast to bfloat16 before opset 13."""
     signature = node.signature
@@ -167,7 +136,7 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
         admitted = signature.params.get(port.type, frozenset({port.type}))
         if found not in admitted:
             return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not allow"
-        wanted = _wanted(signature, port, position, bound)
+        wanted = wanted_type(signature, port, position, bound)
         if wanted not in (None, found):
             return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
     return None

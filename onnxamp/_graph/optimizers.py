@@ -3,7 +3,7 @@
 The facts are in ``optimizers.toml`` in the folders of targets, whose README explains the fields.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -98,9 +98,9 @@ def may_break(model: ModelProto) -> bool:
     """Return whether a model has any node that a faulty optimizer may take up. Complexity: linear in nodes."""
     makers = _makers()
     return any(
-        _permutation(node) in makers[node.op_type]
+        _is_taken(node, row)
         for node in all_nodes(model.graph.node)
-        if node.op_type in makers
+        for row in makers.get(node.op_type, ())
     )
 
 
@@ -112,13 +112,26 @@ def _rows(provider: str) -> tuple[Mapping[str, Any], ...]:
 
 
 @cache
-def _makers() -> Mapping[str, Collection[tuple[int, ...]]]:
-    """Return op -> the permutations with which a faulty optimizer may take it up."""
-    makers = dict[str, set[tuple[int, ...]]]()
+def _makers() -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Return op -> the facts about sessions in which a faulty optimizer may take it up."""
+    makers = dict[str, list[Mapping[str, Any]]]()
     for provider in target_names():
         for row in _rows(provider):
-            makers.setdefault(row["producer"], set()).update(map(tuple, row["perms"]))
+            rows = makers.setdefault(row["producer"], [])
+            if not any(_is_same_maker(row, other) for other in rows):
+                rows.append(row)
     return makers
+
+
+def _is_same_maker(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two facts are about the same nodes that an optimizer takes up."""
+    return all(row.get(key) == other.get(key) for key in ("attribute", "among"))
+
+
+def _is_taken(proto: NodeProto, row: Mapping[str, Any]) -> bool:
+    """Return whether the attribute of a producer is one that counts."""
+    value = attribute(proto, row["attribute"])
+    return list(value or ()) in row["among"] if "among" in row else bool(value)
 
 
 def _holds(row: Mapping[str, Any], version: str) -> bool:
@@ -133,35 +146,53 @@ def _holds(row: Mapping[str, Any], version: str) -> bool:
 def _breaks(graph: Graph, node: Node, port: int, row: Mapping[str, Any]) -> bool:
     """Return whether an optimizer breaks the model through an input of a node."""
     value = node.inputs[port]
-    if value == ABSENT or readable_types(graph.types[value]) not in row["types"]:
+    if value == ABSENT or port not in row.get("ports", (port,)):
         return False
+    if readable_types(graph.types[value]) not in row["types"]:
+        return False
+    maker = _taken_up(graph, node, value, row)
+    if maker is None or graph.results[maker.outputs[0]]:
+        return False
+    if "typed_by" in row:
+        types = graph.types_of([maker.input(row["typed_by"]), *maker.outputs])
+        if len({*types}) == 1:
+            return False
+    return "ranks" not in row or _differ_in_rank(graph, node)
+
+
+def _taken_up(
+    graph: Graph, node: Node, value: int, row: Mapping[str, Any]
+) -> Node | None:
+    """Return the node before an input that the optimizer takes up; None if it is another one."""
     maker = _maker(graph, node, value)
-    if maker is not None and maker.key == row.get("through"):
-        maker = _maker(graph, node, maker.input(0))
-    elif "through" in row:
-        return False
-    if maker is None or maker.key != row["producer"]:
-        return False
-    if (
-        list(_permutation(maker.proto)) not in row["perms"]
-        or graph.results[maker.outputs[0]]
-    ):
-        return False
-    ranks = [
-        None if (shape := graph.shapes[read]) is None else len(shape)
-        for read in node.inputs[:2]
-    ]
-    return None in ranks or len(set(ranks)) > 1
+    if "through" in row:
+        is_through = maker is not None and maker.key == row["through"]
+        maker = _maker(graph, node, maker.input(0)) if maker and is_through else None
+    is_producer = maker is not None and maker.key == row["producer"]
+    return maker if maker and is_producer and _is_taken(maker.proto, row) else None
+
+
+def _differ_in_rank(graph: Graph, node: Node) -> bool:
+    """Return whether the ranks of a node's first two inputs differ, or are not known."""
+    shapes = [graph.shapes[value] for value in node.inputs[:2]]
+    ranks = {None if shape is None else len(shape) for shape in shapes}
+    return None in ranks or len(ranks) > 1
 
 
 def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
     """Return the node of the reader's graph that makes a value, before ops that ONNX Runtime removes first."""
     maker = graph.producer(value)
-    while maker is not None and maker.key in op_facts().eliminated:
+    while maker is not None and _is_removed(graph, maker):
         maker = graph.producer(maker.input(0))
     return None if maker is None or maker.scope != reader.scope else maker
 
 
-def _permutation(proto: NodeProto) -> tuple[int, ...]:
-    """Return the permutation of a node; empty if it has none."""
-    return tuple(attribute(proto, "perm") or ())
+def _is_removed(graph: Graph, node: Node) -> bool:
+    """Return whether ONNX Runtime removes a node first, as it does with a Reshape to the shape that is there."""
+    facts = op_facts()
+    if node.key in facts.eliminated or node.key not in facts.views:
+        return node.key in facts.eliminated
+    before, after = (
+        graph.shapes[value] for value in (node.inputs[0], node.outputs[0])
+    )
+    return before is not None and None not in before and before == after

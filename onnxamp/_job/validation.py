@@ -230,6 +230,8 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
             in_text=is_text(original.path),
             whole=original.stock.size <= OPENED,
         )
+        if before.limit:  # the provider cannot judge either
+            return Loaded(found.by, limit=before.limit)
         return found._replace(original=before.fault)
     return found
 

@@ -464,3 +464,18 @@ def replaced(
 def raw_data_head(size: int) -> bytes:
     """Tag and length that start a ``raw_data`` field of ``size`` bytes."""
     return as_varint(_RAW_DATA << 3 | _BYTES) + as_varint(size)
+
+
+def holds_type(model: ModelProto, elem: int) -> bool:
+    """Return whether a model has weights or declared values of an element type, or Casts to it.
+
+    Complexity: linear in nodes, weights and declarations.
+    """
+    graph = model.graph
+    entries = (*graph.input, *graph.output, *graph.value_info)
+    if any(entry.type.tensor_type.elem_type == elem for entry in entries):
+        return True
+    if any(tensor.data_type == elem for tensor in tensors_of(model)):
+        return True
+    casts = (node for node in all_nodes(graph.node) if node.op_type == "Cast")
+    return any(item.i == elem for node in casts for item in node.attribute)

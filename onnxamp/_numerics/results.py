@@ -223,8 +223,8 @@ class DiffReport(Shown):
     """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.
     """
     loaded: str = ""
-    """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without a
-    provider if kernels of the target were not there; "" if nothing did.
+    """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without
+    a provider if it is not that of the target; "" if nothing did.
     """
     types_only: str = ""
     """Why the runtime opened no session, and only checked the types of the result; "" if it opened one."""

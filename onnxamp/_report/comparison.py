@@ -150,7 +150,8 @@ def _loads(diff: DiffReport) -> str:
         return ""
     if diff.types_only:
         return f"types checked by {diff.loaded}"
-    return f"loads in {diff.loaded}"
+    without = f" without {', '.join(diff.disabled)}" if diff.disabled else ""
+    return f"loads in {diff.loaded}{without}"
 
 
 def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:

@@ -211,6 +211,7 @@ def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None
         editor.insert_after(second.node, _dequantize_again(editor, second))
     for index in sorted(edits.attributes):
         _lower_attribute(editor.view.nodes[index], editor.node(index), edits, convert)
+    _drop_repeated(editor, edits)
 
 
 def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
@@ -297,13 +298,27 @@ def _lower_attribute(
         (low,) = convert([_weight(edits, node.outputs[0], tensor, proto.output[0])])
         set_attribute(proto, "value", low)
         return
-    giver = ABSENT if rule.giver is None else node.input(rule.giver)
-    if given is not None and giver in edits.weights:
-        # Its default says the same. ONNX Runtime's CPU provider does not load some models with it (seen in 1.31.1:
-        # "Type (tensor(float)) of output arg (InsertedPrecisionFreeCast_b)").
-        drop_attributes(proto, [rule.attribute])
-    else:
-        set_attribute(proto, rule.attribute, edits.low.elem)
+    set_attribute(proto, rule.attribute, edits.low.elem)
+
+
+def _drop_repeated(editor: GraphEditor, edits: Edits) -> None:
+    """Drop dtype attributes that now say the same as the type of a lowered input, which is their default.
+
+    ONNX Runtime's CPU provider does not load some models with them (seen in 1.31.1: "Type (tensor(float)) of output arg
+    (InsertedPrecisionFreeCast_b)").
+    """
+    rules = op_facts().dtype_attribute
+    givers = {op: rule.giver for op, rule in rules.items() if rule.giver is not None}
+    low = {copy.name for copy in edits.copies if copy.low}
+    low |= {cast.target for cast in edits.casts if cast.elem == edits.low.elem}
+    for node in editor.view.nodes_of(givers):
+        port = givers[node.key]
+        name = edits.inputs.get((node.index, port))
+        is_low = node.input(port) in edits.weights if name is None else name in low
+        told = rules[node.key].attribute
+        proto = editor.node(node.index)
+        if is_low and attribute(proto, told) == edits.low.elem:
+            drop_attributes(proto, [told])
 
 
 def _lower_constant(

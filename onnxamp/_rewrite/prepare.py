@@ -16,6 +16,7 @@ from onnxamp._rewrite import (
     fold,
     freeze,
     inline,
+    mend,
     requantize,
     rescale,
     split_k,
@@ -24,6 +25,7 @@ from onnxamp._rewrite import (
 
 PASSES: Final = (
     inline.apply,
+    mend.apply,
     upgrade.apply,
     freeze.apply,
     fold.apply,
@@ -34,7 +36,8 @@ PASSES: Final = (
 )
 """All passes, in their order."""
 
-_KEEPING_CASTS: Final = PASSES[:-1]
+_CHECKED: Final = tuple(one for one in PASSES if one not in (mend.apply, casts.apply))
+"""The passes before checks, which name the faults that others remove."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ def prepare(model: Model, options: Options) -> Prepared:
 
 
 def with_casts(model: Model, options: Options) -> Prepared:
-    """As :func:`prepare`, without removing Casts, and without checking that ranges were measured."""
-    return _passed(model, options, _KEEPING_CASTS)
+    """As :func:`prepare`, without removing Casts or faults, and without checking that ranges were measured."""
+    return _passed(model, options, _CHECKED)
 
 
 def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:

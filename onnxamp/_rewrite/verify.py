@@ -5,7 +5,7 @@ A fault that the original model does not have is a bug in onnxamp, and the messa
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,14 +15,14 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from onnxamp._dtypes import retyped
+from onnxamp._dtypes import readable_types, retyped
 from onnxamp._errors import InternalError, ModelError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.signature import Signature
+from onnxamp._ops.signature import Port, Signature
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import Edits
 from onnxamp._target.kernels import is_consistent
@@ -197,8 +197,8 @@ def verify(
         ModelError: it is not, because the original is not either.
     """
     graph = Graph.of(result)
-    faults = list(_all_conflicts(graph))
-    known = {fault.where for fault in _all_conflicts(original)} if faults else set()
+    faults = list(all_conflicts(graph))
+    known = {fault.where for fault in all_conflicts(original)} if faults else set()
     new = [fault for fault in faults if fault.where not in known]
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
     inputs = (
@@ -208,7 +208,7 @@ def verify(
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
     new += _changed(original, graph, "input", options, weights)
     new += _changed(original, graph, "output", options, set())
-    if new and (fault := next(_all_conflicts(original), None)):
+    if new and (fault := next(all_conflicts(original), None)):
         raise ModelError(
             f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}."
         )
@@ -221,7 +221,8 @@ def verify(
         )
 
 
-def _all_conflicts(graph: Graph) -> Iterator["Conflict"]:
+def all_conflicts(graph: Graph) -> Iterator["Conflict"]:
+    """Yield all type faults of a model. Complexity: linear in nodes."""
     yield from type_conflicts(graph)
     yield from _declarations(graph)
 
@@ -298,9 +299,47 @@ def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
     """Return the type fault of a node with a schema, in words."""
     assert node.signature is not None
     if not _is_consistent(node.signature, inputs):
-        return f"takes {', '.join(map(str, inputs))}"
+        return _input_fault(node.signature, inputs)
     typing = typing_of(node, inputs, outputs)
     return inference_fault(typing) if typing is not None else ""
+
+
+def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str:
+    """Return the first input that contradicts the schema, in words. Not all agree."""
+    if text := disagreement(signature, inputs):
+        return text
+    for position, found in enumerate(inputs):
+        port = signature.input(position)
+        if found is None:
+            continue
+        if port is None:
+            return f"has {len(inputs)} inputs, more than its schema allows"
+        if port.type in signature.params and found not in signature.params[port.type]:
+            opset = f"its schema of opset {signature.since}"
+            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
+    return "its inputs contradict its schema"
+
+
+def disagreement(signature: Signature, inputs: Sequence[str | None]) -> str:
+    """Return the first input whose type the other inputs exclude, in words; "" if they agree."""
+    bound = bind(signature, inputs)
+    for position, found in enumerate(inputs):
+        port = signature.input(position)
+        if found is None or port is None:
+            continue
+        wanted = wanted_type(signature, port, position, bound)
+        if wanted != found:
+            return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
+    return ""
+
+
+def wanted_type(
+    signature: Signature, port: Port, position: int, bound: Mapping[str, str]
+) -> str | None:
+    """Return the type that a port must have; None if nothing binds it."""
+    if port.type not in signature.params:
+        return port.type
+    return bound.get(signature.param(port, position))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -18,12 +18,18 @@ from threading import RLock, Timer
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._graph.optimizers import suspected_optimizers
 from onnxamp._model.model import Model
-from onnxamp._model.protos import all_nodes, copied, opset_imports, stored_bytes
+from onnxamp._model.protos import (
+    all_nodes,
+    copied,
+    holds_type,
+    opset_imports,
+    stored_bytes,
+)
 from onnxamp._model.sources import external_tensor
 from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
@@ -331,6 +337,7 @@ class Loader(Child):
         provider: Provider | None,
         *,
         whole: bool = True,
+        excused: bool = False,
         suspects: Sequence[str] = (),
     ) -> Loaded:
         """Load a file as a session with default options does.
@@ -340,6 +347,7 @@ class Loader(Child):
             provider: the provider that must have kernels for all nodes; None to open it on the CPU, where kernels may
                 be missing.
             whole: start a session; otherwise resolve the graph alone.
+            excused: failures of the session are due to missing kernels, whatever the provider says.
             suspects: graph optimizers that may be to blame if no session starts.
         """
         ask = partial(self._tried, path, provider or _CPU)
@@ -355,8 +363,8 @@ class Loader(Child):
                 return Loaded(plain.by, disabled=tuple(suspects))
         except OSError:  # this system starts no processes
             return Loaded()
-        is_kernel = provider is None and plain.fault and plain.stage
-        if is_kernel and plain.stage != _TYPES:
+        kernels = ("kernel", "session") if excused else ("kernel",)
+        if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
         return Loaded(found.by, found.fault)
 
@@ -416,7 +424,11 @@ def load_file(
     is_here = not is_remote(model.path)
     whole = whole and is_here
     suspects = [*suspected_optimizers(model.proto)]
-    load = partial(the_loader().load, provider=provider, suspects=suspects)
+    # ONNX Runtime's CPU provider has few kernels of bfloat16, and expands ops without one into nodes that do not agree.
+    excused = holds_type(model.proto, TensorProto.BFLOAT16)
+    load = partial(
+        the_loader().load, provider=provider, excused=excused, suspects=suspects
+    )
     if not in_text and is_here and (whole or model.path.stat().st_size < _LARGE):
         return load(model.path, whole=whole)
     with temporary_folder() as folder:

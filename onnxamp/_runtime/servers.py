@@ -122,7 +122,8 @@ def _fault(
 ) -> tuple[str, str]:
     """Return how far ONNX Runtime gets with a file, and the first line of its error, "" if there is none.
 
-    Stages are "graph", in which the graph is resolved, and "session", in which it is optimized and gets its kernels.
+    Stages are "graph", in which the graph is resolved, and "session", in which it is optimized and gets its kernels;
+    "kernel" says that one is missing.
 
     Args:
         path: the file.
@@ -148,8 +149,10 @@ def _fault(
             names, settings = zip(*providers, strict=True)
             session.initialize_session(list(names), list(settings), {*disabled})
     except Exception as error:  # noqa: BLE001 - its exceptions have no common base
-        text = str(error).strip() or type(error).__name__
-        return stage, text.splitlines()[0]
+        kind = type(error).__name__
+        if stage == "session" and kind == "NotImplemented":
+            stage = "kernel"
+        return stage, (str(error).strip() or kind).splitlines()[0]
     return stage, ""
 
 
