@@ -408,6 +408,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         mean_abs=_mean(of("mean_abs"), sizes) or 0.0,
         differing=_mean(of("differing"), sizes) or 0.0,
         rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
+        typical_rel_l2=float(np.sqrt(np.mean(np.square(of("rel_l2"))))),
         snr_db=min(of("snr_db")),
         cosine=min(of("cosine"), key=lambda cosine: (not np.isnan(cosine), cosine)),
         worst_index=diffs[worst].worst_index,

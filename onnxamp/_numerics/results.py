@@ -222,6 +222,8 @@ class DiffReport(Shown):
     drawn: bool = False
     """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.
     """
+    redrawn: bool = False
+    """Whether more random samples than usual were compared, because errors are close to their limits."""
     loaded: str = ""
     """The runtime that loaded the file of the result ("ONNX Runtime 1.31.1 on CPU"), without a provider if only its
     graph was resolved; "" if nothing did.

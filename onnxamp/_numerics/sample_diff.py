@@ -11,7 +11,8 @@ from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare_outputs, merge
 from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.limits import COARSE, Accept, Limits, apply_limits, size_only
+from onnxamp._numerics.judging import apply_limits
+from onnxamp._numerics.limits import COARSE, Accept, Limits, size_only
 from onnxamp._numerics.metrics import (
     LOWNESS,
     TOLERANCES,

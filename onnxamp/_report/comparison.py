@@ -209,6 +209,11 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
         return
     yield from diff.notes
     yield from partings(diff)
+    if diff.redrawn:
+        yield (
+            f"Errors are close to their limits, so {diff.samples} random inputs were compared. Real inputs (--inputs)"
+            " may have larger or smaller errors."
+        )
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
         differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"

@@ -18,8 +18,8 @@ _MOST: Final = 64
 def joined_parts(flow: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
     """Return the values that nodes compute and a Concat joins, by output.
 
-    Between the Concat and the output, elements may move, or each may be computed from one element and constants. Concats
-    of Concats are followed.
+    Between the Concat and the output, elements may move, or each may be computed from one element and constants.
+    Concats of Concats are followed.
 
     Complexity: linear in the nodes between.
     """
