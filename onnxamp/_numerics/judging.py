@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Final
 
 from onnxamp._numerics.limits import Limits, is_plain, size_only
-from onnxamp._numerics.metrics import TOLERANCES, metric_name
+from onnxamp._numerics.metrics import TOLERANCES, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     DiffReport,
     Extra,
@@ -13,7 +14,11 @@ from onnxamp._numerics.results import (
     Judgement,
     LayerDiff,
 )
+from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.samples import NUMBERS
+
+_EXPLAINED: Final = 0.5
+"""Share of the error of the worst output from which on the error of one op explains it."""
 
 
 def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
@@ -47,7 +52,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     usual = [j.limit for j in judgements if j.metric == "rel_l2"]
     limit = min(usual, default=TOLERANCES[report.lowest])
     rows = _up_to_parts(report, judgements)
-    return replace(judged, first_bad=_first_bad(rows, limit))
+    return replace(judged, first_bad=_first_bad(report, rows, limit))
 
 
 def closeness(report: DiffReport) -> float:
@@ -112,16 +117,23 @@ def with_extra(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
     )
 
 
-def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
+def _first_bad(
+    report: DiffReport, rows: Sequence[LayerDiff], limit: float
+) -> FirstBad | None:
     """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
 
-    If there is none: the first from which on the accumulated error stays beyond the limit.
+    If there is none: the first whose own error explains that of the outputs; then the first from which on the
+    accumulated error stays beyond the limit.
     """
     floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
     for row in floats:
         for one in (row.local, row.accumulated):
             if one and one.alarm and (one is row.local or one.broken):
-                return FirstBad(row.value, row.node, row.op, one.alarm)
+                text = f"{one.alarm}{_in_body(row)}"
+                return FirstBad(row.value, row.node, row.op, text)
+    own = _first_lossy(report.outputs, floats, limit)
+    if own is not None:
+        return own
     start: LayerDiff | None = None
     for row in floats:
         if row.accumulated is not None:
@@ -130,6 +142,30 @@ def _first_bad(rows: Sequence[LayerDiff], limit: float) -> FirstBad | None:
         return None
     text = f"the accumulated error is {start.accumulated.rel_l2:.2g}"
     return FirstBad(start.value, start.node, start.op, text, breaks=False)
+
+
+def _first_lossy(
+    outputs: Sequence[TensorDiff], floats: Sequence[LayerDiff], limit: float
+) -> FirstBad | None:
+    """Return the first value whose op, on the reference's inputs, is off by about as much as the worst output."""
+    errors = [d.rel_l2 for d in outputs if d.is_float]
+    errors += [d.part.rel_l2 for d in outputs if d.part is not None]
+    least = max(limit, _EXPLAINED * max(errors, default=0.0))
+    for row in floats:
+        error = row.local.rel_l2 if row.local is not None else 0.0
+        if error > least and (
+            row.accumulated is None or row.accumulated.rel_l2 > least
+        ):
+            text = f"its own error is {error:.2g}{_in_body(row)}"
+            return FirstBad(row.value, row.node, row.op, text)
+    return None
+
+
+def _in_body(row: LayerDiff) -> str:
+    """Return where in a Loop or Scan a fault arises, in a clause; "" for other ops."""
+    if row.state:
+        return f", in the state {row.state!r} that its body carries"
+    return ", in its body" if row.op in op_facts().control_flow else ""
 
 
 def _warnings(

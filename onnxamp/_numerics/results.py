@@ -29,6 +29,8 @@ class LayerDiff:
     note: str | None = None
     exponent: int = 0
     """e, if the result stores the value times 2^-e; errors are in the units of the reference."""
+    state: str = ""
+    """The state in the body of a Loop or Scan whose last value it is, by its name at the beginning of a trip."""
 
     def __add__(self, other: "LayerDiff") -> "LayerDiff":
         """With that of another sample."""
