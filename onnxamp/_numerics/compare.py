@@ -138,6 +138,7 @@ _ERRORS: Final = (
     "max_rel",
     "required_tolerance",
     "rel_l2",
+    "typical_rel_l2",
     "rmse",
 )
 
@@ -253,6 +254,7 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
     names = ("mean_abs", "rel_l2", "rmse", "cosine")
     return {
         **{name: getattr(sums, name) for name in names},
+        "typical_rel_l2": sums.rel_l2,
         "max_abs": seen.error,
         "max_rel": max_rel,
         "required_tolerance": seen.required,
