@@ -24,7 +24,8 @@ from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.limits import Limits, apply_limits, make_limits
+from onnxamp._numerics.judging import apply_limits
+from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report

@@ -7,8 +7,7 @@ file.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -67,6 +66,14 @@ class RefusedError(Exception):
         self.fault = fault
 
 
+class NotWorthError(Exception):
+    """A result that passes, but is larger than the original and no faster; ``why`` says so in a sentence."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
+
+
 def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     """Return the limits that a validation sets for results in a low-precision type.
 
@@ -109,25 +116,33 @@ class Validator:
     proof: UpgradeProof
     kept: Part | None = None
 
-    def convert(self, job: Job, layers: bool | None) -> tuple[Conversion, DiffReport]:
+    def convert(
+        self, job: Job, layers: bool | None, *, must_pay: bool = False
+    ) -> tuple[Conversion, DiffReport]:
         """Convert, and write the result if it passes or cannot be compared.
 
         Args:
             job: the conversion.
             layers: compare all values; None to do so only if outputs miss their limits.
+            must_pay: write nothing that is larger than the original and no faster.
 
         Raises:
-            RefusedError: the result fails.
+            RefusedError: the result fails. NotWorthError: it does not pay.
         """
+        samples = self.comparison.run.samples
+        shapes = shapes_of(samples[0]) if samples.has(0) else None
         with (
             staged_conversion(
                 job, self.sink, kept=self.kept, proof=self.proof
             ) as made,
             made.saved.stage.shown() as written,
         ):
-            report = self._judge(job, Model.read(written), layers)
-        samples = self.comparison.run.samples
-        return made.outcome(shapes_of(samples[0]) if samples.has(0) else None), report
+            result = Model.read(written)
+            report = self._judge(job, result, layers)
+            why = made.not_worth(result, shapes)
+            if why and must_pay:
+                raise NotWorthError(why)
+        return replace(made.outcome(shapes), not_worth=why), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.
@@ -310,21 +325,37 @@ def healed(
         return _write_failed(job, validator, validation, failure)
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
-    for way in _ways(job, validator, validation, refused):
-        layers = False if way.options.level == Level.O0 else validation.layers
-        with suppress(RefusedError):
+    not_worth = ""
+    reasons = list[str]()
+    for way in _ways(job, validator, validation, refused, reasons):
+        is_last = way.options.level == Level.O0
+        layers = False if is_last else validation.layers
+        try:
             conversion, report = validator.convert(
-                replace(job, options=way.options, plan=way.plan), layers
+                replace(job, options=way.options, plan=way.plan),
+                layers,
+                must_pay=not is_last,
             )
-            cure = replace(
-                way.cure,
-                applied=True,
-                failure=why,
-                first_bad=failure.first_bad,
-                level=way.level,
-                casts=(refused.casts, conversion.summary.casts_after),
-            )
-            return conversion, replace(report, cure=cure)
+        except RefusedError:
+            reasons.append("")
+            continue
+        except NotWorthError as found:
+            not_worth = found.why
+            reasons.append(not_worth)
+            continue
+        cure = replace(
+            way.cure,
+            applied=True,
+            failure=why,
+            first_bad=failure.first_bad,
+            level=way.level,
+            casts=(refused.casts, conversion.summary.casts_after),
+        )
+        if is_last and not_worth:
+            conversion = replace(conversion, not_worth=not_worth, kept_original=True)
+            told = f"A conversion passes, but does not pay. {not_worth}"
+            cure = replace(cure, outcome=told)
+        return conversion, replace(report, cure=cure)
     raise RuntimeFailure(
         "Two runs of the float32 model disagree, so no result can be validated (--no-validate skips validation)."
     )
@@ -343,12 +374,19 @@ def _write_failed(
 
 
 def _ways(
-    job: Job, validator: Validator, validation: Validation, refused: RefusedError
+    job: Job,
+    validator: Validator,
+    validation: Validation,
+    refused: RefusedError,
+    reasons: Sequence[str],
 ) -> Iterator["_Way"]:
     """Yield the conversions to try in place of one that failed, the best first.
 
     If an op breaks, the op stays in float32. If errors add up, no single op is to blame, and measurements show which
     ops cause the most.
+
+    Args:
+        reasons: receives, for each way that was tried in vain, why it does not pay; "" if it fails.
     """
     options = job.options
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
@@ -359,6 +397,7 @@ def _ways(
         recipe=recipe,
         refused=refused,
         is_tried=recipe.options == options,
+        reasons=reasons,
     )
     if options.level not in (Level.O2, Level.O3):
         yield from search.cured(1.0)
@@ -403,6 +442,8 @@ class _Fallbacks:
     refused: RefusedError
     is_tried: bool
     """Whether this very recipe was refused."""
+    reasons: Sequence[str]
+    """As for :func:`_ways`."""
     until: float = field(init=False)
     outcomes: list[str] = field(default_factory=list)
     nodes: tuple[str, ...] = ()
@@ -453,8 +494,13 @@ class _Fallbacks:
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
         is_refused = cure.confirmed and not fault
-        fails = "The fix that was found fails the final validation."
+        fails = self.in_vain("The fix that was found", "fails the final validation")
         self.outcomes.append(fails if is_refused else cure.outcome)
+
+    def in_vain(self, what: str, fails: str) -> str:
+        """Return a sentence about the last conversion that was tried."""
+        is_worthless = self.reasons and self.reasons[-1]
+        return f"{what} {'passes, but does not pay' if is_worthless else fails}."
 
     def lower(self) -> Iterator[_Way]:
         """Level O1, if there is time."""
@@ -464,7 +510,7 @@ class _Fallbacks:
             )
             told = self.told("Level O1 passes.", lower.command(*self.command, ()))
             yield _Way(lower.options, told, Level.O1.value)
-            self.outcomes.append("Level O1 fails as well.")
+            self.outcomes.append(self.in_vain("Level O1", "fails as well"))
 
     def measured(self) -> Iterator[_Way]:
         """Return the result of level auto."""

@@ -69,6 +69,10 @@ class Conversion(Shown):
             nodes.
         speed_up: the estimated speed-up; None if it cannot be estimated.
         validation: the comparison of the result with the original; None if it was not validated.
+        not_worth: why the conversion does not pay, in a sentence: the file is larger, and no faster by the estimate; ""
+            if it does.
+        kept_original: whether the original was written for that reason, in place of a conversion that passes validation
+            only with more nodes in float32.
 
     Example:
         >>> import onnxamp, tempfile
@@ -89,6 +93,8 @@ class Conversion(Shown):
     causes: tuple[Cause, ...] = ()
     speed_up: SpeedUp | None = None
     validation: "DiffReport | None" = None
+    not_worth: str = ""
+    kept_original: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +257,38 @@ class StagedConversion:
             size=self.saved.size,
             shapes=shapes,
         )
+
+    def not_worth(
+        self, result: Model, shapes: Mapping[str, tuple[int, ...]] | None
+    ) -> str:
+        """Return why the conversion does not pay, in a sentence; "" if it does, or makes no difference.
+
+        Args:
+            result: the written model.
+            shapes: as for :meth:`outcome`.
+        """
+        before, after = map(_file_bytes, (self.job.model, result))
+        is_larger = after > max(_LARGER * before, before + _LARGER_BYTES)
+        if not self.converted.changed or not is_larger:
+            return ""
+        speed_up = expected_speed_up(self.converted.analysis, shapes)
+        if speed_up is not None and speed_up.factor > 1:
+            return ""
+        told = f"The result takes {100 * after / before:.0f} % of the original's bytes"
+        if speed_up is None:
+            return f"{told}, and low precision brings no speed there."
+        return f"{told}, and by the estimate it is no faster ({speed_up.factor:.2f}×)."
+
+
+_LARGER: Final = 1.05
+_LARGER_BYTES: Final = 4096
+"""From which factor and from how many bytes more on a file is larger: Casts alone are smaller."""
+
+
+def _file_bytes(model: Model) -> int:
+    """Return the bytes of the files of a model."""
+    assert model.path is not None
+    return sum(file.stat().st_size for file in (model.path, *model.stock.files))
 
 
 def _conversion(

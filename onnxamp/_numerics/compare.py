@@ -138,6 +138,7 @@ _ERRORS: Final = (
     "max_rel",
     "required_tolerance",
     "rel_l2",
+    "typical_rel_l2",
     "rmse",
 )
 
@@ -253,6 +254,7 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
     names = ("mean_abs", "rel_l2", "rmse", "cosine")
     return {
         **{name: getattr(sums, name) for name in names},
+        "typical_rel_l2": sums.rel_l2,
         "max_abs": seen.error,
         "max_rel": max_rel,
         "required_tolerance": seen.required,
@@ -408,6 +410,7 @@ def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
         mean_abs=_mean(of("mean_abs"), sizes) or 0.0,
         differing=_mean(of("differing"), sizes) or 0.0,
         rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
+        typical_rel_l2=float(np.sqrt(np.mean(np.square(of("rel_l2"))))),
         snr_db=min(of("snr_db")),
         cosine=min(of("cosine"), key=lambda cosine: (not np.isnan(cosine), cosine)),
         worst_index=diffs[worst].worst_index,

@@ -16,13 +16,12 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
+from onnxamp._numerics.judging import closeness, with_extra
 from onnxamp._numerics.limits import (
     Accept,
     AcceptLike,
     LimitLike,
     Limits,
-    closeness,
-    with_extra,
     with_tolerance,
 )
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
@@ -485,6 +484,7 @@ class Comparison:
             lowest="float32",
             drawn=samples.made_up
             and (self.engine.arithmetic is not None or sums_low(self.engine.provider)),
+            redrawn=samples.is_further,
         )
         tally = Tally(self.limits.accept)
         what = "layers of sample" if probe.layers else "sample"

@@ -43,6 +43,14 @@ AT_LEAST: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The metrics that a limit bounds from below."""
 
+_OTHERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "part_rel_l2": "relative L2 error",
+        "typical_rel_l2": "typical relative L2 error of the samples",
+    }
+)
+"""Metrics that only default limits bound."""
+
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
         **dict.fromkeys(AT_MOST, (0.0, inf)),
@@ -68,8 +76,7 @@ LOWNESS: Final[Mapping[str, int]] = MappingProxyType(
 
 def metric_name(metric: str) -> str:
     """Return a metric in words."""
-    name = "relative L2 error" if metric == "part_rel_l2" else metric
-    return AT_MOST.get(metric) or AT_LEAST.get(metric) or name
+    return AT_MOST.get(metric) or AT_LEAST.get(metric) or _OTHERS.get(metric, metric)
 
 
 def decibels(relative_l2: float) -> float:
@@ -225,6 +232,9 @@ class TensorDiff:
     """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
     part: PartError | None = None
     """The worst of the parts that a Concat joins in the output; None if there is no Concat, or the model runs whole."""
+
+    typical_rel_l2: float = 0.0
+    """Over several samples, the root of the mean of ``rel_l2`` squared."""
 
     @property
     def part_rel_l2(self) -> float | None:

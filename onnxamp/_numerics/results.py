@@ -29,6 +29,8 @@ class LayerDiff:
     note: str | None = None
     exponent: int = 0
     """e, if the result stores the value times 2^-e; errors are in the units of the reference."""
+    state: str = ""
+    """The state in the body of a Loop or Scan whose last value it is, by its name at the beginning of a trip."""
 
     def __add__(self, other: "LayerDiff") -> "LayerDiff":
         """With that of another sample."""
@@ -222,6 +224,8 @@ class DiffReport(Shown):
     drawn: bool = False
     """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.
     """
+    redrawn: bool = False
+    """Whether more random samples than usual were compared, because errors are close to their limits."""
     loaded: str = ""
     """The runtime that opened the file of the result with its default options ("ONNX Runtime 1.31.1 on CUDA"), without
     a provider if it is not that of the target; "" if nothing did.

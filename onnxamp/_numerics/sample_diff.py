@@ -6,12 +6,14 @@ from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
+from onnx import NodeProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare_outputs, merge
 from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.limits import COARSE, Accept, Limits, apply_limits, size_only
+from onnxamp._numerics.judging import apply_limits
+from onnxamp._numerics.limits import COARSE, Accept, Limits, size_only
 from onnxamp._numerics.metrics import (
     LOWNESS,
     TOLERANCES,
@@ -29,7 +31,7 @@ from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
@@ -461,7 +463,21 @@ def _layers(
             accumulated=row.accumulated,
             note=row.note,
             exponent=exponents.get(name, 0),
+            state=_state_of(node, name),
         )
+
+
+def _state_of(node: NodeProto, name: str) -> str:
+    """Return the state of a loop whose last value an output is, by its name in the body; "" for other values."""
+    key = op_key(node)
+    if key not in op_facts().repeats:
+        return ""
+    body = attribute(node, "body")
+    scanned = attribute(node, "num_scan_inputs") or 0
+    before = 2 if key == "Loop" else 0  # the number of the trip, and the condition
+    states = body.input[before : len(body.input) - scanned]
+    place = list(node.output).index(name)
+    return states[place].name if place < len(states) else ""
 
 
 def _as_declared(

@@ -225,6 +225,16 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     if diff.types_only:
         yield f"{diff.loaded} checked the types of the result, and did not open it here: {diff.types_only}."
     yield from partings(diff)
+    for output in diff.outputs:
+        differing = round(output.differing * output.size)
+        if differing and not output.is_float and output.detections is None:
+            those = f"{differing:,} of {count(output.size, 'element')}"
+            yield f"Output {output.name!r}: {those} {'differs' if differing == 1 else 'differ'}."
+    if diff.redrawn:
+        yield (
+            f"Errors are close to their limits, so {diff.samples} random inputs were compared. Real inputs (--inputs)"
+            " may have larger or smaller errors."
+        )
     if diff.noise is not None:
         engine = diff.ran_on.split()[0]
         differs = f"the reference on {engine} differs from itself on the CPU by {number(diff.noise)}"
@@ -286,7 +296,7 @@ def _output(d: TensorDiff, *, is_missed: bool) -> Row:
         *map(number, (d.rel_l2, d.max_abs, d.max_rel)),
         number(d.snr_db, 4),
         number(d.cosine, 7),
-        _share(d.argmax_agreement),
+        _top(d),
         change(d.reference_nan, d.result_nan),
         change(d.reference_inf, d.result_inf),
         change(d.reference_zero, d.result_zero),
@@ -307,7 +317,19 @@ def _scalar(x: float | str | None) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.4g} %"
+    """Return a share in percents, and 0 or 100 only if exact."""
+    if share is None:
+        return "–"
+    text = f"{100 * share:.4g}"
+    if share < 1 and text == "100":
+        return ">99.99 %"
+    return f"{text} %"
+
+
+def _top(d: TensorDiff) -> str:
+    """Return the top-1 agreement of floats, and the share of equal elements of ids, labels and the like."""
+    is_listed = d.argmax_agreement is not None and not d.is_float
+    return _share(1 - d.differing if is_listed else d.argmax_agreement)
 
 
 def _costs(diff: DiffReport) -> list[Part]:

@@ -19,6 +19,7 @@ from onnxamp._report.comparison import (
     details_of,
     error_figures,
     first_bad_sentence,
+    not_run,
     outputs_match,
     status_of,
     steps_of,
@@ -234,6 +235,10 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
     head = f"{verb} {plan.dtype}"
     why = tuple[str, ...]()
     cure = validation and validation.cure
+    if validation and cure and made.kept_original:
+        sentence = "Not worth it: the original model was written as it is."
+        told = (cure.failure, cure.outcome, not_run(validation) or "")
+        return Verdict(status, sentence, tuple(filter(None, told)))
     if validation and cure and cure.applied and not cure.confirmed:
         sentence = "The model stays in float32: no conversion passed validation."
         told = (cure.failure, cure.outcome, validation.skipped or "")
@@ -244,6 +249,9 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
         )
         head += f", {with_what} to pass validation"
+    if made.not_worth:
+        head += ", which is not worth it"
+        why = (made.not_worth,)
     if not any(row.low for row in plan.rows):
         more = " more" if made.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"

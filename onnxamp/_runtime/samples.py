@@ -120,6 +120,8 @@ class Samples:
     """Tokens that a decoder generates greedily after each prompt when two are compared."""
     is_usual: bool = False
     """Whether their number is the usual one, so that a verdict that is close may take more."""
+    is_further: bool = False
+    """Whether there are more than usual for that reason."""
 
     @property
     def made_up(self) -> bool:
@@ -478,9 +480,9 @@ def further(samples: Samples, share: float) -> Samples | None:
         count for count, least in _FURTHER if share > least and count > len(samples)
     )
     count = next(counts, None)
-    return (
-        None if count is None else replace(drawn(samples.draw, count), is_usual=True)
-    )
+    if count is None:
+        return None
+    return replace(drawn(samples.draw, count), is_usual=True, is_further=True)
 
 
 _TRIES: Final = 64

@@ -18,7 +18,8 @@ from repository import feeds as model_feeds
 from onnxamp import convert_model
 from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError
 from onnxamp._numerics.diff import diff_models
-from onnxamp._numerics.limits import Limits, apply_limits, make_limits
+from onnxamp._numerics.judging import apply_limits
+from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report.comparison import diff_report

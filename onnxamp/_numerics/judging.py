@@ -1,0 +1,199 @@
+"""Reports judged by limits: the sentences about what misses them, and where the error starts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from onnxamp._numerics.limits import Limits, is_plain, size_only
+from onnxamp._numerics.metrics import TOLERANCES, TensorDiff, metric_name
+from onnxamp._numerics.results import (
+    DiffReport,
+    Extra,
+    FirstBad,
+    Judgement,
+    LayerDiff,
+)
+from onnxamp._ops.facts import op_facts
+from onnxamp._runtime.samples import NUMBERS
+
+_EXPLAINED: Final = 0.5
+"""Share of the error of the worst output from which on the error of one op explains it."""
+
+
+def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
+    """Return a comparison judged by these limits. Measurements stay; earlier verdicts, warnings and remedies go.
+
+    Raises:
+        ArgumentError: there is a limit for an output that does not exist.
+    """
+    judgements = limits.judge(
+        report.outputs,
+        report.lowest,
+        report.noise,
+        drawn=report.drawn,
+        redrawn=report.redrawn,
+    )
+    extras = tuple(_judged_extra(report, extra, limits) for extra in report.extras)
+    warnings = (
+        *_warnings(report, judgements, limits),
+        *(told for extra in extras for told in extra.warnings),
+    )
+    judged = replace(
+        report,
+        judgements=judgements,
+        warnings=warnings,
+        extras=extras,
+        first_bad=None,
+        cure=None,
+    )
+    if judged.passed:
+        return judged
+    usual = [j.limit for j in judgements if j.metric == "rel_l2"]
+    limit = min(usual, default=TOLERANCES[report.lowest])
+    rows = _up_to_parts(report, judgements)
+    return replace(judged, first_bad=_first_bad(report, rows, limit))
+
+
+def closeness(report: DiffReport) -> float:
+    """Return the largest relative L2 error of an output or a part, as a share of its limit."""
+    shares = (
+        one.found / one.limit
+        for one in report.judgements
+        if one.metric in ("rel_l2", "part_rel_l2") and one.limit
+    )
+    return max(shares, default=0.0)
+
+
+def _up_to_parts(
+    report: DiffReport, judgements: Sequence[Judgement]
+) -> Sequence[LayerDiff]:
+    """Return the values up to the last part that misses its limit, if only parts do: the Concat hides their errors."""
+    missed = [judgement for judgement in judgements if not judgement.passed]
+    if report.failure or any(one.metric != "part_rel_l2" for one in missed):
+        return report.layers
+    outputs = {one.output for one in missed}
+    parts = {d.part.value for d in report.outputs if d.name in outputs and d.part}
+    ends = [row.position for row in report.layers if row.value in parts]
+    return [row for row in report.layers if row.position <= max(ends, default=inf)]
+
+
+def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
+    """Return a comparison beyond the samples, judged as the samples are."""
+    there = replace(report, outputs=extra.outputs)
+    limits = limits.beyond
+    judgements = limits.judge(
+        extra.outputs, report.lowest, report.noise, drawn=report.drawn
+    )
+    told = (
+        f"With {extra.what}: {text}" for text in _warnings(there, judgements, limits)
+    )
+    return replace(extra, judgements=judgements, warnings=tuple(told))
+
+
+def with_extra(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
+    """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
+
+    Args:
+        report: the comparison on the samples, which passes.
+        what: the branches or sizes, in words.
+        found: the comparison there.
+    """
+    if found.skipped:
+        clause = f"{what} ({found.skipped.rstrip('.')})"
+        return replace(report, not_run=(*report.not_run, clause))
+    told = tuple(f"With {what}: {text}" for text in found.warnings)
+    failure = f"With {what}: {found.failure}" if found.failure else None
+    extra = Extra(what, found.outputs, found.judgements, failure, told)
+    report = replace(report, extras=(*report.extras, extra))
+    if found.passed:
+        return report
+    return replace(
+        report,
+        failure=failure,
+        warnings=(*report.warnings, *told),
+        first_bad=found.first_bad,
+        layers=found.layers,
+    )
+
+
+def _first_bad(
+    report: DiffReport, rows: Sequence[LayerDiff], limit: float
+) -> FirstBad | None:
+    """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
+
+    If there is none: the first whose own error explains that of the outputs; then the first from which on the
+    accumulated error stays beyond the limit.
+    """
+    floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
+    for row in floats:
+        for one in (row.local, row.accumulated):
+            if one and one.alarm and (one is row.local or one.broken):
+                text = f"{one.alarm}{_in_body(row)}"
+                return FirstBad(row.value, row.node, row.op, text)
+    own = _first_lossy(report.outputs, floats, limit)
+    if own is not None:
+        return own
+    start: LayerDiff | None = None
+    for row in floats:
+        if row.accumulated is not None:
+            start = (start or row) if row.accumulated.rel_l2 > limit else None
+    if start is None or start.accumulated is None:
+        return None
+    text = f"the accumulated error is {start.accumulated.rel_l2:.2g}"
+    return FirstBad(start.value, start.node, start.op, text, breaks=False)
+
+
+def _first_lossy(
+    outputs: Sequence[TensorDiff], floats: Sequence[LayerDiff], limit: float
+) -> FirstBad | None:
+    """Return the first value whose op, on the reference's inputs, is off by about as much as the worst output."""
+    errors = [d.rel_l2 for d in outputs if d.is_float]
+    errors += [d.part.rel_l2 for d in outputs if d.part is not None]
+    least = max(limit, _EXPLAINED * max(errors, default=0.0))
+    for row in floats:
+        error = row.local.rel_l2 if row.local is not None else 0.0
+        if error > least and (
+            row.accumulated is None or row.accumulated.rel_l2 > least
+        ):
+            text = f"its own error is {error:.2g}{_in_body(row)}"
+            return FirstBad(row.value, row.node, row.op, text)
+    return None
+
+
+def _in_body(row: LayerDiff) -> str:
+    """Return where in a Loop or Scan a fault arises, in a clause; "" for other ops."""
+    if row.state:
+        return f", in the state {row.state!r} that its body carries"
+    return ", in its body" if row.op in op_facts().control_flow else ""
+
+
+def _warnings(
+    report: DiffReport, judgements: Sequence[Judgement], limits: Limits
+) -> Iterator[str]:
+    """Return sentences about outputs that are inexact, but not broken."""
+    missed = {
+        judgement.output: judgement for judgement in judgements if not judgement.passed
+    }
+    for diff in report.outputs:
+        if limits.plain and not is_plain(diff):
+            continue
+        if size_only(diff):
+            yield f"Output {diff.name!r} has shape {diff.result_shape}, the reference {diff.reference_shape}."
+        elif diff.alarm is None and diff.name in missed:
+            miss = missed[diff.name]
+            limit = f"{miss.limit:g}"
+            if limits.share(diff, report.lowest, drawn=report.drawn) < 1:
+                few = f"samples show few of its numbers ({diff.size})"
+                limit = f"{miss.limit:.2g}, as {few if diff.size < NUMBERS else 'other inputs may show more'}"
+            found = _told_apart(miss.found, miss.limit)
+            whose = metric_name(miss.metric)
+            if miss.metric == "part_rel_l2" and diff.part is not None:
+                whose += f" of its part {diff.part.value!r}"
+            yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
+
+
+def _told_apart(found: float, limit: float) -> str:
+    """Return a number with two digits, or with as many as distinguish it from the limit."""
+    texts = (f"{found:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in texts if float(text) != limit), str(found))
