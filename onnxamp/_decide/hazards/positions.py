@@ -40,8 +40,11 @@ def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     found = graph.ask(counted, low)
-    for index in found.computing:
-        yield Hazard(index, KIND, "computes positions")
+    states = graph.ask(accumulated, low).values
+    for index in sorted(found.computing):
+        is_positional = states.isdisjoint(graph.nodes[index].inputs)
+        why = "computes positions" if is_positional else "works on accumulated state"
+        yield Hazard(index, KIND, why)
     positions = {value for value, mark in found.marks.items() if Mark.POSITION in mark}
     coordinates = {
         value
