@@ -133,8 +133,10 @@ class _Walk:
         graph = self.graph
         if node.key in facts.reduces_axes and node.index in graph.exact:
             return is_joined  # the largest score of a decomposed Softmax
-        if node.key not in facts.mask_arithmetic:
+        if node.key not in facts.mask_arithmetic or graph.types[node.inputs[port]] not in _FLOATS:
             return None
+        if any(graph.types[result] not in _FLOATS for result in node.writes):
+            return None  # a comparison, or a Cast to bool: zeros and ones
         others = [
             value
             for at, value in enumerate(node.inputs)
