@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onnxamp._dtypes import FLOAT_TENSORS
+from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_known, stats_of
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
@@ -133,8 +134,10 @@ class _Walk:
         graph = self.graph
         if node.key in facts.reduces_axes and node.index in graph.exact:
             return is_joined  # the largest score of a decomposed Softmax
-        if node.key not in facts.mask_arithmetic:
+        if node.key not in facts.mask_arithmetic or graph.types[node.inputs[port]] not in _FLOATS:
             return None
+        if any(graph.types[result] not in _FLOATS for result in node.writes):
+            return None  # a comparison, or a Cast to bool: zeros and ones
         others = [
             value
             for at, value in enumerate(node.inputs)
@@ -155,7 +158,10 @@ class _Walk:
 
     def is_large(self, value: int) -> bool:
         """Return whether a constant turns 0 and 1 into a mask."""
-        return any(stats.largest >= _LARGE for stats in stats_of(self.graph, value))
+        try:
+            return any(stats.largest >= _LARGE for stats in stats_of(self.graph, value))
+        except OnnxAmpError:  # its file is missing, which those who need it will say
+            return False
 
 
 _SHAPES = ("Shape", "Size")

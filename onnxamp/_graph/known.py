@@ -153,6 +153,8 @@ def _tells(graph: Graph, value: int) -> bool:
     maker = graph.producer(value)
     if graph.types[value] != FLOAT or (maker is not None and maker.key in _MAKERS):
         return False
+    if not graph.constants.is_constant(value):
+        return True
     stats = graph.constants.stats(value)
     return stats is None or stats.uniform is None
 

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from onnxamp._errors import ArgumentError, suggestion
+from onnxamp._graph.added_masks import added_masks
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
@@ -324,6 +325,7 @@ class Role(Enum):
     PLAIN = "nothing that the graph tells"
     INDEX = "rows of a table"
     MASK = "which elements count"
+    ADDED = "a mask that is added to scores"
     SIZE = "a size, a shape or a number of rounds"
     POSITION = "positions along the last axis"
     LENGTH = "how many elements of an axis count"
@@ -347,6 +349,8 @@ class Use(NamedTuple):
     """The token that an index is compared with, which marks the place of a feature."""
     marked: int = 0
     """How often that token occurs."""
+    may_be_empty: bool = False
+    """Whether a mask may leave no element of a row."""
 
 
 _NAMES: Final = (
@@ -372,8 +376,8 @@ _NAMES: Final = (
 def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
     """Return the use of a model input, followed through data movement, Casts and bodies.
 
-    Look-ups decide first (an input with "position" in its name is a position then), then the name, then masks
-    (``1 - x``, a Cast to bool, an attention op), then sizes.
+    Look-ups decide first (an input with "position" in its name is a position then), then masks that are added to
+    scores, then the name, then other masks (``1 - x``, a Cast to bool, an attention op), then sizes.
 
     Args:
         view: the model.
@@ -403,6 +407,8 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
         bound = min((bound for bound in bounds if bound is not None), default=None)
         return Use(role, bound, marker=next(iter(markers), None))
+    if value in view.ask(added_masks).inputs:
+        return Use(Role.ADDED)
     if by_name is not None:
         return Use(by_name)
     return Use(

@@ -7,8 +7,11 @@ indices into a table (Gather, ...)     uniform in [0, rows of the table); 0 if i
                                        there are features for them are the one that those replace
 positions (by name)                    0, 1, 2, ... along the last axis, modulo the rows of the table; a decoder's begin
                                        behind what its caches hold
-masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; ones alone in a decoder with
-bool, attention masks)                 caches, which counts its tokens by them
+masks (by name, ``1 - x``, Cast to     per row (last axis) one or more ones, then zeros; the second row of three or more
+bool, attention masks)                 has ones alone, and the third zeros alone, unless a constant of the model is
+                                       infinite; ones alone in a decoder with caches, which counts its tokens by them
+masks that are added to scores         the same rows with 0 for ones, and the lowest number of float32, or of a
+                                       narrower type, for zeros
 ``use_cache_branch``                   whether caches hold something
 grids (by name)                        1 frame, and rows and columns that the patches fill
 sizes of images (by name)              height and width of the images
@@ -49,11 +52,13 @@ from onnx import (
     helper,
 )
 
+from onnxamp._dtypes import FORMATS
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
+from onnxamp._ops.facts import attribute
 from onnxamp._runtime.inputs import (
     Role,
     Sizes,
@@ -297,8 +302,10 @@ def _maker(
     length = sizes.get(next(inner, ""), 1)
     count = next((sizes[name] for name in named.counted), 0)
     extent = _extent(entries, sizes)
+    may_be_empty = not _has_infinite(graph)
     uses = {
-        value: _completed(use, length, count, extent) for value, use in uses.items()
+        value: _completed(use, length, count, extent)._replace(may_be_empty=may_be_empty)
+        for value, use in uses.items()
     }
     return InputMaker(
         graph=graph,
@@ -420,13 +427,10 @@ def _tensor(
         numbers = np.broadcast_to(places % bound, shape)
     elif use.role is Role.CACHED:
         numbers = np.full(shape, bool(use.past))
-    elif use.role is Role.MASK and use.past is not None:
-        numbers = np.ones(shape)
     elif use.role is Role.MASK:
-        ones = generator.integers(
-            1, max(_last_axis(shape).size, 1) + 1, (*shape[:-1], 1)
-        )
-        numbers = (_last_axis(shape) < ones).reshape(shape)
+        numbers = _mask(generator, shape, use)
+    elif use.role is Role.ADDED:
+        numbers = np.where(_mask(generator, shape, use), 0.0, _lowest(dtype))
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:
@@ -438,6 +442,32 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
+
+
+def _mask(generator: np.random.Generator, shape: tuple[int, ...], use: Use) -> npt.NDArray[Any]:
+    """Elements that count, by row: some, and where there are three rows or more, also all of a row and none."""
+    if use.past is not None:
+        return np.ones(shape, np.bool_)
+    width = max(_last_axis(shape).size, 1)
+    ones = generator.integers(1, width + 1, (*shape[:-1], 1))
+    if ones.size > 2 and use.may_be_empty:
+        ones.reshape(-1)[:3] = min(ones.flat[0], max(width - 1, 1)), width, 0
+    return (_last_axis(shape) < ones).reshape(shape)
+
+
+def _lowest(dtype: "np.dtype[Any]") -> float:
+    """Return the number by which exporters mask, the lowest of float32 or of a narrower type."""
+    low = next((low for low in FORMATS.values() if helper.tensor_dtype_to_np_dtype(low.elem) == dtype), None)
+    return float(np.finfo(np.float32).min) if low is None else -low.max_finite
+
+
+def _has_infinite(graph: Graph) -> bool:
+    """Return whether a number of the model is infinite: a row that it masks as a whole is not a number."""
+    held = (attribute(node.proto, "value_float") for node in graph.nodes_of({"Constant"}))
+    tensors = graph.constants.tensors.items()
+    stored = [value for value, tensor in tensors if tensor.data_location != TensorProto.EXTERNAL]
+    numbers = [graph.constants.scalar(value) for value in stored]
+    return any(number is not None and not np.isfinite(number) for number in (*held, *numbers))
 
 
 def _indices(

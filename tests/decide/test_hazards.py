@@ -129,7 +129,7 @@ def test_what_carries_a_guarded_value_stays_float32(level):
 def test_auto_measures_no_epsilon_that_becomes_zero(epsilon, measured):
     """No sample need divide by zero for other inputs to do so."""
     text = f"""(float[2,8] x) => (float[2,8] y) <float eps = {{{epsilon}}}> {{
-        a = MatMul (x, w) s = Sigmoid (a) c = Add (s, eps) q = Div (x, c) y = MatMul (q, w) }}"""
+        a = MatMul (x, w) s = Sigmoid (a) c = Add (s, eps) q = Div (s, c) y = MatMul (q, w) }}"""
     rows = onnxamp.plan_model(parse(text, w=random(8, 8)), "auto").rows
     kept = {row.key.partition(":")[0] for row in rows if row.reason == "epsilon" and not row.low}
     assert kept == (set() if measured else {"c", "q"})

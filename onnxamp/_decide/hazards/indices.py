@@ -157,9 +157,75 @@ def _is_roi(node: Node, port: int) -> bool:
     return port == region["input"] and signature.since >= region["since"]
 
 
+def box_offsets(graph: Graph) -> Iterator[Hazard]:
+    """Yield nodes that move the boxes of each class apart before a selection: by the class, times more than the largest
+    coordinate.
+
+    Moved, boxes have large coordinates, whose rounding changes how much they overlap. Complexity: linear in nodes,
+    because the walk from each selection ends at the offset.
+    """
+    facts = op_facts()
+    for node in graph.nodes_of(facts.boxes):
+        stack = [(node.input(port), [node.index]) for port in facts.boxes[node.key]]
+        steps = 0
+        while stack and steps < _BOX_REACH:
+            steps += 1
+            value, path = stack.pop()
+            maker = graph.producer(value)
+            if maker is None:
+                continue
+            offset = _offset(graph, maker) if maker.key in facts.terms else None
+            if offset is not None:
+                why = f"moves the boxes of each class apart for {node.label!r}"
+                for index in (*path, maker.index, *offset):
+                    yield Hazard(index, KIND, why)
+            elif maker.key in facts.moves_data or maker.key == "Cast":
+                stack += [(source, [*path, maker.index]) for _, source in graph.float_inputs(maker)]
+
+
+_BOX_REACH = 64
+"""Limit on the nodes between boxes and their selection, and on those that compute an offset."""
+
+
+def _offset(graph: Graph, node: Node) -> list[int] | None:
+    """Return the nodes that compute an offset by class that a node adds; None if it adds none.
+
+    Boxes may come from integers as well, but never from the largest of them.
+    """
+    found = [_class_arithmetic(graph, value) for _, value in graph.float_inputs(node)]
+    by_largest = (nodes for nodes, has_largest in found if has_largest)
+    alone = [nodes for nodes, _ in found if nodes]
+    return next(by_largest, alone[0] if len(alone) == 1 and len(found) == 2 else None)
+
+
+def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
+    """Return the nodes that compute a value from classes, which are integers, none if there are none; and whether they
+    take the largest of something.
+    """
+    facts = op_facts()
+    seen: dict[int, None] = {}
+    stack = [value]
+    is_class = has_largest = False
+    while stack and len(seen) < _BOX_REACH:
+        maker = graph.producer(stack.pop())
+        if maker is None or maker.index in seen:
+            continue
+        is_cast = maker.key == "Cast" and graph.types[maker.input(0)] in INTEGERS
+        is_largest = maker.key in facts.reduces_axes and maker.index in graph.exact
+        if not (is_cast or is_largest or maker.key in facts.index_arithmetic or maker.key == "Cast"):
+            return [], False
+        seen[maker.index] = None
+        is_class |= is_cast
+        has_largest |= is_largest
+        if not (is_cast or is_largest):
+            stack += [source for _, source in graph.float_inputs(maker)]
+    return (list(seen), has_largest) if is_class or has_largest else ([], False)
+
+
 def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
     """Integers and sizes carried in floats."""
     yield from graph.ask(index_paths).hazards
+    yield from box_offsets(graph)
     for node in graph.nodes_of(op_facts().position_sources):
         yield Hazard(node.index, KIND, "counts in floating point")
 

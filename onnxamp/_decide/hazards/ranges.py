@@ -4,14 +4,18 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Final
 
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
 from onnxamp._decide.computing import computing
 from onnxamp._decide.extremes import shrinking
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, stats_of
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
+from onnxamp._ops.facts import attribute, attribute_of, op_facts
 from onnxamp._options.options import Options
 
 
@@ -51,6 +55,50 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from constant_ranges(graph, low)
     yield from tiny_factors(graph, low)
+    yield from held_numbers(graph, low)
+
+
+def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the readers of results, and the makers of inputs, that numbers in a node's attributes show to be large.
+
+    The nodes themselves know float32 alone. Complexity: linear in nodes and attributes.
+    """
+    facts = op_facts()
+    seen: set[int] = set()
+    for node in graph.nodes_of({*facts.input_numbers, *facts.result_numbers}):
+        kept = _unfit(node, facts.input_numbers.get(node.key, ()), low)
+        if kept is not None:
+            why = f"makes numbers that {node.label!r} compares with {kept:.6g}, which {low.name} cannot hold"
+            for maker in makers_through_exact(graph, node.input(0)):
+                yield Hazard(maker.index, KIND, why)
+        is_squashed = attribute_of(node.proto, "post_transform", "NONE") in facts.squashed_by.get(node.key, ())
+        made = None if is_squashed else _unfit(node, facts.result_numbers.get(node.key, ()), low)
+        if made is not None:
+            why = f"reads results of {node.label!r}, which holds {made:.6g}; {low.name} cannot hold that"
+            for reader in readers_through_exact(graph, node, seen):
+                yield Hazard(reader.index, KIND, why)
+
+
+def _unfit(node: Node, names: Iterable[str], low: Format) -> float | None:
+    """Return a number in attributes of a node that is out of range, or an integer that low precision would change."""
+    for name in names:
+        held = attribute(node.proto, name)
+        if held is None or (isinstance(held, TensorProto) and held.data_type not in _REALS):
+            continue
+        array = numpy_helper.to_array(held) if isinstance(held, TensorProto) else np.asarray(held)
+        numbers = np.abs(array.astype(np.float64).reshape(-1))
+        beyond = numbers[(numbers >= low.overflow) & (numbers < SENTINEL)]
+        if beyond.size:
+            return float(beyond.max())
+        numbers = numbers[numbers < low.overflow]
+        rounded = numbers.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float64)
+        is_changed = (numbers > low.exact_integers) & (numbers == np.round(numbers)) & (rounded != numbers)
+        if is_changed.any():
+            return float(numbers[is_changed].max())
+    return None
+
+
+_REALS: Final = (TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
@@ -107,6 +155,20 @@ def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[
             yield reader
             if reader.index in graph.exact and graph.is_float_output(reader):
                 stack.append(reader)
+
+
+def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
+    """Yield the nodes that compute a value, and the exact ops between."""
+    stack = [value]
+    seen = {ABSENT}
+    while stack:
+        value = stack.pop()
+        maker = None if value in seen else graph.producer(value)
+        seen.add(value)
+        if maker is not None:
+            yield maker
+            if maker.index in graph.exact:
+                stack += (value for _, value in graph.float_inputs(maker))
 
 
 def _is_telling(number: float, low: Format) -> bool:

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._decide.computing import computing
-from onnxamp._decide.hazards.ranges import readers_through_exact
+from onnxamp._decide.hazards.ranges import makers_through_exact, readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format, element_name
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import Node
 from onnxamp._model.weights import read_array
 from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_facts
@@ -62,7 +62,7 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
             around = (
                 readers_through_exact(graph, node, seen)
                 if is_made
-                else _makers(graph, node)
+                else makers_through_exact(graph, node.input(0))
             )
             yield from (Hazard(one.index, KIND, why) for one in around)
 
@@ -136,20 +136,6 @@ def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
     if moved <= _SHARE:
         return ""
     return f"rounding a scale of {smallest:.6g} to {low.name} moves the end of its grid by up to {moved:.3g} steps"
-
-
-def _makers(graph: Graph, node: Node) -> Iterator[Node]:
-    """Yield the nodes that compute the values which a node quantizes, and the exact ops between."""
-    stack = [node.input(0)]
-    seen = {ABSENT}
-    while stack:
-        value = stack.pop()
-        maker = None if value in seen else graph.producer(value)
-        seen.add(value)
-        if maker is not None:
-            yield maker
-            if maker.index in graph.exact:
-                stack += (value for _, value in graph.float_inputs(maker))
 
 
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
