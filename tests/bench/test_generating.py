@@ -45,6 +45,7 @@ def benched(*arguments: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home", "forked")
 @needs_tokenizers
 def test_a_result_generates_beside_its_original() -> None:
@@ -81,6 +82,7 @@ def test_tokens_are_counted_up_to_the_first_that_differs() -> None:
     assert same < COUNT * len(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home", "forked")
 def test_prompts_may_be_made_up(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv(WEB, str(home))  # without transformers.js
@@ -162,6 +164,7 @@ def test_other_folders_do_not_generate_in_a_browser() -> None:
     assert "llama/model.onnx is not in a folder for transformers.js" in " ".join(printed.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_what_is_wrong_is_said() -> None:
     decoders.folder(Path("many"), "optimum", decoders.plain())
