@@ -1,14 +1,15 @@
-"""Run the test suite with the oldest versions that pyproject.toml allows, in an environment of its own: .venv-oldest.
+"""Run the test suite, without the slow tests, with the oldest versions that pyproject.toml allows.
+
+Sets up an environment of its own, .venv-oldest.
 
 python3 scripts/test_oldest.py [arguments of pytest]
 """
 
-import os
 import re
 import sys
 import tomllib
 
-from bootstrap import ROOT, Environment, run
+from bootstrap import ROOT, Environment, run_tests
 
 OLDEST = Environment(ROOT / ".venv-oldest")
 
@@ -27,5 +28,4 @@ if __name__ == "__main__":
     extras = project["optional-dependencies"]
     needed = (project["dependencies"], *(extras[name] for name in ("gpu", "ir", "safetensors", "xlsx")))
     OLDEST.ensure("dev", oldest([requirement for group in needed for requirement in group]))
-    workers = ["-n", str(min(os.cpu_count() or 1, 8)), "--dist", "loadfile"]
-    run([str(OLDEST.python), "-m", "pytest", "-q", *workers, *sys.argv[1:]])
+    run_tests(OLDEST, sys.argv[1:])

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
 
 # Tests run beside each other: threads that wait busily for work take the cores from the others.
 os.environ.setdefault("ONNXAMP_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what a marker "mostly_slow" does not leave: of the cases of a test, a few all over the list stay."""
+    families: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("mostly_slow") is not None:
+            families.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for family in families.values():
+        marker = family[0].get_closest_marker("mostly_slow")
+        assert marker is not None
+        fast = marker.kwargs["fast"]
+        stays = {place * len(family) // fast for place in range(fast)}
+        for place, item in enumerate(family):
+            if place not in stays:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -83,11 +83,13 @@ def assert_not_accused(model: ModelProto) -> None:
                 assert sorts(audit_model(result)) <= before, (level, dtype)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=CASES.values(), parts=8)
 def test_own_conversions_are_not_accused(case) -> None:
     assert_not_accused(case.build())
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_own_conversions_of_models_are_not_accused(path) -> None:
     model = onnx.load(path)

@@ -197,6 +197,7 @@ CHANGES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_makes_a_result_out_of_date(change: Callable[[], dict[str, object]]) -> None:

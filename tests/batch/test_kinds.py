@@ -58,6 +58,7 @@ def test_rows_name_options_and_presets_that_exist() -> None:
         assert kind.names[-1].pattern == "*"  # every model has a name
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("kind", ["genai", "transformers.js", "optimum"])
 def test_a_model_of_a_folder_gets_the_types_of_the_folder(kind: str) -> None:
     home = decoders.folder(Path("in"), kind, decoders.plain())
@@ -111,6 +112,7 @@ def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) ->
     assert low_tokens == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
 def test_a_tokenizer_that_knows_the_built_in_prompts_lets_both_generate() -> None:
     home = decoders.folder(Path("in"), "genai", decoders.grouped())
@@ -226,6 +228,7 @@ def two_decoders(*, share: bool) -> None:
         onnx.save(model, home / f"{name}.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
     two_decoders(share=share)

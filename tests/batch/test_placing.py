@@ -160,6 +160,7 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [refuse, interrupt])
 def test_whichever_move_fails_all_is_as_it_was(act: Callable[[], None]) -> None:
     before, after = prepared()
@@ -177,6 +178,7 @@ def test_whichever_move_fails_all_is_as_it_was(act: Callable[[], None]) -> None:
     assert hidden(Path("out")) == {".onnxamp.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_whenever_the_process_is_killed_no_software_sees_a_mixture() -> None:
     """Children of one process are each killed before another move; then the next run completes the folder."""

@@ -86,6 +86,7 @@ def survives(whole: dict[str, bytes], name: str, data: bytes) -> None:
             assert "bug of onnxamp" not in result.output, told
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_bytes(made: dict[str, bytes], name: str) -> None:
     """Bytes that change, are cut off, or come from elsewhere."""
@@ -116,6 +117,7 @@ def replaced(item: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("name", [name for name in sorted(COMMANDS) if name.endswith(".json")])
 def test_values(made: dict[str, bytes], name: str) -> None:
     """JSON in which one part is another value."""

@@ -157,6 +157,7 @@ class TestFiles:
             os.close(writer)
         assert told.endswith("it is not a regular file: save the model to one.") or not Path("/dev/fd").exists()
 
+    @pytest.mark.mostly_slow(fast=2)
     @pytest.mark.parametrize("stream", [1, 2])
     @pytest.mark.parametrize("option", ["-o", "--html", "--save-plan"])
     def test_a_standard_stream_is_no_place_for_results(self, option: str, stream: int) -> None:

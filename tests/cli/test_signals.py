@@ -157,6 +157,7 @@ def test_a_worker_gets_its_instructions(place: Path, number: signal.Signals) -> 
     assert left(place) == []
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_native_code_ends(place: Path, number: signal.Signals) -> None:
     """A product that takes minutes, in the middle of a conversion with its files and its temporary ones."""
@@ -328,6 +329,7 @@ def loading(place: Path) -> bool:
     return (place / "loading").exists()
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("to_all", [False, True], ids=["sent", "typed"])
 def test_what_loads_ends_with_the_command(place: Path, number: signal.Signals, *, to_all: bool) -> None:

@@ -25,6 +25,7 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_convert_says_that_nothing_was_validated(tmp_path: Path) -> None:
     done = run("convert", ENCODER, "-o", tmp_path / "x.onnx")
     assert done.returncode == 0, done.stderr
@@ -32,6 +33,7 @@ def test_convert_says_that_nothing_was_validated(tmp_path: Path) -> None:
     assert "ONNX Runtime is not installed: pip install 'onnxamp[cpu]'" in done.stdout
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_the_result_is_the_same(dtype: str, tmp_path: Path) -> None:
     """Weights are converted by NumPy instead of ONNX Runtime's kernel, and large cuts by our own algorithm."""
@@ -61,6 +63,7 @@ def test_numpy_rounds_as_the_kernel_does(low: object) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("command", ["inspect", "view", "lists"])
 def test_what_runs_nothing_works(command: str, tmp_path: Path) -> None:
     arguments = {"inspect": [ENCODER], "view": [ENCODER, "-o", tmp_path / "page.html"], "lists": ["default"]}
@@ -69,6 +72,7 @@ def test_what_runs_nothing_works(command: str, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -88,6 +92,7 @@ def test_what_runs_models_says_what_to_install(arguments: list[object]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_functions_do_as_the_command_does(tmp_path: Path) -> None:
     code = f"""{HIDDEN}
 import onnxamp

@@ -49,6 +49,7 @@ def ids(cases: dict[str, Case]) -> list[str]:
     return [f"row {case.row:02} {name}" for name, case in cases.items()]
 
 
+@pytest.mark.mostly_slow(fast=60)
 @pytest.mark.parametrize("case", CASES.values(), ids=ids(CASES))
 def test_judge_has_no_complaint(case: Case) -> None:
     """At every level, in both low types, with inputs and outputs of either precision."""
@@ -162,6 +163,7 @@ UPGRADES = {
 """What ONNX Runtime can run at opset 22, judged by the names of the ops alone."""
 
 
+@pytest.mark.mostly_slow(fast=60)
 @pytest.mark.parametrize("case", UPGRADES.values(), ids=UPGRADES)
 @dtypes
 def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) -> None:

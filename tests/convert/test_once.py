@@ -66,6 +66,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]
     return found
 
 
+@pytest.mark.slow
 def test_converting_reads_and_analyses_once(counts: dict[str, dict[str, int]]) -> None:
     found = counts["convert"]
     assert found["model.onnx"] == 1

@@ -113,6 +113,7 @@ def test_a_plan_holds_the_types_of_inputs_and_outputs(kept: bool | list[str], tm
     assert found == onnxamp.convert_model(parse(TEXT), keep_io_types=kept)
 
 
+@pytest.mark.slow
 @every(name=[name for name, case in CASES.items() if not case.options and case.loads], parts=2)
 def test_plans_of_the_corpus(name: str) -> None:
     model = CASES[name].build()

@@ -53,6 +53,7 @@ def test_every_op_has_a_recipe() -> None:
     assert all(NO_RECIPE.values())
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(op=all_ops(), parts=8)
 def test_each_op_among_others(op: str) -> None:
     """A few nodes around each op of ai.onnx, which the next test would meet by chance alone."""
@@ -63,7 +64,7 @@ def test_each_op_among_others(op: str) -> None:
     assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
 
 
-@examples(40)
+@examples(15)
 @given(seeds(), sizes(), st.sampled_from(WAYS))
 def test_random_models(seed: int, size: int, way: Way) -> None:
     generated = random_model(Random(seed), size=size)
@@ -109,6 +110,7 @@ def decided(model: onnx.ModelProto, way: Way) -> Analysis | None:
         return None
 
 
+@pytest.mark.slow
 @examples(60)
 @given(seeds(), sizes(), st.sampled_from(WAYS))
 @example(2000, 8, WAYS[0])  # which raises a constant

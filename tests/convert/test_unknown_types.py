@@ -195,6 +195,7 @@ def counts(one: Typed, made: dict[str, Typed]) -> bool:
     return one.node.op_type == "Cast" and is_index and one.inputs == [FLOAT] and one.outputs[0] in INTEGERS
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150,
     derandomize=True,

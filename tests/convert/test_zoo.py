@@ -30,6 +30,7 @@ def optimised(model, tmp_path, level):
     return collections.Counter(node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node)
 
 
+@pytest.mark.mostly_slow(fast=6)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)
@@ -48,6 +49,7 @@ def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     assert onnxamp.convert_model(model, level, dtype=dtype, opset="keep") == model, "converting again changes nothing"
 
 
+@pytest.mark.mostly_slow(fast=15)
 @pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_float16_loads_at_every_optimisation_level(path, level):

@@ -122,6 +122,7 @@ def test_halves_are_whole() -> None:
     assert (exponents[square], exponents[root]) == (6, 3)
 
 
+@pytest.mark.slow
 def test_long_chains_do_not_recurse() -> None:
     problem, values, _ = chain_of_layers(5000, dict.fromkeys(range(100, 4900, 7), 4))
     exponents = solve(problem).exponents

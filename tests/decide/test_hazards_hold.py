@@ -85,6 +85,7 @@ def rows_are_found(model: ModelProto, result: ModelProto) -> bool:
     return np.allclose(before[1], after[1].astype(np.float32), rtol=0.02, atol=1e-3)
 
 
+@pytest.mark.mostly_slow(fast=15)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_counts_is_not_rounded_whatever_the_white_list(name: str, way: dict[str, Any]) -> None:
@@ -108,6 +109,7 @@ def broken(model: ModelProto, white: list[str], **options: Any) -> Iterator[str]
             yield f"{row.node} ({row.op}), {row.reason}: {row.detail}, with {white}"
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=[case for name, case in CASES.items() if not name.startswith("external_")], parts=4)
 def test_no_white_list_lowers_a_hazard(case: Case) -> None:
     model = case.build()

@@ -103,6 +103,7 @@ def test_both_solvers_agree(seed):
     assert list(here.low) == list(there.low)
 
 
+@pytest.mark.slow
 def test_large_networks_take_no_scipy(monkeypatch):
     """Deciding is part of the smallest installation; the cut is the same."""
     rng = random.Random(7)

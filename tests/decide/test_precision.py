@@ -63,6 +63,7 @@ def random_model(seed, size=4):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(seed=range(120), level=["O1", "O2"], parts=8)
 def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
@@ -70,6 +71,7 @@ def test_no_assignment_is_cheaper(seed, level):
     check_cheapest(analysis_of(model, level))
 
 
+@pytest.mark.mostly_slow(fast=2)
 @every(seed=range(60), level=["O1", "O2"], parts=4)
 def test_no_assignment_is_cheaper_where_weights_are_large(seed, level):
     check_cheapest(analysis_of(random_model(seed, 160), level, target="cpu"))
@@ -123,6 +125,7 @@ def with_idle_casts(model, seed):
     return result
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(seed=range(60), level=["O1", "O2", "O3"], parts=4)
 def test_converting_again_changes_no_casts(seed, level):
     model = with_idle_casts(random_model(seed), seed)

@@ -211,6 +211,7 @@ def test_no_recursion() -> None:
     assert deep == shallow
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("depth", [MAX_NESTING - 2, MAX_NESTING + 1, 200, 500])
 def test_deep_nesting_gives_a_result_or_says_why_not(tmp_path: Path, depth: int) -> None:
     made, path = nested(depth), tmp_path / "m.onnx"

@@ -41,6 +41,7 @@ OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize(("options", "arguments"), OPTIONS, ids=["default", "bfloat16", "ranges", "rounding"])
 def test_function_command_and_folder_write_the_same(options: dict[str, Any], arguments: list[str]) -> None:
     wanted = written_by_command(*arguments)

@@ -120,6 +120,7 @@ def whole_models() -> list[bytes]:
     return [case.build().SerializeToString() for case in CASES.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", [with_other_bytes, with_other_fields])
 def test_mutated_models(
     whole_models: list[bytes], mutate: Callable[[bytes, random.Random], bytes], tmp_path: Path

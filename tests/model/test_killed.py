@@ -172,6 +172,7 @@ print(code, step)
 """Converts to one place again and again, and dies one step later each time: before the n-th change to any file."""
 
 
+@pytest.mark.slow
 def test_killed_before_any_step(sources: Path) -> None:
     """Also while a data file gets the usual name again. onnx refuses data files that have several names."""
     (sources / "steps").mkdir()
@@ -210,6 +211,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_is_told_to_end_cleans_up(sources: Path, number: signal.Signals) -> None:
     before = contents(sources / "out")
@@ -254,6 +256,7 @@ print("failed", failed)
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(sources: Path, tmp_path: Path) -> None:
     """A file system of its own, with less and less room."""
     script = 'mount -t tmpfs -o size=256k none "$1" && exec "$2" -c "$3" "$1" "$4"'

@@ -88,6 +88,7 @@ def started(folder: Path, *arguments: str, start: str) -> "subprocess.CompletedP
 CONVERT = ("convert", "model.onnx", "-o", "out/low.onnx", "--html", "page.html", "--inputs", "in.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "moment", "turns"), [("inline", "engine", 1), ("external", "numpy", 3), ("external", "engine", 1)]
 )
@@ -106,6 +107,7 @@ def test_a_conversion(tmp_path: Path, kind: str, moment: str, turns: int) -> Non
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_weights_that_onnx_runtime_maps_itself(tmp_path: Path) -> None:
     file = stored(tmp_path, "external")
     start = START.format(file=str(file), size=0, turns=1) + MOMENTS["bound"]
@@ -117,6 +119,7 @@ def test_the_weights_that_onnx_runtime_maps_itself(tmp_path: Path) -> None:
     assert f"{file}' changed while onnxamp read it" in error["message"]
 
 
+@pytest.mark.slow
 def test_a_model_of_a_folder(tmp_path: Path) -> None:
     """The worker lives on, and says what happened."""
     (tmp_path / "in").mkdir()

@@ -54,6 +54,7 @@ def shifted(by):
 # --- whole models ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow(fast=10)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

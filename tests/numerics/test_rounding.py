@@ -90,6 +90,7 @@ def test_unseen_inputs_gain(dtype: str) -> None:
     assert after < 0.4 * before
 
 
+@pytest.mark.mostly_slow(fast=2)
 @LOWS
 @pytest.mark.parametrize("name", ["classifier", "encoder", "unet"])
 def test_unseen_inputs_of_models_gain(name: str, dtype: str) -> None:
@@ -260,6 +261,7 @@ def test_a_weight_is_rounded_once_for_several_conversions() -> None:
     assert told == [1, 2]
 
 
+@pytest.mark.slow
 def test_large_weights_wait_in_a_file(tmp_path: Path) -> None:
     model = model_of("(float[N,16] X) => (float[N,270000] Y) { Y = MatMul (X, w) }", w=drawn(16, 270000))
     samples = correlated(1, 40, 16)

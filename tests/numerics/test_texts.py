@@ -119,6 +119,7 @@ def test_a_comparison_with_itself_differs_nowhere() -> None:
     assert report.perplexity.reference == report.perplexity.result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home", "forked")
 @pytest.mark.parametrize("command", ["diff", "convert", "folder", "tune"])
 def test_commands_show_the_figures(command: str) -> None:

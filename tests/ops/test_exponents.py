@@ -52,6 +52,7 @@ def test_each_op_has_one_rule() -> None:
     assert sorted(set(listed)) == sorted(listed)
 
 
+@pytest.mark.slow
 def test_attributes_and_defaults_are_those_of_the_schemas() -> None:
     for op, rule in exponent_rules().items():
         known = all_attributes(op)

@@ -26,6 +26,7 @@ def test_stored_schemas_are_those_of_the_library() -> None:
     assert told(stored_schemas()) == told(installed_schemas())
 
 
+@pytest.mark.slow
 def test_ops_of_onnx_runtime_are_lowered_without_it() -> None:
     """FusedMatMul is no op of ONNX: without its schema, its types would be unknown, and it would stay float32."""
     code = """

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
+import pytest
 from repository import ROOT
 from rooms import ROOMS
 
@@ -13,6 +14,7 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`(_?[\w.]+(?:/\w[\w.]*)+/?)`")
 
 
+@pytest.mark.slow
 def test_picture_is_what_the_script_draws(tmp_path):
     drawn = tmp_path / "layers.svg"
     subprocess.run([sys.executable, ROOT / "scripts" / "draw_layers.py", "--out", drawn], check=True)

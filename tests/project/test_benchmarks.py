@@ -24,6 +24,7 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
 
 
+@pytest.mark.slow
 def test_small_models_with_what_this_python_has(tmp_path: Path) -> None:
     """The one with a black list, and the one with a data file: each tool and each verdict is a process of its own."""
     out = tmp_path / "results.json"
@@ -211,6 +212,7 @@ def test_wider_tolerances_are_compared() -> None:
     assert (told["not monotone"], told["missed"]) == (["classifier on T4"], ["classifier on T4 at 1"])
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "vae-decoder", "mel front end"])
 def test_overflow_is_removed(name: str) -> None:
     import rescale

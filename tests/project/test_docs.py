@@ -80,9 +80,20 @@ UNRUN = {
     "python -m onnxamp": "a form; see test_the_module_is_the_command",
 }
 """Beginnings of all commands on pages that test_page does not run -> the reason."""
-MARKS = {name: [getattr(pytest.mark, name)] for name in ("openvino", "tensorrt", "webgpu")}
+MARKS: dict[str, list[pytest.MarkDecorator]] = {
+    name: [getattr(pytest.mark, name)] for name in ("openvino", "tensorrt", "webgpu")
+}
 """Engines that the page of the same name needs."""
+SLOW = {
+    "accuracy", "cluster", "cuda", "genai", "int8", "language-models", "large-models", "nan", "report",
+    "train", "transformers-js", "tutorial",
+}  # fmt: skip
+"""Pages whose commands take seconds."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
+
+
+def marks(page: str) -> list[pytest.MarkDecorator]:
+    return [*MARKS.get(page, ()), *([pytest.mark.slow] if page in SLOW else ())]
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +131,7 @@ def test_there_are_pages_to_run() -> None:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.stem, marks=MARKS.get(page.stem, ())) for page in RUNNABLE]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem, marks=marks(page.stem)) for page in RUNNABLE])
 def test_page(page: Path, materials: Path, checkout: Path) -> None:
     """Commands and programs run from top to bottom, as a reader would run them, and print what the page shows."""
     printed = ""
@@ -378,6 +387,7 @@ def is_error(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, (onnxamp.OnnxAmpError, onnxamp.OnnxAmpWarning))
 
 
+@pytest.mark.slow
 def test_documentation_builds(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path / "html")],

@@ -107,6 +107,7 @@ class TestAction:
         assert done.code == 1, done.output
         assert "### ❌ The model fails to load or is known to break.\n\n**broken.onnx**" in done.summary
 
+    @pytest.mark.slow
     def test_each_model_is_compared_with_the_original(self) -> None:
         done = gate(
             command="diff", original="original.onnx", models="models/*.onnx", args="--tolerance '1e-3' --seed 1"
@@ -117,6 +118,7 @@ class TestAction:
         assert "random inputs (seed 1)" in done.summary
         assert gate(command="diff", original="original.onnx", models="models/good one.onnx").code == 0
 
+    @pytest.mark.slow
     def test_inputs_are_data(self) -> None:
         text = "'; touch owned; $(touch owned)`touch owned`"
         for name in ("models", "command", "original"):
@@ -214,6 +216,7 @@ def test_files_fit_their_schemas(tmp_path: Path) -> None:
     subprocess.run([*schema, "vendor.github-workflows", tmp_path / "workflow.yml"], check=True, capture_output=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_the_workflow_and_the_hooks_of_the_page_pass() -> None:
     workflow, config = PAGE

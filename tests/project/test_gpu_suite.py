@@ -51,6 +51,7 @@ def test_runs_anywhere_on_tiny_shapes(gpu: ModuleType, tmp_path: Path, capsys: p
     assert "bert: done" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_shapes_are_those_of_the_real_networks(gpu: ModuleType, tmp_path: Path) -> None:
     import shapes
 

@@ -496,6 +496,7 @@ def test_size_of_a_page() -> None:
     assert len(render(pages.everything(1_000)).encode()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_fifty_thousand_nodes() -> None:
     page = pages.everything(50_000)
     assert len(page.nodes) > 50_000

@@ -49,6 +49,7 @@ def outputs() -> list[list[dict]]:
     return [cell.outputs for cell in notebook.cells]
 
 
+@pytest.mark.slow
 def test_results_show_themselves(outputs: list[list[dict]]) -> None:
     for cell in outputs[1:]:
         (result,) = (output for output in cell if output["output_type"] == "execute_result")
@@ -61,6 +62,7 @@ def test_a_bar_is_gone_at_the_end_and_nothing_is_printed(outputs: list[list[dict
     assert [(output["output_type"], output["data"]["text/html"]) for output in shown] == [("display_data", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(path: Path) -> None:
     """Every cell that ends with a value shows it, and nothing is written or said on standard error."""

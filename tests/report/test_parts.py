@@ -122,7 +122,7 @@ REPORTS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(REPORTS, st.sampled_from((40, 60, 80, 120, 200)), st.booleans(), st.booleans())
 def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, verbose: bool, brief: bool) -> None:
     out = io.StringIO()

@@ -59,6 +59,7 @@ def check(model: ModelProto, feeds: dict[str, Any], rng: Random) -> int:
     return len(rescaling.scaled)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(op=all_ops(), parts=4)
 def test_each_op_among_others(op: str) -> None:
     for number in range(2):
@@ -67,6 +68,7 @@ def test_each_op_among_others(op: str) -> None:
         check(generated.model, generated.feeds, rng)
 
 
+@pytest.mark.slow
 def test_random_models_have_exponents() -> None:
     """Else the other tests would say nothing."""
     counts = []

@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from every import every
 from judge_numbers import run_original
 from numpy.typing import NDArray
@@ -156,6 +157,7 @@ def compared(op: str, seed: str, draws: int) -> int:
     return total
 
 
+@pytest.mark.slow
 @every(op=OPS, parts=4)
 def test_constants_in_each_operand(op: str) -> None:
     for number in range(2):

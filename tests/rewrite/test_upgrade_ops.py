@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from every import every
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
@@ -56,6 +57,7 @@ def upgraded(case: Case, opset: int) -> ModelProto:
     return newer
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(4, case=CASES)
 def test_an_op_computes_the_same_at_every_newer_opset(case: Case) -> None:
     expected = run(case.model(), case)

@@ -235,6 +235,7 @@ def first_sample(path: Path) -> dict[str, Any]:
     return dict(samples[0])
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("path", [*MODELS, *REAL_MODELS], ids=lambda path: path.stem)
 def test_models_that_build_in_float32_build_when_converted(path: Path) -> None:

@@ -11,6 +11,7 @@ from onnxamp._runtime.flow import expose
 from onnxamp._runtime.session import make_session, run
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("name", ["classifier", "encoder", "decoder"])
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_values_are_shown_and_no_bit_changes(name: str, level: str) -> None:

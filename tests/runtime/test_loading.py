@@ -164,6 +164,7 @@ def test_a_result_that_does_not_load_keeps_what_the_runtime_names_in_float32(tmp
     assert onnx.load(tmp_path / "model_fp16.onnx") == kept
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="processes end without signals")
 def test_a_result_that_cannot_be_made_to_load_stays_float32(tmp_path: Path) -> None:
     done = convert(tmp_path, refusing("low", "os.abort()"))

@@ -80,6 +80,7 @@ def test_the_original_runs_once_on_each_prompt(home: Path, name: str) -> None:
             np.testing.assert_allclose(found, exact[output], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked", "home")
 def test_a_folder_is_calibrated_and_validated_on_prompts() -> None:
     report = onnxamp.convert_folder("llama", "out", jobs=1, prompts="prompts.txt")

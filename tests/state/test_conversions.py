@@ -85,6 +85,7 @@ def killed(at: int, jobs: int = 0, target: str = "out/low.onnx") -> None:
     assert done.returncode == -9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "moments"), [(0, (4, 6)), (2, (3, 4))], ids=["here", "workers"])
 def test_a_conversion_whose_process_is_killed_goes_on(jobs: int, moments: tuple[int, int]) -> None:
     before = written("out")
@@ -124,6 +125,7 @@ def unchanged() -> Iterator[None]:
     assert (written("out"), left(), Path("s").read_bytes()) == (before, waiting, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
@@ -189,6 +191,7 @@ def test_interrupted_while_the_result_is_validated() -> None:
     assert written("out") == written("wanted")
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("point", ["publish", "link", "shown", "commit"])
 def test_killed_at_the_end(point: str) -> None:
     """While data files are moved beside the result, while it is validated, and when it is in its place."""

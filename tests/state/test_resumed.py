@@ -63,6 +63,7 @@ def calls() -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [(), ("--jobs", 2)], ids=["here", "workers"])
 def test_a_comparison_whose_process_is_killed_goes_on(jobs: tuple[object, ...]) -> None:
     judged = ("--accept", "judge.py:judge")
@@ -94,6 +95,7 @@ def stopping(after: int) -> Callable[[int, int], None]:
     return progress
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize(("stem", "layers"), [("encoder", True), ("detector", False), ("detector", True)])
 def test_a_comparison_that_was_interrupted_is_the_same(stem: str, layers: bool) -> None:
     """To the last bit, of all values, of detections, and of the noise of the first sample."""
@@ -156,6 +158,7 @@ def test_a_state_never_takes_the_place_of_a_model() -> None:
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_check_whose_process_is_killed_goes_on() -> None:
     broken = onnxamp.convert_model(model("decoder"), "O3", hazards=False)
     onnx.save(broken, "broken.onnx")
@@ -216,6 +219,7 @@ OVERFLOWS = """(float[1,2] X) => (float[1,2] Y) <float[2,2] w = {300, 1, 2, 300}
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [None, 2], ids=["here", "workers"])
 @pytest.mark.usefixtures("forked")
 def test_ranges_are_measured_once(jobs: int | None) -> None:
@@ -240,6 +244,7 @@ def test_ranges_are_measured_once(jobs: int | None) -> None:
     assert wanted[1].exponents is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [None, 2], ids=["here", "workers"])
 @pytest.mark.usefixtures("forked")
 def test_a_converted_model_is_judged_once_on_each_sample(jobs: int | None) -> None:

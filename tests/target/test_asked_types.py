@@ -24,6 +24,7 @@ def script() -> Iterator[ModuleType]:
     sys.path[:] = before
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(("op", "opset"), [("GridSample", 22), ("ConvTranspose", 22), ("Where", 16)])
 def test_the_builder_still_answers_as_the_table_says(script: ModuleType, op: str, opset: int, tmp_path: Path) -> None:

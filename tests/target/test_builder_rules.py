@@ -258,6 +258,7 @@ def test_the_builder_still_refuses_them(op: str) -> None:
     assert refused(parse(REFUSED[op][0], 24))
 
 
+@pytest.mark.mostly_slow(fast=5)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
     ("text", "options"),

@@ -184,6 +184,7 @@ def test_a_function_body_runs_if_the_types_that_it_makes_do(low: str) -> None:
     run(make_session(result, "openvino"), numbers(result))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ENGINES)
 def test_results_run_on_their_engine(script: ModuleType, target: str) -> None:
     op_forms = importlib.import_module("op_forms")
@@ -202,6 +203,7 @@ def test_results_run_on_their_engine(script: ModuleType, target: str) -> None:
     assert lowered > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_forms_that_the_table_takes_run_on_the_cpu(script: ModuleType, seed: int, tmp_path: Path) -> None:
     every = [*script.node_forms(), *script.random_forms()]

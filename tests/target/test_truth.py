@@ -39,6 +39,7 @@ def compared(name: str, provider: Provider, *targets: str) -> list[str]:
     return [f"{what}: {text}" for what, model in distinct.values() for text in disagreements(model, provider)]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(name=ZOO, parts=12)
 def test_predictions_hold_on_cpu(name: str) -> None:
     """Models made for CUDA or for no target hold nodes that the CPU has no kernel for: those must be named."""

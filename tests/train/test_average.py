@@ -28,6 +28,7 @@ def trained(folder: Path, processes: int, level: str) -> tuple[list[float], dict
     return losses, {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in held}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "near"), [("O0", 1e-6), ("O1", 2e-3)])
 def test_two_processes_train_as_one(tmp_path: Path, level: str, near: float) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")

@@ -42,6 +42,7 @@ def kinds(model: ModelProto) -> dict[str, int]:
     return {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::onnxamp.HazardWarning")
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_all_weights_of_a_converted_encoder_train_as_those_of_the_original(level: str) -> None:
@@ -61,6 +62,7 @@ def test_all_weights_of_a_converted_encoder_train_as_those_of_the_original(level
     assert converted.runs_on in ("CPU, emulated", "CUDA")
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("io", [True, False])
 def test_the_export_is_the_model_that_came(dtype: str, io: bool) -> None:

@@ -52,6 +52,7 @@ def test_low_precision_learns_digits_as_well(digits: tuple[Array, Array]) -> Non
         assert found >= exact - (0.5 if level == "O2" else 1.5), f"{level} {dtype}: {found} against {exact}"
 
 
+@pytest.mark.slow
 def test_without_a_scale_gradients_flush_and_the_report_shows_it(digits: tuple[Array, Array]) -> None:
     """Once the loss is small, gradients of activations leave float16's range on their way to the first layers."""
     images, labels = digits

@@ -143,6 +143,7 @@ def test_the_result_is_timed_on_the_engine() -> None:
     assert tuned.held
 
 
+@pytest.mark.slow
 @pytest.mark.openvino
 @pytest.mark.parametrize("allow_slower", [False, True])
 def test_times_on_openvino(allow_slower: bool) -> None:

@@ -76,6 +76,7 @@ def check_times(found: Sequence[Tuned]) -> None:
     assert not any(tuned.is_slower for tuned in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), dtype=st.sampled_from(["float16", "bfloat16"]))
 def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
@@ -87,6 +88,7 @@ def test_a_wider_tolerance_is_never_worse(seed: int, dtype: str) -> None:
     check_times(found)
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize(("seed", "limit", "runs"), [(1, 3e-3, 1), (22, 8e-3, 1), (20, 5e-3, 1), (66, 8e-3, 2)])
 def test_a_search_that_ends_early_writes_the_best_that_holds(seed: int, limit: float, runs: int) -> None:
     """Also where it ends while it looks between that and the next better candidate, which misses."""
@@ -101,6 +103,7 @@ def test_a_search_that_ends_early_writes_the_best_that_holds(seed: int, limit: f
         assert not one.verified or one.best_known_error > limit or one.time >= written.time
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_a_wider_tolerance_never_lowers_less(seed: int) -> None:
@@ -114,6 +117,7 @@ def test_a_wider_tolerance_never_lowers_less(seed: int) -> None:
     assert shares == sorted(shares)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unet", "classifier", "encoder"])
 def test_models_of_the_repository_get_no_slower(name: str) -> None:
     """Smaller weights of candidates that are slower than float32 are offered, and do not count."""
@@ -176,6 +180,7 @@ def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -
         assert reached == pytest.approx(row.best_known_error, rel=1e-6 if row.verified else 0.3)
 
 
+@pytest.mark.slow
 def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("inputs.npz", **onnxamp.random_samples(onnx.load(ENCODER), 1)[0])
@@ -224,6 +229,7 @@ def test_room_is_that_of_a_knapsack_with_one_part_cut() -> None:
     assert room(row(100, 1.0), [row(50, np.inf)], 2.0) == 0
 
 
+@pytest.mark.slow
 def test_a_tolerance_is_filled() -> None:
     """Equal products of one input: as many are low as the squared error has room for."""
     size, kinds, random = 512, "abcdefgh", np.random.default_rng(0)

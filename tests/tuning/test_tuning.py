@@ -82,6 +82,7 @@ def is_low(model: ModelProto) -> bool:
 LEVELS = [1e-2, 1e-3]
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("tolerance", LEVELS)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float) -> None:
@@ -110,6 +111,7 @@ def test_tolerance_holds_whatever_the_samples(path: Path, seed: int) -> None:
         assert worst_error(model, result, random_samples(model, 6, seed=10 * seed + 1)) <= 2 * tolerance
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.skipif(not REAL_MODELS, reason="needs models that are not part of the repository")
 @pytest.mark.parametrize("path", REAL_MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_real_models(path: Path) -> None:

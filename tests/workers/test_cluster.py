@@ -31,6 +31,7 @@ from onnxamp._workers.executor import run as work_on
 ray: Any = pytest.importorskip("ray", reason="needs Ray: pip install onnxamp[ray]")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(os.name == "nt", reason="Ray runs clusters of several machines on Unix"),
     # Ray leaves sockets and processes to the end of its own process
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -257,7 +258,6 @@ with closing(connect("local", 1)) as cluster:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(tuple(map(int, ray.__version__.split(".")[:2])) < (2, 52), reason="this version knows no tokens")
 def test_a_cluster_of_this_machine_serves_nobody_else() -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

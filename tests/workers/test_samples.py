@@ -53,6 +53,7 @@ class Fatal(dict[str, Any]):
         return os._exit, (9,)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize(("stem", "layers"), [("encoder", True), ("detector", None), ("recurrent", None)])
 def test_the_comparison_is_that_of_one_process(stem: str, layers: bool | None, three: Processes) -> None:
     """Of the detector, outputs miss their limits, so that layers are compared, too."""
@@ -117,6 +118,7 @@ def test_the_check_stops_where_one_process_does() -> None:
     assert fine[0].first_bad is None
 
 
+@pytest.mark.slow
 def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
     how: dict[str, Any] = {"samples": "samples", "provider": "cpu", "allow_slower": True}
     wanted, one = onnxamp.tune_model(model("classifier"), 5e-4, **how)
@@ -212,6 +214,7 @@ class Loader:
         return self.count
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_no_more_samples_are_taken_than_are_needed(jobs: int | None) -> None:
     """And none is left out, however many there are."""

@@ -83,6 +83,7 @@ def test_a_pause_leaves_a_collector_disabled_that_was() -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 def test_conversions_in_threads_are_those_of_one_thread() -> None:
     models = [case.build() for case in list(CASES.values())[::4]]
