@@ -134,7 +134,10 @@ class _Walk:
         graph = self.graph
         if node.key in facts.reduces_axes and node.index in graph.exact:
             return is_joined  # the largest score of a decomposed Softmax
-        if node.key not in facts.mask_arithmetic or graph.types[node.inputs[port]] not in _FLOATS:
+        if (
+            node.key not in facts.mask_arithmetic
+            or graph.types[node.inputs[port]] not in _FLOATS
+        ):
             return None
         if any(graph.types[result] not in _FLOATS for result in node.writes):
             return None  # a comparison, or a Cast to bool: zeros and ones
@@ -159,7 +162,9 @@ class _Walk:
     def is_large(self, value: int) -> bool:
         """Return whether a constant turns 0 and 1 into a mask."""
         try:
-            return any(stats.largest >= _LARGE for stats in stats_of(self.graph, value))
+            return any(
+                stats.largest >= _LARGE for stats in stats_of(self.graph, value)
+            )
         except OnnxAmpError:  # its file is missing, which those who need it will say
             return False
 

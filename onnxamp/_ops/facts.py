@@ -250,7 +250,17 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "dtype_attribute": lambda row: DtypeAttribute(**row),
     "free_sources": lambda names: frozenset(f"tensor({name})" for name in names),
     "lookups": lambda rows: tuple(Lookup(**row) for row in rows),
-    **dict.fromkeys(("added_epsilons", "adds", "bounding_epsilons", "carries", "moves", "multiplies"), _ports),
+    **dict.fromkeys(
+        (
+            "added_epsilons",
+            "adds",
+            "bounding_epsilons",
+            "carries",
+            "moves",
+            "multiplies",
+        ),
+        _ports,
+    ),
     "output_parameter": lambda row: OutputParameter(**row),
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),

@@ -243,13 +243,19 @@ def _bound_masks(editor: GraphEditor, edits: Edits) -> None:
     uniform for larger ones as well. In a wide type, half of the largest number takes any score.
     """
     low = edits.low
-    ends = {edits.floor: low.max_finite / (1 if low.is_narrow else 2), edits.low_floor: low.max_finite / 2}
+    ends = {
+        edits.floor: low.max_finite / (1 if low.is_narrow else 2),
+        edits.low_floor: low.max_finite / 2,
+    }
     for name, elem in ((edits.floor, TensorProto.FLOAT), (edits.low_floor, low.elem)):
         if name:
             editor.add_weight(0, helper.make_tensor(name, elem, [], [-ends[name]]))
     for index, result in edits.sums.items():
         source = edits.outputs[index, 0]
-        editor.insert_after(index, editor.make("Max", [source, edits.low_floor], [result], f"{result}/Max"))
+        editor.insert_after(
+            index,
+            editor.make("Max", [source, edits.low_floor], [result], f"{result}/Max"),
+        )
 
 
 def _constant_copy(

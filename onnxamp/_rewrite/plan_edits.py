@@ -223,7 +223,9 @@ class _Planner:
             value = node.outputs[0]
             variable = self.ports.produced[value]
             if variable >= 0 and self.low[variable] and self.names[value].get(True):
-                name = self.edits.outputs.get((node.index, 0), self.graph.values[value].name)
+                name = self.edits.outputs.get(
+                    (node.index, 0), self.graph.values[value].name
+                )
                 self.edits.outputs[node.index, 0] = self.new.fresh(f"{name}_unbounded")
                 self.edits.sums[node.index] = name
         if self.edits.sums:
@@ -248,13 +250,24 @@ class _Planner:
         """Insert a Cast right after the value's producer, shielded if a fusion would absorb it, of a bounded mask."""
         shielded = elem == TensorProto.FLOAT and value.index in self.problem.absorbed
         shield = self.new.fresh(f"{target}_cast") if shielded else ""
-        is_mask = elem == self.edits.low.elem and value.index in self.problem.masks.values
+        is_mask = (
+            elem == self.edits.low.elem and value.index in self.problem.masks.values
+        )
         bounded = self.new.fresh(f"{source}_bounded") if is_mask else ""
         if is_mask and not self.edits.floor:
             self.edits.floor = self.new.fresh("mask_floor")
         name = self.new.fresh(f"{target}/Cast")
         self.edits.casts.append(
-            NewCast(value.scope, value.producer, source, target, elem, name, shield, bounded)
+            NewCast(
+                value.scope,
+                value.producer,
+                source,
+                target,
+                elem,
+                name,
+                shield,
+                bounded,
+            )
         )
 
     def needs(self, value: int) -> set[bool]:

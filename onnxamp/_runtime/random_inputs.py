@@ -304,7 +304,9 @@ def _maker(
     extent = _extent(entries, sizes)
     may_be_empty = not _has_infinite(graph)
     uses = {
-        value: _completed(use, length, count, extent)._replace(may_be_empty=may_be_empty)
+        value: _completed(use, length, count, extent)._replace(
+            may_be_empty=may_be_empty
+        )
         for value, use in uses.items()
     }
     return InputMaker(
@@ -444,7 +446,9 @@ def _tensor(
     return np.asarray(numbers).astype(dtype)
 
 
-def _mask(generator: np.random.Generator, shape: tuple[int, ...], use: Use) -> npt.NDArray[Any]:
+def _mask(
+    generator: np.random.Generator, shape: tuple[int, ...], use: Use
+) -> npt.NDArray[Any]:
     """Elements that count, by row: some, and where there are three rows or more, also all of a row and none."""
     if use.past is not None:
         return np.ones(shape, np.bool_)
@@ -457,17 +461,32 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...], use: Use) -> n
 
 def _lowest(dtype: "np.dtype[Any]") -> float:
     """Return the number by which exporters mask, the lowest of float32 or of a narrower type."""
-    low = next((low for low in FORMATS.values() if helper.tensor_dtype_to_np_dtype(low.elem) == dtype), None)
+    low = next(
+        (
+            low
+            for low in FORMATS.values()
+            if helper.tensor_dtype_to_np_dtype(low.elem) == dtype
+        ),
+        None,
+    )
     return float(np.finfo(np.float32).min) if low is None else -low.max_finite
 
 
 def _has_infinite(graph: Graph) -> bool:
     """Return whether a number of the model is infinite: a row that it masks as a whole is not a number."""
-    held = (attribute(node.proto, "value_float") for node in graph.nodes_of({"Constant"}))
+    held = (
+        attribute(node.proto, "value_float") for node in graph.nodes_of({"Constant"})
+    )
     tensors = graph.constants.tensors.items()
-    stored = [value for value, tensor in tensors if tensor.data_location != TensorProto.EXTERNAL]
+    stored = [
+        value
+        for value, tensor in tensors
+        if tensor.data_location != TensorProto.EXTERNAL
+    ]
     numbers = [graph.constants.scalar(value) for value in stored]
-    return any(number is not None and not np.isfinite(number) for number in (*held, *numbers))
+    return any(
+        number is not None and not np.isfinite(number) for number in (*held, *numbers)
+    )
 
 
 def _indices(

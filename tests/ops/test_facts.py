@@ -161,8 +161,17 @@ def test_pinned_parameters_exist(op: str) -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        "index_inputs", "guarded", "added_epsilons", "bounding_epsilons", "choices", "divisors", "size_inputs",
-        "mask_inputs", "score_masks", "types_only", "boxes",
+        "index_inputs",
+        "guarded",
+        "added_epsilons",
+        "bounding_epsilons",
+        "choices",
+        "divisors",
+        "size_inputs",
+        "mask_inputs",
+        "score_masks",
+        "types_only",
+        "boxes",
     ],
 )
 def test_ports_exist(table: str) -> None:

@@ -47,7 +47,11 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         )
         is_guard = node.index in walks.guards
         is_lost = value in zeros and node.key not in facts.thresholds
-        if not is_guard and not is_lost and node.key in facts.added_epsilons.keys() | facts.thresholds:
+        if (
+            not is_guard
+            and not is_lost
+            and node.key in facts.added_epsilons.keys() | facts.thresholds
+        ):
             continue
         rare = value in zeros and is_guard
         yield Hazard(node.index, KIND, why, rare)
@@ -123,16 +127,31 @@ def _joins(graph: Graph, reader: Node, guarded: Node) -> int:
     moved or chosen. More than are allowed if the reader computes something else.
     """
     facts = op_facts()
-    is_choice = bool(reader.outputs) and graph.types[reader.outputs[0]] == "tensor(bool)"
+    is_choice = (
+        bool(reader.outputs) and graph.types[reader.outputs[0]] == "tensor(bool)"
+    )
     if not (graph.is_float_output(reader) or is_choice):
         return _JOINS + 1
-    if reader.index in graph.exact or reader.key in facts.reductions or reader.key == "Sqrt" or is_choice:
+    if (
+        reader.index in graph.exact
+        or reader.key in facts.reductions
+        or reader.key == "Sqrt"
+        or is_choice
+    ):
         return 0
     if reader.key not in facts.norm_arithmetic | facts.added_epsilons.keys():
         return _JOINS + 1
-    others = [value for _, value in graph.float_inputs(reader) if value not in guarded.outputs]
+    others = [
+        value
+        for _, value in graph.float_inputs(reader)
+        if value not in guarded.outputs
+    ]
     unknown = [value for value in others if not is_known(graph, value)]
-    return len(unknown) if reader.key in facts.added_epsilons else len(unknown) * (_JOINS + 1)
+    return (
+        len(unknown)
+        if reader.key in facts.added_epsilons
+        else len(unknown) * (_JOINS + 1)
+    )
 
 
 _JOINS: Final = 1
@@ -174,7 +193,10 @@ def _is_telling(number: float, low: Format) -> bool:
 
 
 def _loses(graph: Graph, value: int, low: Format) -> bool:
-    return any(stats.uniform is not None and _is_telling(stats.uniform, low) for stats in stats_of(graph, value))
+    return any(
+        stats.uniform is not None and _is_telling(stats.uniform, low)
+        for stats in stats_of(graph, value)
+    )
 
 
 KIND: Final = Kind(

@@ -180,7 +180,10 @@ def box_offsets(graph: Graph) -> Iterator[Hazard]:
                 for index in (*path, maker.index, *offset):
                     yield Hazard(index, KIND, why)
             elif maker.key in facts.moves_data or maker.key == "Cast":
-                stack += [(source, [*path, maker.index]) for _, source in graph.float_inputs(maker)]
+                stack += [
+                    (source, [*path, maker.index])
+                    for _, source in graph.float_inputs(maker)
+                ]
 
 
 _BOX_REACH = 64
@@ -212,7 +215,12 @@ def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
             continue
         is_cast = maker.key == "Cast" and graph.types[maker.input(0)] in INTEGERS
         is_largest = maker.key in facts.reduces_axes and maker.index in graph.exact
-        if not (is_cast or is_largest or maker.key in facts.index_arithmetic or maker.key == "Cast"):
+        if not (
+            is_cast
+            or is_largest
+            or maker.key in facts.index_arithmetic
+            or maker.key == "Cast"
+        ):
             return [], False
         seen[maker.index] = None
         is_class |= is_cast

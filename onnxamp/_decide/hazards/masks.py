@@ -32,8 +32,15 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
             continue  # if a node is kept, so is its whole path
         for _, value in graph.float_inputs(node):
             each = stats_of(graph, value)
-            found = next((large for stats in each if (large := _large(low, stats)) is not None), None)
-            found = _computed_sentinel(graph, low, value, leading) if found is None else found
+            found = next(
+                (large for stats in each if (large := _large(low, stats)) is not None),
+                None,
+            )
+            found = (
+                _computed_sentinel(graph, low, value, leading)
+                if found is None
+                else found
+            )
             path = list[int]()
             if found is None and _holds_sentinel(graph, low, value):
                 if node.index not in walked:
@@ -57,17 +64,29 @@ def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     followed.
     """
     for node in casts_to_float(graph):
-        yield Hazard(node.index, KIND, "passes on a mask, which is bounded before it becomes low precision")
+        yield Hazard(
+            node.index,
+            KIND,
+            "passes on a mask, which is bounded before it becomes low precision",
+        )
     for node in graph.nodes_of(op_facts().bounding_epsilons):
         bounds = [graph.constants.uniform(value) for value in node.inputs]
-        if any(bound is not None and bound <= -1 / low.epsilon for bound in bounds) and _is_cast(graph, node):
-            yield Hazard(node.index, KIND, "bounds a mask before it becomes low precision")
+        if any(
+            bound is not None and bound <= -1 / low.epsilon for bound in bounds
+        ) and _is_cast(graph, node):
+            yield Hazard(
+                node.index, KIND, "bounds a mask before it becomes low precision"
+            )
 
 
 def _is_cast(graph: Graph, node: Node) -> bool:
     """Return whether nothing but Casts to low precision read a node."""
     readers = [reader for reader, _ in graph.readers(node)]
-    casts = [reader for reader in readers if reader.key == "Cast" and graph.types[reader.outputs[0]] in LOW_TENSORS]
+    casts = [
+        reader
+        for reader in readers
+        if reader.key == "Cast" and graph.types[reader.outputs[0]] in LOW_TENSORS
+    ]
     return bool(casts) and len(casts) == len(readers)
 
 
@@ -76,19 +95,30 @@ def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from given_masks(graph, low)
 
 
-def _computed_sentinel(graph: Graph, low: Format, value: int, leading: AbstractSet[int]) -> float | None:
+def _computed_sentinel(
+    graph: Graph, low: Format, value: int, leading: AbstractSet[int]
+) -> float | None:
     """Return a sentinel that the model computes, or lets callers override: no stored number saturates in its place.
 
     None if mask arithmetic computes it of a stored one, which saturates.
     """
     known = graph.ask(known_numbers)
-    largest = max((stats.largest for stats in known.stats(value) if stats.has_sentinel(low)), default=None)
+    largest = max(
+        (stats.largest for stats in known.stats(value) if stats.has_sentinel(low)),
+        default=None,
+    )
     if largest is None:
         return None
     makers = (graph.producer(origin) for origin in known.origins(value))
-    arithmetic = [maker for maker in makers if maker is not None and maker.index in leading]
+    arithmetic = [
+        maker for maker in makers if maker is not None and maker.index in leading
+    ]
     sources = (source for maker in arithmetic for source in maker.reads)
-    return None if any(_holds_sentinel(graph, low, source) for source in sources) else largest
+    return (
+        None
+        if any(_holds_sentinel(graph, low, source) for source in sources)
+        else largest
+    )
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:

@@ -26,7 +26,9 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     seen: set[int] = set()
     limit = low.max_finite / 8
-    large = {value for value, stats in floats_of(graph) if abs(stats.largest_number) > limit}
+    large = {
+        value for value, stats in floats_of(graph) if abs(stats.largest_number) > limit
+    }
     for node in _reading(graph, large):
         for value in node.inputs:
             beyond = _beyond(graph, low, node, value) if value in large else None
@@ -71,8 +73,14 @@ def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
             why = f"makes numbers that {node.label!r} compares with {kept:.6g}, which {low.name} cannot hold"
             for maker in makers_through_exact(graph, node.input(0)):
                 yield Hazard(maker.index, KIND, why)
-        is_squashed = attribute_of(node.proto, "post_transform", "NONE") in facts.squashed_by.get(node.key, ())
-        made = None if is_squashed else _unfit(node, facts.result_numbers.get(node.key, ()), low)
+        is_squashed = attribute_of(
+            node.proto, "post_transform", "NONE"
+        ) in facts.squashed_by.get(node.key, ())
+        made = (
+            None
+            if is_squashed
+            else _unfit(node, facts.result_numbers.get(node.key, ()), low)
+        )
         if made is not None:
             why = f"reads results of {node.label!r}, which holds {made:.6g}; {low.name} cannot hold that"
             for reader in readers_through_exact(graph, node, seen):
@@ -83,16 +91,28 @@ def _unfit(node: Node, names: Iterable[str], low: Format) -> float | None:
     """Return a number in attributes of a node that is out of range, or an integer that low precision would change."""
     for name in names:
         held = attribute(node.proto, name)
-        if held is None or (isinstance(held, TensorProto) and held.data_type not in _REALS):
+        if held is None or (
+            isinstance(held, TensorProto) and held.data_type not in _REALS
+        ):
             continue
-        array = numpy_helper.to_array(held) if isinstance(held, TensorProto) else np.asarray(held)
+        array = (
+            numpy_helper.to_array(held)
+            if isinstance(held, TensorProto)
+            else np.asarray(held)
+        )
         numbers = np.abs(array.astype(np.float64).reshape(-1))
         beyond = numbers[(numbers >= low.overflow) & (numbers < SENTINEL)]
         if beyond.size:
             return float(beyond.max())
         numbers = numbers[numbers < low.overflow]
-        rounded = numbers.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float64)
-        is_changed = (numbers > low.exact_integers) & (numbers == np.round(numbers)) & (rounded != numbers)
+        rounded = numbers.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(
+            np.float64
+        )
+        is_changed = (
+            (numbers > low.exact_integers)
+            & (numbers == np.round(numbers))
+            & (rounded != numbers)
+        )
         if is_changed.any():
             return float(numbers[is_changed].max())
     return None
