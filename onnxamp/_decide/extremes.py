@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import Evaluator, known_numbers
 from onnxamp._graph.view import ABSENT, Node
@@ -315,7 +315,7 @@ def _counts(graph: Graph, value: int) -> bool:
         maker = graph.producer(stack.pop())
         if maker is None:
             continue
-        is_cast = maker.key == "Cast" and graph.types[maker.input(0)] != FLOAT
+        is_cast = maker.key == "Cast" and graph.types[maker.input(0)] not in FLOAT_TENSORS
         if (
             is_cast
             or maker.key in facts.dequantize
