@@ -86,6 +86,9 @@ class OpFacts:
 
     # Flags
     additive: frozenset[str]
+    centering: frozenset[str]
+    centering_axes: frozenset[str]
+    centering_channels: frozenset[str]
     containers: frozenset[str]
     contractions: frozenset[str]
     control_flow: frozenset[str]
@@ -110,6 +113,7 @@ class OpFacts:
     idle: frozenset[str]
     integer_products: frozenset[str]
     kernel_free: frozenset[str]
+    linear: frozenset[str]
     logarithms: frozenset[str]
     mask_sinks: frozenset[str]
     means: frozenset[str]

@@ -8,6 +8,7 @@ then, although float32's is an ordinary number.
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._decide.hazards.ranges import readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
@@ -80,7 +81,13 @@ def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Haz
     """Yield the nodes between probabilities and the ends that they reach."""
     saturating = op_facts().saturating
     seen = set[tuple[int, int]]()
+    read = set[int]()
     for end, port, reached in ends:
+        if end.key not in op_facts().logarithms:
+            # Odds are large where 1 - p is small.
+            why = f"reads the odds {end.label!r}"
+            for reader in readers_through_exact(graph, end, read):
+                yield Hazard(reader.index, KIND, why)
         yield Hazard(
             end.index, KIND, "divides by, or takes the logarithm of, a probability"
         )

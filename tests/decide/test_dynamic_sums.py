@@ -1,0 +1,93 @@
+"""Sums that grow with the size of an input stay in float32; means and attention do not."""
+
+import numpy as np
+import pytest
+from graphs.case import parse
+from onnx import ModelProto, numpy_helper
+
+import onnxamp
+
+AXES = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64 first = {0}, int64 second = {1}"
+NUMBERS = f"<{AXES}, float n = {{70000}}, float tiny = {{1e-9}}, int64[3] rows = {{0, 8, -1}}>"
+
+GROWING = {
+    "Gram matrix": """(float[N,8] x) => (float[8,8] y) {
+        t = Transpose (x) [sum] g = MatMul (t, x) [sum] y = Div (g, n) }""",
+    "of a batch": """(float[B,N,8] x) => (float[B,8,8] y) {
+        t = Transpose <perm = [0, 2, 1]> (x) [sum] g = MatMul (t, x) [sum] y = Div (g, n) }""",
+    "of an image": """(float[B,8,H,W] x) => (float[B,8,8] y) {
+        f = Reshape (x, rows) t = Transpose <perm = [0, 2, 1]> (f) [sum] g = MatMul (f, t) [sum] y = Div (g, n) }""",
+    "Gemm": "(float[N,8] x) => (float[8,8] y) { [sum] g = Gemm <transA = 1> (x, x) [sum] y = Div (g, n) }",
+    "Einsum": """(float[N,8] x) => (float[8,8] y) {
+        [sum] g = Einsum <equation = "ni,nj->ij"> (x, x) [sum] y = Div (g, n) }""",
+    "ReduceSum": "(float[N,8] x) => (float[1,8] y) { r = Relu (x) [sum] s = ReduceSum (r, zero) [sum] y = Div (s, n) }",
+    "of all": "(float[N,8] x) => (float[1,1] y) { r = Relu (x) [sum] s = ReduceSum (r) [sum] y = Div (s, n) }",
+    "ReduceSumSquare": """(float[N,8] x) => (float[1,8] y) {
+        r = Relu (x) [sum] s = ReduceSumSquare <axes = [0]> (r) [sum] y = Div (s, n) }""",
+    "CumSum": "(float[N,8] x) => (float[N,8] y) { r = Relu (x) [sum] s = CumSum (r, first) [sum] y = Div (s, n) }",
+    "linear attention": """(float[B,N,8] x) => (float[B,N,8] y) { k = Abs (x) t = Transpose <perm = [0, 2, 1]> (k)
+        [sum] s = MatMul (t, x) [sum] c = ReduceSum (k, one) [sum] u = Transpose <perm = [0, 2, 1]> (c)
+        [sum] z = MatMul (k, u) [sum] o = MatMul (k, s) [sum] y = Div (o, z) }""",
+    "pooling": """(float[B,N,8] x) => (float[B,8] y) { m = Sign (x) k = Abs (m) a = Mul (x, k)
+        [sum] s = ReduceSum <keepdims = 0> (a, one) [sum] c = ReduceSum <keepdims = 0> (k, one)
+        [sum] d = Max (c, tiny) [sum] y = Div (s, d) }""",
+}  # fmt: skip
+BOUNDED = {
+    "attention": """(float[B,N,8] x, float[B,8,M] k, float[B,M,8] v) => (float[B,N,8] y) {
+        s = MatMul (x, k) p = Softmax (s) y = MatMul (p, v) }""",
+    "with Dropout and a mask": """(float[B,N,8] x, float[B,8,M] k, float[B,M,8] v, float[B,N,M] mask)
+        => (float[B,N,8] y) {
+        s = MatMul (x, k) p = Softmax (s) d = Dropout (p) m = Mul (d, mask) y = MatMul (m, v) }""",
+    "decomposed": """(float[B,N,8] x, float[B,8,M] k, float[B,M,8] v) => (float[B,N,8] y) {
+        s = MatMul (x, k) e = Exp (s) t = ReduceSum (e, last) p = Div (e, t) y = MatMul (p, v) }""",
+    "Einsum": """(float[N,H,8] x, float[M,H,8] k) => (float[N,H,8] y) {
+        s = Einsum <equation = "nhd,mhd->hnm"> (x, k) p = Softmax (s)
+        y = Einsum <equation = "hnm,mhd->nhd"> (p, k) }""",
+    "a weighted mean": """(float[B,N,8] x, float[B,N,1] s) => (float[B,8] y) {
+        p = Softmax <axis = 1> (s) a = Mul (x, p) y = ReduceSum <keepdims = 0> (a, one) }""",
+    "means": "(float[N,8] x) => (float[1,8] y) { y = ReduceMean <axes = [0]> (x) }",
+    "other axes": "(float[N,8] x) => (float[N,1] y) { r = Relu (x) y = ReduceSum (r, one) }",
+    "weights": "(float[B,N,8] x) => (float[B,N,8] y) { y = MatMul (x, w) }",
+}  # fmt: skip
+
+
+def model_of(text: str) -> ModelProto:
+    head, brace, body = text.partition("{")
+    model = parse(f"{head}{NUMBERS}{brace}{body}")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    for number, node in enumerate(model.graph.node):
+        node.name = f"{node.name} {number}"
+    return model
+
+
+def kept_by(model: ModelProto, level: str, dtype: str = "float16") -> set[str]:
+    plan = onnxamp.plan_model(model, level, dtype=dtype)
+    return {row.node for row in plan.rows if row.reason == "dynamic sum" and not row.low}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_sums_that_grow_stay_in_float32_until_they_are_divided(name: str) -> None:
+    model = model_of(GROWING[name])
+    sums = {node.name for node in model.graph.node if node.name.startswith("sum ")}
+    for level in ("O1", "O2", "O3"):
+        plan = onnxamp.plan_model(model, level)
+        assert sums <= {row.node for row in plan.rows if not row.low}
+    assert kept_by(model, "O2") <= sums
+    assert kept_by(model, "O2", "bfloat16") == set()
+
+
+@pytest.mark.parametrize("name", ["Gram matrix", "ReduceSum", "linear attention", "pooling"])
+def test_many_rows_are_right(name: str) -> None:
+    model = model_of(GROWING[name])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N" if name in ("Gram matrix", "ReduceSum") else "B"
+    shape = (1, 70_000, 8)[-len(model.graph.input[0].type.tensor_type.shape.dim) :]
+    feeds = {"x": 1 + np.random.default_rng(0).random(shape, np.float32)}
+    report = onnxamp.diff_models(model, onnxamp.convert_model(model, "O3"), samples=[feeds])
+    assert report.passed
+    assert report.outputs[0].rel_l2 < 2e-3
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_sums_that_do_not_grow_are_free(name: str, level: str) -> None:
+    assert kept_by(model_of(BOUNDED[name]), level) == set()
