@@ -140,7 +140,7 @@ def _check_loads(
     )
     place = provider if is_meant else None
     loaded = load_result(Model.read(path), member.model, place)
-    if loaded.fault:
+    if loaded.fault and not loaded.original:
         raise RuntimeFailure(
             f"{loaded.by} does not load the model {member.name!r} at {choice.label}: {loaded.fault}. Nothing was"
             " written; leave that choice out with levels or dtypes of the model in the manifest."

@@ -196,6 +196,8 @@ def test_sessions_do_not_run_what_breaks_the_model(name: str, tmp_path: Path) ->
     feeds = {"x": np.ones(sizes, kind)}
     for given in (model, str(tmp_path / "low.onnx")):
         assert np.isfinite(onnxamp.InferenceSession(given).run(None, feeds)[0]).all()
+        own = onnxamp.InferenceSession(given, providers=["CPUExecutionProvider"])
+        assert np.isfinite(own.run(None, feeds)[0]).all()
 
 
 def test_commands_name_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
