@@ -7,6 +7,8 @@ again must give back the very outputs of the original, bit by bit.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from onnxamp._errors import OnnxAmpError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._model.model import Model
+from onnxamp._runtime.building import Loaded, load_file
 from onnxamp._runtime.emulate import emulate
 
 
@@ -77,6 +80,7 @@ def violations(model: ModelProto, feeds: Mapping[str, Any], way: Way, *, smooth:
         *check_metadata(model, result),
         *check_plan(source, result, way),
         *check_runs(model, result, feeds, way, smooth=smooth),
+        *check_opens(model, result),
     ]
 
 
@@ -186,6 +190,24 @@ def check_runs(
         yield from same_without_rounding(result, rounded, reference)
         if smooth:
             yield from check_rounding(model, result, rounded, given, reference, way.dtype)
+
+
+def check_opens(model: ModelProto, result: ModelProto) -> Iterator[str]:
+    """ONNX Runtime opens the result with its default options, unless its CPU provider lacks a kernel."""
+    opened = in_loader(result)
+    wrong = opened.fault or ", ".join(opened.disabled)
+    if wrong:
+        before = in_loader(model)
+        if not (before.fault or before.limit or before.disabled):
+            yield f"opens: {wrong}"
+
+
+def in_loader(model: ModelProto) -> Loaded:
+    """What comes of opening a model in the process that may die of it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        onnx.save(model, path)
+        return load_file(Model.read(path), None)
 
 
 def loadable(model: ModelProto) -> ModelProto:

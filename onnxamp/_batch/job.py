@@ -53,7 +53,7 @@ from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
-from onnxamp._runtime.starting import custom_ops
+from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._state import Part, from_data
 from onnxamp._tuning.results import Search
 
@@ -494,10 +494,11 @@ def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
     worst = max(
         (output.rel_l2 for output in diff.outputs if output.is_float), default=None
     )
+    opening = disabled_sentence(diff.disabled, "opens it")
     row = replace(
         row,
         error=worst,
-        message=diff.skipped or diff.unopened,
+        message=diff.skipped or diff.unopened or opening,
         outputs=tuple(one for one in diff.outputs if one.kl_divergence is not None),
         tokens=diff.tokens,
         perplexity=diff.perplexity,

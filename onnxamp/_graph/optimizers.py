@@ -26,13 +26,15 @@ class OptimizerFault(NamedTuple):
 
     Attributes:
         optimizer: its name, as ``disabled_optimizers`` of ONNX Runtime's sessions takes it.
-        node: the node that reads what the optimizer takes up.
-        port: the position of that input.
+        node: the node whose factor the optimizer takes up.
+        reader: the node that reads what is taken up: ``node``, or one before it.
+        port: the position of the input of ``reader``.
         because: what the optimizer does, as a clause.
     """
 
     optimizer: str
     node: Node
+    reader: Node
     port: int
     because: str
 
@@ -60,9 +62,9 @@ def optimizer_faults(
     for node in graph.nodes_of({op for row in rows for op in row["ops"]}):
         mine = [row for row in rows if node.key in row["ops"]]
         for port in range(len(node.inputs)):
-            row = next((row for row in mine if _breaks(graph, node, port, row)), None)
-            if row is not None:
-                yield OptimizerFault(row["optimizer"], node, port, row["because"])
+            found = (_fault(graph, node, port, row) for row in mine)
+            if fault := next(filter(None, found), None):
+                yield fault
 
 
 def faulty_optimizers(
@@ -87,21 +89,23 @@ def faulty_optimizers(
 
 
 def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
-    """Return the optimizers that may take up nodes of a model, and break it, in any version."""
-    if not may_break(model):
-        return ()
-    rows = (row for provider in target_names() for row in _rows(provider))
-    return tuple(dict.fromkeys(row["optimizer"] for row in rows))
+    """Return the optimizers that may take up nodes of a model, and break it, in any version.
+
+    Complexity: linear in nodes.
+    """
+    makers = _makers()
+    found = (
+        row["optimizer"]
+        for node in all_nodes(model.graph.node)
+        for row in makers.get(node.op_type, ())
+        if _is_taken(node, row)
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def may_break(model: ModelProto) -> bool:
     """Return whether a model has any node that a faulty optimizer may take up. Complexity: linear in nodes."""
-    makers = _makers()
-    return any(
-        _is_taken(node, row)
-        for node in all_nodes(model.graph.node)
-        for row in makers.get(node.op_type, ())
-    )
+    return bool(suspected_optimizers(model))
 
 
 @cache
@@ -143,33 +147,38 @@ def _holds(row: Mapping[str, Any], version: str) -> bool:
     return not (is_early or is_late)
 
 
-def _breaks(graph: Graph, node: Node, port: int, row: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer breaks the model through an input of a node."""
+def _fault(
+    graph: Graph, node: Node, port: int, row: Mapping[str, Any]
+) -> OptimizerFault | None:
+    """Return how an optimizer breaks the model through an input of a node; None if it does not."""
     value = node.inputs[port]
     if value == ABSENT or port not in row.get("ports", (port,)):
-        return False
+        return None
     if readable_types(graph.types[value]) not in row["types"]:
-        return False
-    maker = _taken_up(graph, node, value, row)
-    if maker is None or graph.results[maker.outputs[0]]:
-        return False
-    if "typed_by" in row:
-        types = graph.types_of([maker.input(row["typed_by"]), *maker.outputs])
-        if len({*types}) == 1:
-            return False
-    return "ranks" not in row or _differ_in_rank(graph, node)
-
-
-def _taken_up(
-    graph: Graph, node: Node, value: int, row: Mapping[str, Any]
-) -> Node | None:
-    """Return the node before an input that the optimizer takes up; None if it is another one."""
-    maker = _maker(graph, node, value)
+        return None
+    reader, maker = node, _maker(graph, node, value)
     if "through" in row:
-        is_through = maker is not None and maker.key == row["through"]
-        maker = _maker(graph, node, maker.input(0)) if maker and is_through else None
-    is_producer = maker is not None and maker.key == row["producer"]
-    return maker if maker and is_producer and _is_taken(maker.proto, row) else None
+        if maker is None or maker.key != row["through"]:
+            return None
+        reader, port = maker, 0
+        maker = _maker(graph, node, maker.input(0))
+    if maker is None or not _is_taken_up(graph, maker, row):
+        return None
+    if "ranks" in row and not _differ_in_rank(graph, node):
+        return None
+    return OptimizerFault(row["optimizer"], node, reader, port, row["because"])
+
+
+def _is_taken_up(graph: Graph, maker: Node, row: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer takes up the node before an input."""
+    if maker.key != row["producer"] or not _is_taken(maker.proto, row):
+        return False
+    if graph.results[maker.outputs[0]]:
+        return False
+    typer = row.get("typed_by")
+    if typer is None:
+        return True
+    return len({*graph.types_of([maker.input(typer), *maker.outputs])}) > 1
 
 
 def _differ_in_rank(graph: Graph, node: Node) -> bool:

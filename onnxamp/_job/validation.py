@@ -193,14 +193,16 @@ class Validator:
         place = provider if provider == device_of(target) else None
         loaded = opened = load_result(result, job.model, place)
         ran_in = "" if loaded.original else loaded.where(place)
-        if not loaded.fault and target_of(target).builds and can_build():
+        is_fine = not loaded.fault or bool(loaded.original)
+        if is_fine and target_of(target).builds and can_build():
             loaded = build_result(result, job.model, samples[0])
             ran_in = " and ".join(filter(None, (ran_in, loaded.by)))
             if loaded.by and opened.limit:  # the builder did more than check types
                 opened = opened._replace(limit="")
                 ran_in = loaded.by
+            is_fine = not loaded.fault
         if (
-            not loaded.fault
+            is_fine
             and place == "cpu"
             and samples.has(0)
             and result.stock.size <= reference.budget

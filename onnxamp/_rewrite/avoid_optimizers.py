@@ -41,15 +41,15 @@ def avoid_optimizers(model: ModelProto, target: str) -> tuple[OptimizerFault, ..
         return ()
     editor = GraphEditor(graph, model)
     views = dict[tuple[int, int], str]()
-    for fault in faults:
-        node = fault.node
-        value = node.inputs[fault.port]
-        if (node.scope, value) not in views:
+    for fault in sorted(faults, key=lambda fault: fault.reader.index):
+        reader = fault.reader
+        value = reader.inputs[fault.port]
+        if (reader.scope, value) not in views:
             name = graph.values[value].name
             pair = _views(editor, name, graph.book.opsets[""])
-            editor.insert(node.scope, node.index, *pair)
-            views[node.scope, value] = pair[-1].output[0]
-        editor.node(node.index).input[fault.port] = views[node.scope, value]
+            editor.insert(reader.scope, reader.index, *pair)
+            views[reader.scope, value] = pair[-1].output[0]
+        editor.node(reader.index).input[fault.port] = views[reader.scope, value]
     editor.finish()
     return faults
 

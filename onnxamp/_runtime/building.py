@@ -359,8 +359,12 @@ class Loader(Child):
             if not found.fault or found.stage == _TYPES:
                 return Loaded(found.by, found.fault)
             plain = ask(optimize=False)
-            if not plain.fault and suspects and not ask(disabled=suspects).fault:
-                return Loaded(plain.by, disabled=tuple(suspects))
+            tried = (
+                () if plain.fault else dict.fromkeys([*zip(suspects), tuple(suspects)])
+            )
+            for names in tried:
+                if names and not ask(disabled=names).fault:
+                    return Loaded(plain.by, disabled=names)
         except OSError:  # this system starts no processes
             return Loaded()
         kernels = ("kernel", "session") if excused else ("kernel",)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from os import fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,8 +24,14 @@ from onnx import ModelProto
 
 from onnxamp._amp import active_cast
 from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError
-from onnxamp._model.model import Model, ModelSource, find_data_files, parse_model
+from onnxamp._errors import ArgumentError, OnnxAmpError
+from onnxamp._model.model import (
+    Model,
+    ModelSource,
+    find_data_files,
+    load_model,
+    parse_model,
+)
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._runtime.emulate import emulate
@@ -36,7 +43,9 @@ from onnxamp._runtime.session import (
     make_session,
     run,
     run_values,
+    short_provider,
 )
+from onnxamp._runtime.starting import optimizers_to_disable
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import (
@@ -216,6 +225,8 @@ class InferenceSession:
     would occur on a GPU. Under :func:`collect_operator_stats`, each run counts the nodes of the model. Otherwise, runs
     have no overhead.
 
+    Graph optimizers of ONNX Runtime that are known to break the model, or to end the process, do not run.
+
     A session created within :func:`onnxamp.amp.auto_cast` runs the converted model. Without a CUDA device, low
     precision is then emulated, unless you pass options of your own.
 
@@ -369,7 +380,27 @@ def _own_session(
             ) from error
     else:
         data = source
-    return ort.InferenceSession(data, sess_options, providers, provider_options)
+    disabled = _disabled(source, providers)
+    return ort.InferenceSession(
+        data,
+        sess_options,
+        providers,
+        provider_options,
+        disabled_optimizers=disabled,
+    )
+
+
+def _disabled(
+    source: ModelProto | str, providers: Sequence[Any] | None
+) -> list[str] | None:
+    """Return the graph optimizers that would break the model, and may end the process; None if there are none."""
+    first = next(iter(providers or ()), "CPUExecutionProvider")
+    name = first if isinstance(first, str) else first[0]
+    try:
+        model = source if isinstance(source, ModelProto) else load_model(Path(source))
+    except OnnxAmpError:  # ONNX Runtime says what is wrong
+        return None
+    return [*optimizers_to_disable(model, short_provider(name).lower())] or None
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from judge import checker_error
 from prices import price
 from properties import WAYS, Way, graphs, unchanged, violations
-from strategies import NO_RECIPE, all_ops, opsets_of, random_model
+from strategies import NO_RECIPE, all_ops, model_of_products, opsets_of, random_model
 from strategies.table import schemas
 
 from onnxamp._convert.analysis import Analysis
@@ -68,6 +68,13 @@ def test_each_op_among_others(op: str) -> None:
 @given(seeds(), sizes(), st.sampled_from(WAYS))
 def test_random_models(seed: int, size: int, way: Way) -> None:
     generated = random_model(Random(seed), size=size)
+    assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
+
+
+@every(seed=range(24), parts=4)
+def test_products_that_optimizers_take_up(seed: int) -> None:
+    generated = model_of_products(Random(seed))
+    way = WAYS[seed * 5 % len(WAYS)]
     assert violations(generated.model, generated.feeds, way, smooth=generated.smooth) == []
 
 

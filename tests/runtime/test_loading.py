@@ -65,7 +65,21 @@ def test_the_weights_of_a_large_file_are_not_read_for_its_graph(data: str, tmp_p
     opened = Model.read(path)
     if data == "beside":
         (tmp_path / "m.data").write_bytes(b"")
-    assert load_file(opened, None).fault == ""
+    loaded = load_file(opened, None, whole=False)
+    assert (loaded.fault, loaded.limit) == ("", "its weights were not read")
+
+
+def test_a_session_is_started_although_another_provider_is_meant(tmp_path: Path) -> None:
+    """Whatever fails there is a fault, but for kernels that only this provider lacks."""
+    loader = Loader()
+    lacking = loader.load(save(tmp_path / "m.onnx", "(bfloat16[2] x) => (bfloat16[2] y) { y = Exp (x) }"), None)
+    assert lacking.fault == ""
+    assert lacking.limit.startswith("Could not find an implementation for Exp")
+    assert loader.load(save(tmp_path / "n.onnx"), None).limit == ""
+    backwards = "(float[1,1,2] x, float[1,12,2] w, float[1,12,3] r) => (float[1,1,1,3] y) {"
+    backwards += " y = LSTM <hidden_size = 3, layout = 1> (x, w, r) }"
+    assert "layout" in loader.load(save(tmp_path / "k.onnx", backwards), None).fault
+    loader.end()
 
 
 STAND_IN = {

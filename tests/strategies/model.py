@@ -9,11 +9,14 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, ValueInfo
 
 from .bodies import control_flow
 from .builder import FLOAT, Builder
+from .products import dequantized_product, transposed_product
 from .table import CONTROL_FLOW, opsets_of, schemas
 
 DOMAIN = "local"
 UNARY = ("Relu", "Tanh", "Sigmoid", "Neg", "Softmax", "Abs", "Identity")
 BINARY = ("Add", "Mul", "Max", "Sub")
+RETYPED = 23
+"""First opset at which the output of DequantizeLinear may have another type than its scale."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ def random_model(rng: Random, focus: str = "", size: int = 6) -> Generated:
     functions = _functions(builder) if opset >= 13 and builder.chance(0.15) else []
     builder.grow(builder.main, size - before)
     return _finish(builder, functions)
+
+
+def model_of_products(rng: Random, size: int = 4) -> Generated:
+    """A valid model with products that ONNX Runtime's graph optimizers take up, among random nodes."""
+    builder = Builder(rng, rng.choice((11, 13, 17, 20, 21, 23, 24)))
+    builder.grow(builder.main, rng.randint(0, size))
+    for _ in range(rng.randint(1, 3)):
+        transposed_product(builder)
+    if builder.opset >= RETYPED and builder.chance(0.5):
+        dequantized_product(builder)
+    builder.grow(builder.main, rng.randint(0, size))
+    return _finish(builder, [])
 
 
 def _functions(builder: Builder) -> list[FunctionProto]:
