@@ -323,7 +323,7 @@ class Comparison:
         report = self._judged(*found)
         if self._allow_for_integers(report):
             report = self._judged(*found)
-        more = further(self.run.samples, closeness(report)) if report.passed else None
+        more = further(self.run.samples, closeness(report, self.limits))
         if more is not None:
             self.run = replace(self.run, inputs=more)
             return self.compare(

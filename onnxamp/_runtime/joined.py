@@ -18,8 +18,7 @@ _MOST: Final = 64
 def joined_parts(flow: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
     """Return the values that nodes compute and a Concat joins, by output.
 
-    Between the Concat and the output, elements may move, or each may be computed from one element and constants.
-    Concats of Concats are followed.
+    Between the Concat and the output, ops may move elements, or commute with rounding. Concats of Concats are followed.
 
     Complexity: linear in the nodes between.
     """
@@ -61,7 +60,7 @@ def _joined(flow: DataflowGraph, name: str) -> tuple[str, ...]:
         moves = facts.moved_inputs.get(key)
         if isinstance(moves, range) and key not in facts.containers:
             return tuple(reads)
-        passes = key in facts.carriers or key in facts.pointwise or key in facts.exact
+        passes = key in facts.carriers or key in facts.exact
         if not passes or not reads or (len(reads) > 1 and moves != (0,)):
             return ()
         name = reads[0]

@@ -343,7 +343,8 @@ def test_judged_anew():
     Path("saved.json").write_text(diff_json(report))
     loaded = load_diff(Path("saved.json"))
     assert not loaded.passed
-    assert loaded.first_bad is None
+    assert loaded.first_bad is not None
+    assert (loaded.first_bad.value, loaded.first_bad.alarm) == ("Y", "its own error is 0.2")
     assert apply_limits(loaded, make_limits({"max_abs": ["0.6"]})).passed
     assert apply_limits(loaded, make_limits({"max_abs": ["0.6"]})).warnings == ()
     assert same(apply_limits(loaded, Limits()), report)

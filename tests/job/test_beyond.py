@@ -1,0 +1,254 @@
+"""What validation looks at beyond the samples: other branches, larger sizes, parts of outputs, and more samples."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run, saved
+from graphs.case import add_weights, parse
+from onnx import ModelProto
+
+import onnxamp
+
+RNG = np.random.default_rng(0)
+WEIGHT = (RNG.standard_normal((64, 64)) / 8).astype(np.float32)
+OVERFLOWING = "p = Mul (a, k) [square] q = Mul (p, p) r = Sqrt (q)"
+"""Nodes whose square of a few thousands is beyond float16."""
+EASY = "then_branch: graph = easy () => (float[N,64] e) { e = Add (a, a) }"
+HARD = f"else_branch: graph = hard () => (float[N,64] h) {{ {OVERFLOWING} h = Div (r, k) }}"
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def model_of(text: str, opset: int = 18) -> ModelProto:
+    return add_weights(parse(text, opset, ir=10), {"w": WEIGHT})
+
+
+def converted(model: ModelProto, *arguments: str, code: int = 0) -> dict[str, Any]:
+    result = run("convert", saved(model), "-o", "low.onnx", "--format", "json", *arguments)
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+FLAG = f"""(float[N,64] X, bool c) => (float[N,64] Y) <float k = {{3000}}> {{
+    a = MatMul (X, w) f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
+}}"""
+SIZE = f"""(float[N,64] X) => (float[N,64] Y) <float k = {{3000}}, int64[1] most = {{5000}}> {{
+    a = MatMul (X, w) s = Shape <end = 1> (X) c = Less (s, most) f = If (c) <{EASY}, {HARD}> Y = MatMul (f, w)
+}}"""
+NESTED = f"""(float[N,64] X, bool c, bool d) => (float[N,64] Y) <float k = {{3000}}> {{
+    a = MatMul (X, w)
+    f = If (c) <{EASY}, else_branch: graph = outer () => (float[N,64] o) {{
+        o = If (d) <then_branch: graph = easy2 () => (float[N,64] e2) {{ e2 = Neg (a) }}, {HARD}>
+    }}>
+    Y = MatMul (f, w)
+}}"""
+LOOPED = f"""(float[4,64] X, int64 n) => (float[4,64] Y) <float k = {{3000}}, bool on = {{1}}, int64 most = {{100}}> {{
+    x = MatMul (X, w)
+    t = Loop (n, on, x) <body: graph = trip (int64 i, bool go, float[4,64] a) => (bool goes, float[4,64] u) {{
+        goes = Identity (go) c = Less (i, most) f = If (c) <{EASY}, {HARD}> u = Tanh (f)
+    }}>
+    Y = MatMul (t, w)
+}}"""
+
+
+@pytest.mark.parametrize("text", [FLAG, SIZE, NESTED, LOOPED], ids=["flag", "size", "nested", "looped"])
+def test_a_branch_that_no_sample_takes_is_validated(text: str) -> None:
+    found = converted(model_of(text), "--seed", "0")
+    validation = found["validation"]
+    assert found["verdict"] == "passed"
+    assert "the else branch of If " in validation["cure"]["failure"]
+    assert any("the else branch of If " in extra["what"] for extra in validation["extras"])
+    assert validation["not_run"] == []
+    if text == FLAG:
+        inputs = {"X": RNG.standard_normal((20, 64)).astype(np.float32), "c": np.array(False)}
+        assert onnxamp.diff_models("model.onnx", "low.onnx", inputs, provider="cpu").passed
+
+
+def test_the_inputs_of_the_user_are_the_values_at_hand() -> None:
+    np.savez("in.npz", X=RNG.standard_normal((3, 64)).astype(np.float32), c=np.array(True))
+    validation = converted(model_of(FLAG), "--inputs", "in.npz")["validation"]
+    assert validation["cure"]["failure"].startswith("With the else branch of If 'f': ")
+    assert [extra["what"] for extra in validation["extras"]] == ["the else branch of If 'f'"]
+
+
+def test_branches_that_only_move_data_are_left_out() -> None:
+    text = """(float[N,64] X, bool c) => (float[M,64] Y) {
+        a = MatMul (X, w)
+        f = If (c) <then_branch: graph = some () => (float[M,64] g) { g = Identity (a) },
+                    else_branch: graph = none () => (float[M,64] h) { h = Concat <axis = 0> (a, a) }>
+        Y = Relu (f)
+    }"""
+    validation = converted(model_of(text), "--dim", "N=2")["validation"]
+    assert validation["extras"] == []
+    assert validation["not_run"] == []
+
+
+UNSUITED = """(float[2,64] X, bool c) => (float[M,64] Y) <int64[2] seven = {7, 64}> {
+    a = MatMul (X, w)
+    f = If (c) <then_branch: graph = some () => (float[M,64] g) { g = Add (a, a) },
+                else_branch: graph = none () => (float[M,64] h) { v = Reshape (a, seven) h = Exp (v) }>
+    Y = MatMul (f, w)
+}"""
+ENDLESS = """(float[4,64] X, bool c) => (float[4,64] Y) <float k = {3}, bool on = {1}, float top = {50}> {
+    x = MatMul (X, w)
+    t = Loop (, on, x) <body: graph = trip (int64 i, bool go, float[4,64] s) => (bool goes, float[4,64] u) {
+        u = If (c) <then_branch: graph = up () => (float[4,64] g) { g = Mul (s, k) },
+                    else_branch: graph = down () => (float[4,64] h) { h = Mul (s, top) }>
+        m = ReduceMax <keepdims = 0> (u) goes = Less (m, top)
+    }>
+    Y = MatMul (t, w)
+}"""
+IDLE = """(float[4,64] X, int64 n) => (float[4,64] Y) <bool on = {1}, int64 nine = {9}> {
+    x = MatMul (X, w) trips = Sub (n, nine)
+    t = Loop (trips, on, x) <body: graph = trip (int64 i, bool go, float[4,64] s) => (bool goes, float[4,64] u) {
+        goes = Identity (go) u = Tanh (s)
+    }>
+    Y = MatMul (t, w)
+}"""
+NOT_RUN = [
+    (UNSUITED, "the else branch of If 'f' (the values at hand do not suit it"),
+    (ENDLESS, "the then branch of If 'u' (the loop around it might not end)"),
+    (IDLE, "the body of Loop 't' (no sample makes it run)"),
+]
+
+
+@pytest.mark.parametrize(("text", "what"), NOT_RUN, ids=["unsuited", "endless", "idle"])
+def test_what_was_not_run_is_said_everywhere(text: str, what: str) -> None:
+    np.savez("in.npz", X=np.ones((2 if text == UNSUITED else 4, 64), np.float32), c=np.array(True), n=np.array(5))
+    inputs = np.load("in.npz")
+    names = [entry.name for entry in model_of(text).graph.input]
+    np.savez("in.npz", **{name: inputs[name] for name in names})
+    found = converted(model_of(text), "--inputs", "in.npz", "--html", "page.html")
+    assert any(one.startswith(what) for one in found["validation"]["not_run"])
+    assert found["verdict"] == "passed"
+    assert "Not run: " in Path("page.html").read_text(encoding="utf-8")
+    for form in ([], ["--format", "markdown"]):
+        result = run("convert", "model.onnx", "-o", "again.onnx", "--inputs", "in.npz", *form)
+        assert "Not run: " in result.stdout
+
+
+def test_a_comparison_names_the_branches_that_its_samples_do_not_take() -> None:
+    np.savez("in.npz", X=np.ones((3, 64), np.float32), c=np.array(True))
+    result = run("diff", saved(model_of(FLAG)), "model.onnx", "--inputs", "in.npz")
+    assert result.exit_code == 0
+    assert "Not run: the else branch of If 'f' (no sample takes it)." in result.stdout
+
+
+GRAM = """(float[N,64] X) => (float[64,64] Y) <float six = {6}> {
+    x = Mul (X, six) t = Transpose <perm = [1, 0]> (x) g = MatMul (t, x) l = Sqrt (six) h = Div (g, l) Y = Tanh (h)
+}"""
+
+
+def test_dynamic_sizes_are_validated_at_a_large_one() -> None:
+    """Sums of 2,048 squares leave float16; those of 8 do not."""
+    text = """(float[N,64] X) => (float[64] Y) <float six = {6}, int64[1] rows = {0}> {
+        x = Mul (X, six) q = Mul (x, x) s = ReduceSum <keepdims = 0> (q, rows) r = Sqrt (s) Y = Div (r, six)
+    }"""
+    validation = converted(parse(text, 18, ir=10), "--no-hazards", "--level", "O3")["validation"]
+    assert validation["cure"]["failure"].startswith("With N=2048: Output 'Y': Inf")
+    fixed = converted(parse(text, 18, ir=10), "--no-hazards", "--level", "O3", "--dim", "N=8")["validation"]
+    assert (fixed["cure"], fixed["extras"]) == (None, [])
+
+
+def test_a_size_that_the_model_refuses_gives_way_to_a_smaller_one() -> None:
+    text = """(float[2,N] X) => (float[2,64] Y) <int64[2] whole = {2, -1}, float[2,40] table> {
+        n = Shape <start = 1> (X) z = Sub (n, n) end = Add (n, z) ax = Constant <value = int64[1] {1}> ()
+        part = Slice (table, z, end, ax) sum = Add (X, part) m = ReduceSum <keepdims = 1> (sum, ax) Y = Add (m, row)
+    }"""
+    model = add_weights(parse(text, 18, ir=10), {"table": (2, 40), "row": (1, 64)})
+    extras = converted(model)["validation"]["extras"]
+    assert [extra["what"] for extra in extras] == ["N=32"]
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        "Y = Concat <axis = 1> (p, q)",
+        "j = Concat <axis = 0> (q, p) Y = Transpose <perm = [1, 0]> (j)",
+        "m = Concat <axis = 1> (x, p) j = Concat <axis = 1> (m, q) i = Identity (j) Y = Neg (i)",
+    ],
+    ids=["concat", "moved", "nested"],
+)
+def test_each_part_of_an_output_is_validated(join: str) -> None:
+    """What is lost of a small part does not show in the norm of the whole."""
+    text = f"""(float[4,64] X) => (float[A,B] Y) <float k = {{1000}}> {{
+        x = MatMul (X, w) p = Mul (x, k) b = Add (x, k) c = Relu (b) q = Sub (c, k) {join}
+    }}"""
+    found = converted(model_of(text))
+    failure = found["validation"]["cure"]["failure"]
+    assert failure.startswith("Output 'Y': relative L2 error of its part 'q' is 0.1"), failure
+    assert found["validation"]["outputs"][0]["part"]["rel_l2"] < 0.01
+
+
+CLOSE = "(float[4,64] X) => (float[4,64] Y) <float k = {16}> { b = Add (X, k) c = Relu (b) Y = Sub (c, k) }"
+
+
+def test_a_verdict_that_is_close_takes_more_samples() -> None:
+    found = converted(parse(CLOSE, 18, ir=10), "--level", "O3", "--no-hazards")["validation"]
+    assert (found["samples"], found["redrawn"]) == (4, True)
+    assert {"rel_l2", "typical_rel_l2"} == {one["metric"] for one in found["judgements"]}
+    asked = converted(parse(CLOSE, 18, ir=10), "--level", "O3", "--no-hazards", "--samples", "1")["validation"]
+    assert (asked["samples"], asked["redrawn"]) == (1, False)
+
+
+def test_one_wrong_id_is_not_100_percent() -> None:
+    saved(parse("(float[1,256] X) => (int64[1,256] Y) { Y = Cast <to = 7> (X) }", 18, ir=10), "ids.onnx")
+    other = parse("(float[1,256] X) => (int64[1,256] Y) { s = Add (X, one) Y = Cast <to = 7> (s) }", 18, ir=10)
+    one = np.zeros((1, 256), np.float32)
+    one[0, 7] = 1
+    saved(add_weights(other, {"one": one}), "other.onnx")
+    np.savez("in.npz", X=np.arange(256, dtype=np.float32)[None])
+    result = run("diff", "ids.onnx", "other.onnx", "--inputs", "in.npz")
+    assert "99.61 %" in result.stdout
+    assert "100 %" not in result.stdout
+    assert "Output 'Y': 1 of 256 elements differs." in result.stdout
+
+
+def test_the_state_of_a_loop_is_to_blame() -> None:
+    text = """(int64 n, float[4,64] X) => (float[4,64] Y) <float zero = {0}, float k = {0.001}, bool on = {1}> {
+        last = Loop (n, on, zero) <body: graph = trip (int64 i, bool go, float count) => (bool goes, float next) {
+            goes = Identity (go) one = Constant <value = float {1}> () next = Add (count, one)
+        }>
+        q = MatMul (X, w) f = Mul (last, k) Y = Mul (q, f)
+    }"""
+    low = onnxamp.convert_model(model_of(text), hazards=False)
+    inputs = {"n": np.array(5000), "X": np.ones((4, 64), np.float32)}
+    report = onnxamp.diff_models(model_of(text), low, inputs, provider="cpu")
+    assert report.first_bad is not None
+    assert (report.first_bad.value, report.first_bad.op) == ("last", "Loop")
+    assert report.first_bad.alarm.endswith("in the state 'count' that its body carries")
+
+
+TWICE = """(float[4,64] X) => (float[4,64] Y, float[4,64] Z) <float k = {30000}> {
+    [low] a = MatMul (X, w) b = Relu (a) Y = MatMul (b, w)
+    c = Mul (X, k) [high] d = MatMul (c, w) Z = Div (d, k)
+}"""
+
+
+def test_a_repaired_result_that_does_not_pay_gives_way_to_the_original() -> None:
+    """Only one of two products can be low, so that the result holds their weight in both types."""
+    model = model_of(TWICE)
+    found = converted(model, "--level", "O1", "--no-hazards")
+    assert found["kept_original"]
+    assert found["not_worth"].startswith("The result takes 150 % of the original's bytes, and by the estimate")
+    assert Path("low.onnx").read_bytes() == Path("model.onnx").read_bytes()
+    assert found["verdict"] == "passed"
+    result = run("convert", "model.onnx", "-o", "low.onnx", "--level", "O1", "--no-hazards")
+    assert result.exit_code == 0
+    assert "Not worth it: the original model was written as it is." in result.stdout
+
+
+def test_a_result_that_does_not_pay_is_headed_so() -> None:
+    found = converted(model_of(TWICE), "--level", "O1", "--keep-fp32", "high")
+    assert not found["kept_original"]
+    assert found["not_worth"]
+    assert found["summary"]["nodes"]["low"]
+    result = run("convert", "model.onnx", "-o", "low.onnx", "--level", "O1", "--keep-fp32", "high")
+    assert "which is not worth it" in result.stdout
