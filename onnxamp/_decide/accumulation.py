@@ -56,6 +56,16 @@ class _Step(NamedTuple):
     fate: Fate = Fate.PASSES
     is_product: bool = False
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether it adds or multiplies."""
+        return self.fate == Fate.ACCUMULATES
+
+    @property
+    def decays(self) -> bool:
+        """Whether it multiplies by a factor below 1."""
+        return self.fate == Fate.DECAYS
+
 
 _Labels: TypeAlias = NDArray[np.int32]
 """Value -> the number of its cycle; alone in it if no cycle contains it."""
@@ -65,7 +75,11 @@ def accumulated(graph: Graph, low: Format) -> Accumulated:
     """Return what loops accumulate. Complexity: linear in the nodes of loops."""
     found = _Found({}, {}, set(), set())
     if graph.nodes_of(op_facts().repeats):
-        _add_cycles(graph, low, found)
+        steps = list(_steps(graph))
+        _add_cycles(graph, low, [one for one in steps if not one.decays], found)
+        # Without a sum, nothing takes the place of what decays: it ends among the smallest numbers.
+        products = [one for one in steps if one.is_product or not one.accumulates]
+        _add_cycles(graph, low, products, found)
         if found.values:
             _add_factors(graph, found)
             _add_control_flow(graph, found)
@@ -82,13 +96,14 @@ class _Found(NamedTuple):
     factors: set[int]
 
 
-def _add_cycles(graph: Graph, low: Format, found: _Found) -> None:
-    """Add the cycles in which a sum or a product accumulates."""
-    steps = list(_steps(graph))
+def _add_cycles(
+    graph: Graph, low: Format, steps: Sequence[_Step], found: _Found
+) -> None:
+    """Add the cycles of these steps in which a sum or a product accumulates."""
     labels = _cycles(graph, ((step.source, step.result) for step in steps))
     growing: dict[int, list[_Step]] = {}
     for step in steps:
-        grows = step.fate == Fate.ACCUMULATES
+        grows = step.accumulates or step.decays
         if grows and labels[step.source] == labels[step.result]:
             growing.setdefault(int(labels[step.source]), []).append(step)
     if not growing:

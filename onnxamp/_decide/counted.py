@@ -8,7 +8,6 @@ Every value gets flags, which only ever grow, and a limit:
 """
 
 from collections.abc import Iterator, Sequence
-from enum import Flag
 from heapq import heappop, heappush
 from math import inf, prod
 from typing import Final, NamedTuple
@@ -26,19 +25,17 @@ from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
 from onnxamp._ops.facts import Count, attribute, op_facts
 
+POSITION: Final = 1
+COUNTING: Final = 2
+COUNTED: Final = 4
+"""The flags of a value; see the module. Plain integers, because large models have many."""
 
-class Mark(Flag):
-    """What is known of a value; see the module."""
-
-    NONE = 0
-    POSITION = 1
-    COUNTING = 2
-    COUNTED = 4
-
-
-_COUNTER: Final = Mark.POSITION | Mark.COUNTING | Mark.COUNTED
+_COUNTER: Final = POSITION | COUNTING | COUNTED
 _FEW: Final = 16
 """Different integers up to which a stored list of them counts nothing. float16 holds their sums to 1/128."""
+
+_MOST: Final = 1 << 22
+"""Numbers of a constant up to which it may be such a list, as that of the pixels of a large image."""
 
 
 class Counted(NamedTuple):
@@ -52,7 +49,7 @@ class Counted(NamedTuple):
         passes: result -> (node, source) of values that control flow passes on.
     """
 
-    marks: dict[int, Mark]
+    marks: dict[int, int]
     limits: dict[int, float]
     computing: set[int]
     normalizing: set[int]
@@ -103,13 +100,13 @@ class _Spread:
             self.visit(self.graph.nodes[index])
         return self.found
 
-    def add(self, value: int, mark: Mark, limit: float = 0.0) -> None:
+    def add(self, value: int, mark: int, limit: float = 0.0) -> None:
         """Add to the marks of a value. A limit that a loop raises has no end."""
         marks, limits = self.found.marks, self.found.limits
         stack = [(value, mark, limit)]
         while stack:
             value, mark, limit = stack.pop()
-            old = marks.get(value, Mark.NONE)
+            old = marks.get(value, 0)
             known = limits.get(value, 0.0)
             if value == ABSENT or (old | mark == old and limit <= known):
                 continue
@@ -127,39 +124,38 @@ class _Spread:
             self.waiting.add(index)
             heappush(self.pending, (self.ranks[index], index))
 
-    def mark(self, value: int) -> Mark:
+    def mark(self, value: int) -> int:
         """Return the marks of a value so far."""
-        return self.found.marks.get(value, Mark.NONE)
+        return self.found.marks.get(value, 0)
 
-    def sources(self) -> Iterator[tuple[int, Mark, float]]:
+    def sources(self) -> Iterator[tuple[int, int, float]]:
         """Yield (value, marks, limit) where integers, and what may hold positions, come from."""
         graph, facts = self.graph, op_facts()
         for value in graph.scopes[0].inputs:
             is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
             if is_given and graph.types[value] in FLOAT_TENSORS:
-                yield value, Mark.POSITION, 0.0
+                yield value, POSITION, 0.0
         for value in self.stored():
-            yield value, Mark.COUNTED, self.reach(value)
+            yield value, COUNTED, self.reach(value)
         for node in graph.nodes_of(facts.counts.keys() - facts.position_sources):
             for count in facts.counts[node.key]:
                 value = node.output(count.output)
-                yield value, Mark.COUNTED, self.limit_of(node, count)
+                yield value, COUNTED, self.limit_of(node, count)
         for node in graph.nodes_of({"Cast"}):
             if node.inputs and self.is_integer(node.input(0)):
-                yield node.outputs[0], Mark.POSITION, 0.0
+                yield node.outputs[0], POSITION, 0.0
         for node in graph.nodes_of({"Loop"}):
             for _, body in node.bodies:
                 trips = constant_trips(graph, node)
                 turn = graph.scopes[body].inputs[:1]
                 yield from (
-                    (one, Mark.COUNTED, inf if trips is None else trips)
-                    for one in turn
+                    (one, COUNTED, inf if trips is None else trips) for one in turn
                 )
         states = graph.ask(accumulated, self.low)
         for value in states.values:
             is_float = graph.types[value] in ANY_FLOAT_TENSORS
             is_open = is_float and value in states.open_ended
-            yield value, _COUNTER if is_open else Mark.COUNTED, inf
+            yield value, _COUNTER if is_open else COUNTED, inf
 
     def stored(self) -> Iterator[int]:
         """Yield constants that list many integers, such as the columns of a grid, where arithmetic reads them."""
@@ -168,15 +164,23 @@ class _Spread:
         for value, stats in graph.constants.floats().items():
             if stats is None or stats.uniform is not None or stats.largest < _FEW:
                 continue
-            if any(
-                graph.nodes[index].key in reading for index, _ in graph.uses[value]
-            ):
-                numbers = graph.constants.numbers(value)
-                is_list = numbers is not None and bool(
-                    (numbers == np.round(numbers)).all()
-                )
-                if numbers is not None and is_list and len(np.unique(numbers)) > _FEW:
-                    yield value
+            is_read = any(
+                graph.nodes[at].key in reading for at, _ in graph.uses[value]
+            )
+            if is_read and self.is_list(value):
+                yield value
+
+    def is_list(self, value: int) -> bool:
+        """Return whether a constant holds many different integers, and nothing else."""
+        numbers = self.graph.constants.numbers(value)
+        if numbers is None or numbers.size > _MOST:
+            return False
+        numbers = numbers.reshape(-1)
+        # Nearly all constants end at the first numbers.
+        for some in (numbers[: 2 * _FEW], numbers):
+            if not np.array_equal(some, np.round(some)):
+                return False
+        return len(np.unique(numbers)) > _FEW
 
     def is_integer(self, value: int) -> bool:
         """Return whether a value holds integers of more than 8 bits, which low precision cannot hold."""
@@ -214,17 +218,17 @@ class _Spread:
             return inf if stats is None else abs(stats.largest_number)
         return self.found.limits.get(value, inf)
 
-    def passed_on(self, result: int) -> tuple[int, Mark, float]:
+    def passed_on(self, result: int) -> tuple[int, int, float]:
         """Return what control flow passes on to a value: a position only if it is one wherever it comes from."""
         sources = [source for _, source in self.found.passes[result]]
         marks = [self.mark(source) for source in sources]
-        mark = Mark.NONE
-        if all(Mark.POSITION in one for one in marks):
-            mark |= Mark.POSITION
-            if any(Mark.COUNTING in one for one in marks):
-                mark |= Mark.COUNTING
-        if any(Mark.COUNTED in one for one in marks):
-            mark |= Mark.COUNTED
+        mark = 0
+        if all(one & POSITION for one in marks):
+            mark |= POSITION
+            if any(one & COUNTING for one in marks):
+                mark |= COUNTING
+        if any(one & COUNTED for one in marks):
+            mark |= COUNTED
         limits = [self.found.limits.get(source, 0.0) for source in sources]
         return result, mark, max(limits)
 
@@ -238,10 +242,10 @@ class _Spread:
             return
         mark, limit = self.counted_by(node)
         mark |= self.position_by(node)
-        if Mark.COUNTING in mark and node.key not in facts.rounding:
+        if mark & COUNTING and node.key not in facts.rounding:
             self.found.computing.add(node.index)
         if node.index in self.found.normalizing:
-            mark &= Mark.POSITION
+            mark &= POSITION
             limit = 0.0
         for value in node.writes if mark else ():
             self.add(value, mark, limit)
@@ -251,47 +255,47 @@ class _Spread:
         for count in op_facts().counts[node.key]:
             value = node.output(count.output)
             is_float = self.graph.types[value] in ANY_FLOAT_TENSORS
-            mark = _COUNTER if is_float else Mark.COUNTED
+            mark = _COUNTER if is_float else COUNTED
             self.add(value, mark, self.limit_of(node, count))
 
-    def position_by(self, node: Node) -> Mark:
+    def position_by(self, node: Node) -> int:
         """Return the marks of what a node computes from positions and constants alone."""
         facts = op_facts()
         graph = self.graph
         given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
         if node.key == "Cast" and node.reads and self.is_integer(node.reads[0]):
-            return Mark.POSITION
+            return POSITION
         if not given:
-            return Mark.NONE
-        if node.key in facts.position_sinks and Mark.POSITION in self.mark(given[0]):
+            return 0
+        if node.key in facts.position_sinks and self.mark(given[0]) & POSITION:
             is_rounding = node.key in facts.rounding
-            return Mark.POSITION | Mark.COUNTING if is_rounding else Mark.NONE
+            return POSITION | COUNTING if is_rounding else 0
         marks = [self.mark(value) for value in given]
         is_pure = node.key in facts.position_arithmetic and all(
-            Mark.POSITION in mark or is_known(graph, value)
+            mark & POSITION or is_known(graph, value)
             for value, mark in zip(given, marks, strict=True)
         )
         if not is_pure:
-            return Mark.NONE
-        mark = Mark.NONE
-        if any(Mark.POSITION in one for one in marks):
-            mark |= Mark.POSITION
-        if any(Mark.COUNTING in one for one in marks):
-            mark |= Mark.COUNTING
+            return 0
+        mark = 0
+        if any(one & POSITION for one in marks):
+            mark |= POSITION
+        if any(one & COUNTING for one in marks):
+            mark |= COUNTING
         return mark
 
-    def counted_by(self, node: Node) -> tuple[Mark, float]:
+    def counted_by(self, node: Node) -> tuple[int, float]:
         """Return whether a node makes coordinates of counted integers, and their limit."""
         facts = op_facts()
         if node.key not in facts.coordinate_arithmetic:
-            return Mark.NONE, 0.0
+            return 0, 0.0
         read = self.carried_by(node)
-        sources = [value for value in read if Mark.COUNTED in self.mark(value)]
+        sources = [value for value in read if self.mark(value) & COUNTED]
         if not sources:
-            return Mark.NONE, 0.0
+            return 0, 0.0
         if node.key in facts.divisors:
             return self.divided(node)
-        return Mark.COUNTED, self.limit_from(node, sources)
+        return COUNTED, self.limit_from(node, sources)
 
     def limit_from(self, node: Node, sources: Sequence[int]) -> float:
         """Return what the results of coordinate arithmetic on these integers may reach."""
@@ -314,19 +318,19 @@ class _Spread:
         ]
         return min(max(own), max(map(abs, bounds))) if len(bounds) > 1 else max(own)
 
-    def divided(self, node: Node) -> tuple[Mark, float]:
+    def divided(self, node: Node) -> tuple[int, float]:
         """Return the marks of a quotient; divided by a size, coordinates end."""
         largest = self.found.limits.get(node.input(0), 0.0)
         divisor = node.input(1)
-        if Mark.COUNTED not in self.mark(node.input(0)):
-            return Mark.NONE, 0.0
-        if Mark.COUNTED in self.mark(divisor):
+        if not self.mark(node.input(0)) & COUNTED:
+            return 0, 0.0
+        if self.mark(divisor) & COUNTED:
             is_float = self.graph.types[divisor] in ANY_FLOAT_TENSORS
             if is_float:
                 self.found.normalizing.add(node.index)
-            return Mark.COUNTED, largest
+            return COUNTED, largest
         number = self.graph.constants.uniform(divisor)
-        return Mark.COUNTED, largest / max(abs(number or 1.0), 1e-30)
+        return COUNTED, largest / max(abs(number or 1.0), 1e-30)
 
     def carried_by(self, node: Node) -> Sequence[int]:
         """Return the inputs whose integers a node keeps."""

@@ -21,7 +21,8 @@ class Fate(Enum):
 
     ACCUMULATES = "adds to it, or multiplies it"
     PASSES = "passes it on exactly, as a factor of 1 does"
-    FADES = "forgets it within a few iterations, or computes something else"
+    DECAYS = "multiplies it by a factor below 1, so that it is forgotten where something is added to it"
+    FADES = "computes something else of it"
 
 
 _GATE: Final = "gate"
@@ -44,7 +45,7 @@ class Fading:
     def __init__(self, graph: Graph, memory: int) -> None:
         self.graph = graph
         self.largest = 1 - 1 / memory
-        """The largest factor that fades: 1 / (1 - factor) roundings add up."""
+        """The largest factor by which a state decays fast: 1 / (1 - factor) roundings add up."""
         self._sources: dict[int, list[int]] = {}
         for node in graph.nodes_of(op_facts().control_flow):
             for source, result in transfers(graph, node):
@@ -75,7 +76,7 @@ class Fading:
         """Return what a factor makes of a value."""
         kind = self._kind(factor)
         if kind:
-            return Fate.FADES if kind == _GATE else Fate.PASSES
+            return Fate.DECAYS if kind == _GATE else Fate.PASSES
         maker = self.graph.producer(self.graph.passed_on(factor))
         is_inverse = maker is not None and maker.key in op_facts().divisors
         if is_inverse and self._is_norm(factor, value):
@@ -94,7 +95,7 @@ class Fading:
             largest = 1 / divisor if divisor else 1 / self.largest
         if stats.uniform is not None and largest == 1:
             return Fate.PASSES
-        return Fate.FADES if largest <= self.largest else Fate.ACCUMULATES
+        return Fate.DECAYS if largest <= self.largest else Fate.ACCUMULATES
 
     def sum(self, node: Node, port: int) -> Fate:
         """Return what a sum makes of the term at a port."""

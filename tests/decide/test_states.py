@@ -142,6 +142,8 @@ LOOPS = {
     "count-down": (loop("n = Sub (s, half)", "tiny", "k = Mul (last, one) y = Mul (h, k)", kind="float"), 4500),
     "growth": (loop("f = Add (little, one) n = Mul (s, f)", "h", "y = Mul (last, tiny)"), 13000),
     "doubling": (loop("n = Add (s, s)", "h", "y = Mul (last, tiny)"), 25),
+    "halving": (loop("n = Mul (s, half)", "h", "k = Div (last, tiny) y = Div (k, tiny)"), 35),
+    "vanishing": (loop("g = Sigmoid (x) c = Sub (one, g) n = Mul (s, c)", "h", "y = Div (last, tiny)"), 70),
     "decay": (loop("n = Mul (s, most)", "h", "y = Div (last, tiny)"), 5000),
     "growth before a product": (loop("n = Div (s, most)", "h", "y = MatMul (last, w)"), 12000),
     "solver": (loop("a = MatMul (s, w) t = Tanh (a) d = Mul (t, little) n = Sub (s, d)", "h", "y = Neg (last)"), 2500),

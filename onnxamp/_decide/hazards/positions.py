@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from onnxamp._decide.accumulation import accumulated
-from onnxamp._decide.counted import Counted, Mark, counted
+from onnxamp._decide.counted import COUNTED, POSITION, Counted, counted
 from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
@@ -45,11 +45,11 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         is_positional = states.isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"
         yield Hazard(index, KIND, why)
-    positions = {value for value, mark in found.marks.items() if Mark.POSITION in mark}
+    positions = {value for value, mark in found.marks.items() if mark & POSITION}
     coordinates = {
         value
         for value, mark in found.marks.items()
-        if Mark.COUNTED in mark and graph.types[value] in ANY_FLOAT_TENSORS
+        if mark & COUNTED and graph.types[value] in ANY_FLOAT_TENSORS
     }
     exact = [node for node in _sinks(graph) if _first(graph, node) in positions]
     yield from _leading_to(graph, found, exact, positions, _EXACT)
@@ -91,7 +91,7 @@ def _needs(graph: Graph, found: Counted, node: Node, low: Format) -> bool:
     limits = [
         found.limits.get(value, 0.0)
         for value in read
-        if Mark.COUNTED in found.marks.get(value, Mark.NONE)
+        if found.marks.get(value, 0) & COUNTED
     ]
     is_float = _first(graph, node) != ABSENT
     is_large = (
