@@ -59,18 +59,31 @@ Numbers: TypeAlias = tuple[Number, ...]
 """The values that an operand may have; none if it is not known."""
 
 
+class Computation(NamedTuple):
+    """A node that computes something from constants, with its inputs, None for omitted ones, and its results."""
+
+    node: Node
+    inputs: Sequence[NDArray[Any] | None]
+    results: Sequence[NDArray[Any]]
+
+
 class Known:
     """The known numbers of a graph; see :func:`known_numbers`."""
 
     def __init__(
-        self, numbers: Mapping[int, Numbers], sources: Mapping[int, Sequence[int]]
+        self,
+        numbers: Mapping[int, Numbers],
+        sources: Mapping[int, Sequence[int]],
+        computations: Sequence[Computation],
     ) -> None:
         """Keep what is known.
 
         Args:
             numbers: value -> the values that it may have.
             sources: value -> the values that it is computed from.
+            computations: the nodes that computed something from constants.
         """
+        self.computations = computations
         self._stats = {
             value: tuple(constant_stats(one.array) for one in found)
             for value, found in numbers.items()
@@ -120,7 +133,7 @@ def known_numbers(graph: Graph) -> Known:
         for value, found in numbers.items()
         if found and _tells(graph, value)
     }
-    return Known(floats, plan.sources)
+    return Known(floats, plan.sources, evaluate.computations)
 
 
 def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
@@ -272,7 +285,8 @@ class _Plan:
             for port, v in enumerate(node.inputs)
             if v != ABSENT and port not in typing
         )
-        if node.key in self.computing and read and all(map(self._is_known, read)):
+        is_whole = ABSENT not in node.outputs
+        if node.key in self.computing and is_whole and read and all(map(self._is_known, read)):
             return _Step(node, read, outputs)
         ports = (
             facts.moved_inputs.get(node.key, ())
@@ -331,6 +345,7 @@ class Evaluator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.defaults = _defaults(graph)
+        self.computations = list[Computation]()
         self.done = dict[object, Sequence[NDArray[Any]] | None]()
 
     def numbers_of(self, value: int, numbers: Mapping[int, Numbers]) -> Numbers:
@@ -388,11 +403,10 @@ class Evaluator:
             self._array(node, port, by_value) for port in range(len(node.inputs))
         ]
         results = self.run(node, arrays)
-        return (
-            None
-            if results is None
-            else tuple(Number(array, stretched) for array in results)
-        )
+        if results is None:
+            return None
+        self.computations.append(Computation(node, arrays, results))
+        return tuple(Number(array, stretched) for array in results)
 
     def _array(
         self, node: Node, port: int, by_value: Mapping[int, Number]
