@@ -6,7 +6,6 @@ constant, low precision flushes the product and all that is computed from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -68,33 +67,31 @@ def shrinking(graph: Graph, low: Format) -> Iterator[Extreme]:
             yield from walk.follow(node, start)
 
 
-@dataclass(slots=True)
 class _Walk:
-    """Follows a number from op to op.
-
-    Attributes:
-        unknown_factor: what stands for an unknown operand of a product; None if the walk ends there.
-        unknown_term: what stands for an unknown operand of a sum; None if the walk ends there.
-    """
-
-    graph: Graph
-    low: Format
-    unknown_factor: float | None
-    unknown_term: float | None
-    evaluator: Evaluator
+    """Follows a number from op to op."""
 
     def __init__(
         self,
         graph: Graph,
         low: Format,
+        *,
         unknown_factor: float | None,
         unknown_term: float | None,
     ) -> None:
+        """Begin no walk yet.
+
+        Args:
+            graph: the graph.
+            low: the low-precision type.
+            unknown_factor: what stands for an unknown operand of a product; None if the walk ends there.
+            unknown_term: what stands for an unknown operand of a sum; None if the walk ends there.
+        """
         self.graph = graph
         self.low = low
         self.unknown_factor = unknown_factor
         self.unknown_term = unknown_term
         self.evaluator = Evaluator(graph)
+        self.arrays = dict[int, NDArray[Any] | None]()
 
     def guard(self, node: Node) -> float | None:
         """Return what a node that joins a value with a small constant computes where the value is zero; None for other
@@ -226,14 +223,16 @@ class _Walk:
 
     def array(self, value: int) -> NDArray[Any] | None:
         """Return the elements of a small constant; None of other values."""
-        known = self.graph.ask(known_numbers).numbers.get(value)
-        source = value if known else self.graph.constants.source(value)
-        found = (
-            known
-            or self.evaluator.numbers_of(source, {})
-            or self.evaluator.made(source)
-        )
-        return found[0].array if found else None
+        if value not in self.arrays:
+            known = self.graph.ask(known_numbers).numbers.get(value)
+            source = value if known else self.graph.constants.source(value)
+            found = (
+                known
+                or self.evaluator.numbers_of(source, {})
+                or self.evaluator.made(source)
+            )
+            self.arrays[value] = found[0].array if found else None
+        return self.arrays[value]
 
     def uniform(self, value: int) -> float | None:
         """Return the number that all elements of a constant equal; None for other values."""
@@ -315,7 +314,9 @@ def _counts(graph: Graph, value: int) -> bool:
         maker = graph.producer(stack.pop())
         if maker is None:
             continue
-        is_cast = maker.key == "Cast" and graph.types[maker.input(0)] not in FLOAT_TENSORS
+        is_cast = (
+            maker.key == "Cast" and graph.types[maker.input(0)] not in FLOAT_TENSORS
+        )
         if (
             is_cast
             or maker.key in facts.dequantize

@@ -59,18 +59,31 @@ Numbers: TypeAlias = tuple[Number, ...]
 """The values that an operand may have; none if it is not known."""
 
 
+class Computation(NamedTuple):
+    """A node that computes something from constants, with its inputs, None for omitted ones, and its results."""
+
+    node: Node
+    inputs: Sequence[NDArray[Any] | None]
+    results: Sequence[NDArray[Any]]
+
+
 class Known:
     """The known numbers of a graph; see :func:`known_numbers`."""
 
     def __init__(
-        self, numbers: Mapping[int, Numbers], sources: Mapping[int, Sequence[int]]
+        self,
+        numbers: Mapping[int, Numbers],
+        sources: Mapping[int, Sequence[int]],
+        computations: Sequence[Computation],
     ) -> None:
         """Keep what is known.
 
         Args:
             numbers: value -> the values that it may have.
             sources: value -> the values that it is computed from.
+            computations: the nodes that computed something from constants.
         """
+        self.computations = computations
         self._stats = {
             value: tuple(constant_stats(one.array) for one in found)
             for value, found in numbers.items()
@@ -120,7 +133,7 @@ def known_numbers(graph: Graph) -> Known:
         for value, found in numbers.items()
         if found and _tells(graph, value)
     }
-    return Known(floats, plan.sources)
+    return Known(floats, plan.sources, evaluate.computations)
 
 
 def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
@@ -215,6 +228,7 @@ class _Plan:
 
     Attributes:
         steps: value -> the step that computes it.
+        leading: op -> the first input that its results depend on.
         sources: value -> the values that it is computed from.
     """
 
@@ -226,6 +240,8 @@ class _Plan:
         facts = op_facts()
         bounded = facts.moves_data - (facts.size_inputs.keys() - facts.views)
         self.computing = facts.elementwise | bounded | facts.reduces_axes
+        moved = facts.moved_inputs
+        self.leading = {key: min(moved.get(key, (0,))[:1]) for key in self.computing | facts.moves_data}
         for node in graph.order:
             step = self._step(node)
             if step is not None:
@@ -260,33 +276,24 @@ class _Plan:
 
     def _step(self, node: Node) -> _Step | None:
         """Return the step that a node is; None if it depends on more than constants."""
-        facts = op_facts()
-        outputs = tuple(node.writes)
-        if node.key in _MAKERS:
-            return _Step(node, (), outputs)
-        if node.key == "If":
+        key = node.key
+        if key in _MAKERS:
+            return _Step(node, (), tuple(node.writes))
+        if key == "If":
             return self._branches(node)
-        typing = facts.types_only.get(node.key, ())
-        read = tuple(
-            v
-            for port, v in enumerate(node.inputs)
-            if v != ABSENT and port not in typing
-        )
-        if node.key in self.computing and read and all(map(self._is_known, read)):
-            return _Step(node, read, outputs)
-        ports = (
-            facts.moved_inputs.get(node.key, ())
-            if node.key in facts.moves_data
-            else ()
-        )
-        moved = tuple(
-            v for port, v in enumerate(node.inputs) if port in ports and v != ABSENT
-        )
-        return (
-            _Step(node, moved, outputs, moves=True)
-            if moved and all(map(self._is_known, moved))
-            else None
-        )
+        # Most nodes end here: what they compute or move first is unknown.
+        if key not in self.leading or not self._is_known(node.input(self.leading[key])):
+            return None
+        facts = op_facts()
+        typing = facts.types_only.get(key, ())
+        ports = facts.moved_inputs.get(key, ()) if key in facts.moves_data else ()
+        given = [(port, value) for port, value in enumerate(node.inputs) if value != ABSENT]
+        read = tuple(value for port, value in given if port not in typing)
+        moved = tuple(value for port, value in given if port in ports)
+        if key in self.computing and ABSENT not in node.outputs and all(map(self._is_known, read)):
+            return _Step(node, read, node.outputs)
+        is_moved = moved and all(map(self._is_known, moved))
+        return _Step(node, moved, tuple(node.writes), moves=True) if is_moved else None
 
     def _branches(self, node: Node) -> _Step | None:
         """Return the step of an If with constant results in both branches, or in all that it has."""
@@ -331,6 +338,7 @@ class Evaluator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.defaults = _defaults(graph)
+        self.computations = list[Computation]()
         self.done = dict[object, Sequence[NDArray[Any]] | None]()
 
     def numbers_of(self, value: int, numbers: Mapping[int, Numbers]) -> Numbers:
@@ -388,11 +396,10 @@ class Evaluator:
             self._array(node, port, by_value) for port in range(len(node.inputs))
         ]
         results = self.run(node, arrays)
-        return (
-            None
-            if results is None
-            else tuple(Number(array, stretched) for array in results)
-        )
+        if results is None:
+            return None
+        self.computations.append(Computation(node, arrays, results))
+        return tuple(Number(array, stretched) for array in results)
 
     def _array(
         self, node: Node, port: int, by_value: Mapping[int, Number]

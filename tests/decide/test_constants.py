@@ -134,6 +134,23 @@ def test_a_quotient_of_what_is_not_zero_with_its_guarded_divisor():
     assert precisions(related)["y"] == {True}, "both are zero together, so the quotient is small"
 
 
+@pytest.mark.parametrize(
+    ("computed", "constants"),
+    [
+        ("e = Log (c)", "float c = {1e-10}"),
+        ("e = Sub (c, d)", "float c = {1.0}, float d = {0.99991}"),
+        ("b = Exp (c) e = Log (b)", "float c = {20.0}"),
+        ("b = Mul (c, c) e = Div (b, d)", "float c = {1e6}, float d = {1e12}"),
+    ],
+    ids=["Log", "Sub", "Exp", "Mul"],
+)
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_a_constant_that_is_computed_of_what_low_precision_cannot_hold(computed, constants, level):
+    text = f"""(float[4,16] x) => (float[4,16] y) <{constants}> {{
+        h = MatMul (x, w) {computed} q = Mul (h, e) y = MatMul (q, w) }}"""
+    agrees(model(text, w=WEIGHT), {"x": random(4, 16)}, level=level)
+
+
 BRANCHES = """e = If (b) <then_branch = t () => (float u) { u = Constant <value_float = 1e-12> () },
     else_branch = f () => (float v) { v = Constant <value_float = 1e-10> () }>"""
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._decide.computing import computing
+from onnxamp._decide.computing import computing, damaged
 from onnxamp._decide.extremes import shrinking
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
@@ -54,10 +54,18 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, why)
 
 
+def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield nodes that compute a constant of numbers that low precision cannot hold, or cannot tell apart."""
+    for node in damaged(graph, low):
+        yield Hazard(node.index, KIND, f"computes a constant, and a wrong one in {low.name}")
+        yield from computing(graph, node.outputs[0], node, KIND)
+
+
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from constant_ranges(graph, low)
     yield from tiny_factors(graph, low)
     yield from held_numbers(graph, low)
+    yield from damaged_constants(graph, low)
 
 
 def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
