@@ -43,20 +43,34 @@ def damaged(graph: Graph, low: Format) -> Iterator[Node]:
     evaluator = Evaluator(graph)
     for one in graph.ask(known_numbers).computations:
         result = one.node.outputs[0]
-        if graph.types[result] == FLOAT and one.node.key != "Cast" and _is_damaged(evaluator, one, low):
+        if (
+            graph.types[result] == FLOAT
+            and one.node.key != "Cast"
+            and _is_damaged(evaluator, one, low)
+        ):
             yield one.node
 
 
 def _is_damaged(evaluator: Evaluator, one: Computation, low: Format) -> bool:
     right = one.results[0].astype(np.float64)
-    given = [array if array is None or array.dtype != np.float32 else _rounded(array, low) for array in one.inputs]
+    given = [
+        array if array is None or array.dtype != np.float32 else _rounded(array, low)
+        for array in one.inputs
+    ]
     results = evaluator.run(one.node, given)
     if results is None:
         return False
     with np.errstate(all="ignore"):
         found = _rounded(results[0], low).astype(np.float64)
-        is_usual = (np.abs(right) >= low.smallest_normal) & (np.abs(right) < low.max_finite)
-        return bool((is_usual & ~(np.abs(found - right) <= _BEARABLE * low.epsilon * np.abs(right))).any())
+        is_usual = (np.abs(right) >= low.smallest_normal) & (
+            np.abs(right) < low.max_finite
+        )
+        return bool(
+            (
+                is_usual
+                & ~(np.abs(found - right) <= _BEARABLE * low.epsilon * np.abs(right))
+            ).any()
+        )
 
 
 _BEARABLE: Final = 16
@@ -65,4 +79,6 @@ _BEARABLE: Final = 16
 
 def _rounded(array: NDArray[Any], low: Format) -> NDArray[Any]:
     with np.errstate(all="ignore"):
-        return array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(np.float32)
+        return array.astype(helper.tensor_dtype_to_np_dtype(low.elem)).astype(
+            np.float32
+        )

@@ -241,7 +241,10 @@ class _Plan:
         bounded = facts.moves_data - (facts.size_inputs.keys() - facts.views)
         self.computing = facts.elementwise | bounded | facts.reduces_axes
         moved = facts.moved_inputs
-        self.leading = {key: min(moved.get(key, (0,))[:1]) for key in self.computing | facts.moves_data}
+        self.leading = {
+            key: min(moved.get(key, (0,))[:1])
+            for key in self.computing | facts.moves_data
+        }
         for node in graph.order:
             step = self._step(node)
             if step is not None:
@@ -282,15 +285,23 @@ class _Plan:
         if key == "If":
             return self._branches(node)
         # Most nodes end here: what they compute or move first is unknown.
-        if key not in self.leading or not self._is_known(node.input(self.leading[key])):
+        if key not in self.leading or not self._is_known(
+            node.input(self.leading[key])
+        ):
             return None
         facts = op_facts()
         typing = facts.types_only.get(key, ())
         ports = facts.moved_inputs.get(key, ()) if key in facts.moves_data else ()
-        given = [(port, value) for port, value in enumerate(node.inputs) if value != ABSENT]
+        given = [
+            (port, value) for port, value in enumerate(node.inputs) if value != ABSENT
+        ]
         read = tuple(value for port, value in given if port not in typing)
         moved = tuple(value for port, value in given if port in ports)
-        if key in self.computing and ABSENT not in node.outputs and all(map(self._is_known, read)):
+        if (
+            key in self.computing
+            and ABSENT not in node.outputs
+            and all(map(self._is_known, read))
+        ):
             return _Step(node, read, node.outputs)
         is_moved = moved and all(map(self._is_known, moved))
         return _Step(node, moved, tuple(node.writes), moves=True) if is_moved else None

@@ -57,7 +57,9 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
 def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that compute a constant of numbers that low precision cannot hold, or cannot tell apart."""
     for node in damaged(graph, low):
-        yield Hazard(node.index, KIND, f"computes a constant, and a wrong one in {low.name}")
+        yield Hazard(
+            node.index, KIND, f"computes a constant, and a wrong one in {low.name}"
+        )
         yield from computing(graph, node.outputs[0], node, KIND)
 
 
