@@ -167,7 +167,8 @@ CASES: tuple[Case, ...] = (
         "layer_norm_white",
         18,
         """(float[2,4] X) => (float[2,4] Y, float[2,1] Z) {
-            Y, mean, inv = LayerNormalization (X, s, b)
+            h = Tanh (X)
+            Y, mean, inv = LayerNormalization (h, s, b)
             Z = Add (mean, inv)
         }""",
         weights={"s": (4,), "b": (4,)},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._dtypes import FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import attribute, attribute_of, op_facts
@@ -41,7 +41,7 @@ class _Raw:
             value: None
             for value in graph.scopes[0].inputs
             if graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
-            and graph.types[value] == FLOAT
+            and graph.types[value] in FLOAT_TENSORS
         }
         """Raw value -> the axis of the channels that a product made; None if there was none."""
         self.means: dict[int, int] = {}
@@ -52,7 +52,7 @@ class _Raw:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
         graph = self.graph
         facts = op_facts()
-        given = [value for _, value in graph.float_inputs(node)]
+        given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
         computed = [value for value in given if not graph.constants.is_constant(value)]
         if len(computed) != 1:
             return

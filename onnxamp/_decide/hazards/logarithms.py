@@ -64,7 +64,8 @@ class _Reached:
         """Add the outputs of a node if they are close to a bound where a probability is."""
         if node.key not in op_facts().odds_arithmetic:
             return
-        given = [value for _, value in self.graph.float_inputs(node)]
+        types = self.graph.types
+        given = [value for value in node.reads if types[value] in FLOAT_TENSORS]
         if self.values.isdisjoint(given):
             return
         is_constant = self.graph.constants.is_constant
