@@ -16,6 +16,7 @@ from onnxamp._rewrite import (
     fold,
     freeze,
     inline,
+    named,
     requantize,
     rescale,
     split_k,
@@ -24,6 +25,7 @@ from onnxamp._rewrite import (
 
 PASSES: Final = (
     inline.apply,
+    named.apply,
     upgrade.apply,
     freeze.apply,
     fold.apply,
