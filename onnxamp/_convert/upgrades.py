@@ -365,23 +365,25 @@ class _Choice:
 
 
 def fallen(before: Analysis, after: Analysis) -> str:
-    """Return the op types that the target leaves to the CPU after an upgrade, but not before."""
+    """Return the op types of nodes that the target leaves to the CPU after an upgrade, although it ran them before.
+
+    Types count: where only some nodes of an op have a kernel, the others were on the CPU before.
+    """
     graph = before.graph
     target = before.options.target
-    lost = list[str]()
-    then, now = (
-        {
-            one.graph.nodes[index].key
-            for index, free in one.problem.freedoms.items()
-            if free.falls_back
-        }
-        for one in (before, after)
-    )
-    for op in sorted(now - then):
-        typed = [Typed.of(node, graph.types) for node in graph.nodes_of({op})]
-        if not typed or any(runs_on(target, one) for one in typed):
-            lost.append(op)
-    return ", ".join(lost)
+    lost = set[str]()
+    makers = {value.name: value.producer for value in graph.values}
+    for index, free in after.problem.freedoms.items():
+        node = after.graph.nodes[index]
+        if not free.falls_back or node.key in lost:
+            continue
+        maker = makers.get(node.first_output, ABSENT)
+        was_here = maker == ABSENT or runs_on(
+            target, Typed.of(graph.nodes[maker], graph.types)
+        )
+        if was_here:
+            lost.add(node.key)
+    return ", ".join(sorted(lost))
 
 
 def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:

@@ -172,6 +172,7 @@ class OpFacts:
     tied_parameters: Mapping[str, frozenset[str]]
     computes_in: Mapping[str, str]
     shortcut: Mapping[str, str]
+    value_names: Mapping[str, tuple[str, ...]]
     misread_defaults: Mapping[str, Mapping[str, int]]
     free_sources: Mapping[str, frozenset[str]]
     """Sources as tensor types."""

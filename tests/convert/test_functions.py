@@ -131,3 +131,29 @@ def test_a_damaged_default_is_refused() -> None:
     model.functions[0].attribute_proto[-1].t.raw_data = b"abc"
     with pytest.raises(onnxamp.ModelError, match="'table' of 'L'"):
         onnxamp.convert_model(model)
+
+
+TRAINING = """<ir_version: 10, opset_import: ["" : 20, "ai.onnx.preview.training" : 1]>
+g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y, float[2, 3] dx, float[3, 4] dw) {
+    y = MatMul (x, w)
+    dx, dw = ai.onnx.preview.training.Gradient <xs = ["x", "w"], y = "y"> (x, w)
+}"""
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_node_that_names_values_is_refused(level: str) -> None:
+    """Its values would get other names, and what is computed from them would not depend on them."""
+    model = parser.parse_model(TRAINING)
+    assert onnxamp.convert_model(model, "O0") == model
+    with pytest.raises(onnxamp.ModelError, match=r"Gradient\) names the values .*\(x, w, y\)"):
+        onnxamp.convert_model(model, level)
+
+
+def test_a_function_that_names_values_is_refused() -> None:
+    function = '<domain: "d", opset_import: ["" : 20, "ai.onnx.preview.training" : 1]> F (a) => (c) {'
+    text = 'b = Relu(a) c = ai.onnx.preview.training.Gradient <xs = ["a"], y = "b"> (a) }'
+    model = model_of("y = d.F(x)", f"{function} {text}")
+    model.opset_import.add(domain="ai.onnx.preview.training", version=1)
+    for keep in (False, True):
+        with pytest.raises(onnxamp.ModelError, match="names the values"):
+            onnxamp.convert_model(model, keep_functions=keep)

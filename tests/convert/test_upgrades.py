@@ -176,3 +176,33 @@ def test_an_upgrade_that_sends_little_to_the_cpu_is_taken() -> None:
     model = add_weights(parse(text, opset=17), weights)
     assert opset_of(onnxamp.convert_model(model, dtype="bfloat16")) == 22
     assert notes(model, dtype="bfloat16").endswith("there, cuda has no kernel for MaxPool.")
+
+
+QUANTIZED = """(float[N,4] x) => (float[N,M] y) {
+    q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
+    w = DequantizeLinear (w8, s, zero) b = DequantizeLinear (b32, s, none)
+    g = Gemm (d, w, b) t = MIDDLE
+    u = QuantizeLinear (t, s, z) v = DequantizeLinear (u, s, z) h = Gemm (v, w, b)
+    e = QuantizeLinear (h, s, z) y = DequantizeLinear (e, s, z) }"""
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+@pytest.mark.parametrize("middle", ["Relu (g)", "Softmax <axis = 1> (g)", "Reshape (g, rows)"])
+def test_nodes_that_were_on_the_cpu_before_do_not_speak_against_an_upgrade(middle: str, target: str) -> None:
+    """CUDA dequantizes no int32, at any opset; opset 19 brings float16 scales, and so saves the Casts around each."""
+    model = add_weights(
+        parse(QUANTIZED.replace("MIDDLE", middle), opset=11, ir=7),
+        {
+            "s": np.array(0.05, np.float32),
+            "z": np.array(3, np.int8),
+            "zero": np.array(0, np.int8),
+            "none": np.array(0, np.int32),
+            "w8": np.arange(16, dtype=np.int8).reshape(4, 4),
+            "b32": np.arange(4, dtype=np.int32),
+            "rows": np.array([0, -1]),
+        },
+    )
+    result = onnxamp.convert_model(model, target=target)
+    assert opset_of(result) == 19
+    assert sum(node.op_type == "Cast" for node in result.graph.node) <= 2
+    assert "no kernel" not in notes(model, target=target)

@@ -1,0 +1,35 @@
+"""The pass that refuses models whose nodes name values in attributes: new names and Casts would leave these behind."""
+
+from itertools import chain
+
+from onnxamp._errors import ModelError
+from onnxamp._model.protos import all_nodes
+from onnxamp._ops.facts import attribute, op_facts, op_key
+from onnxamp._options.options import Options
+from onnxamp._options.values import Level
+from onnxamp._rewrite import Draft, Passed
+
+
+def apply(draft: Draft, options: Options) -> Passed:
+    """Refuse such models, unless nothing will be changed.
+
+    Raises:
+        ModelError: a node names values in its attributes.
+    """
+    if options.level == Level.O0:
+        return Passed(draft)
+    found = op_facts().value_names
+    main = (node.proto for node in draft.graph.nodes_of(found))
+    inner = chain.from_iterable(all_nodes(one.node) for one in draft.proto.functions)
+    for node in chain(main, (node for node in inner if op_key(node) in found)):
+        given = (attribute(node, name) or () for name in found[op_key(node)])
+        texts = chain.from_iterable(
+            [one] if isinstance(one, bytes) else one for one in given
+        )
+        names = ", ".join(text.decode(errors="replace") for text in texts)
+        raise ModelError(
+            f"The node {node.name or node.output[0]!r} ({op_key(node)}) names the values that it depends on in its"
+            f" attributes ({names}), which changes of the graph would break: convert the model before gradients are"
+            " added to it."
+        )
+    return Passed(draft)
