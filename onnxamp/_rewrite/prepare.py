@@ -16,11 +16,8 @@ from onnxamp._rewrite import (
     fold,
     freeze,
     inline,
-<<<<<<< HEAD
     mend,
-=======
     named,
->>>>>>> h3-reference
     requantize,
     rescale,
     split_k,
@@ -29,11 +26,8 @@ from onnxamp._rewrite import (
 
 PASSES: Final = (
     inline.apply,
-<<<<<<< HEAD
     mend.apply,
-=======
     named.apply,
->>>>>>> h3-reference
     upgrade.apply,
     freeze.apply,
     fold.apply,
