@@ -321,6 +321,8 @@ def _drop_repeated(editor: GraphEditor, edits: Edits) -> None:
         port = givers[node.key]
         name = edits.inputs.get((node.index, port))
         is_low = node.input(port) in edits.weights if name is None else name in low
+        if name is not None and node.index in edits.attributes:
+            continue  # it was lowered here, and stays as it is wanted
         told = rules[node.key].attribute
         proto = editor.node(node.index)
         if is_low and attribute(proto, told) == edits.low.elem:

@@ -147,9 +147,8 @@ _WEIGHTS = frozenset({Origin.INITIALIZER, Origin.DEFAULT})
 
 def _misdeclared_weights(graph: Graph) -> Iterator[bool]:
     """Yield for each input of the model that is a weight whether it is declared as another type."""
-    for value, entry in zip(
-        graph.scopes[0].inputs, graph.model.graph.input, strict=True
-    ):
+    for entry in graph.model.graph.input:
+        value = graph.scopes[0].names[entry.name]
         if graph.values[value].origin in _WEIGHTS:
             yield _contradicts(entry.type, graph.types[value])
 
