@@ -9,6 +9,7 @@ from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
+    Extra,
     FirstBad,
     LayerDiff,
     Parting,
@@ -130,13 +131,7 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     if ran is None:
         return ()
     loaded = getattr(ran, "loaded", "")
-    extras = "; ".join(extra.what for extra in getattr(ran, "extras", ()))
-    facts = (
-        ran.ran_on,
-        ran.inputs,
-        extras and f"also with {extras}",
-        loaded and f"loads in {loaded}",
-    )
+    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
     return tuple(filter(None, facts))
 
 
@@ -209,6 +204,9 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
         return
     yield from diff.notes
     yield from partings(diff)
+    if diff.extras:
+        runs = "; ".join(map(_extra, diff.extras))
+        yield f"The models were also compared beyond these inputs: with {runs}."
     for output in diff.outputs:
         differing = round(output.differing * output.size)
         if differing and not output.is_float and output.detections is None:
@@ -229,6 +227,12 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
             "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
             f" order alone moves outputs by up to {low.moved_by_order}."
         )
+
+
+def _extra(extra: Extra) -> str:
+    """Return what was compared beyond the samples, and the largest error there."""
+    errors = [output.rel_l2 for output in extra.outputs if output.is_float]
+    return f"{extra.what} (error {number(max(errors))})" if errors else extra.what
 
 
 def partings(diff: "DiffReport | Outcome") -> Iterator[str]:
