@@ -35,6 +35,8 @@ from onnxamp._report.parts import (
 if TYPE_CHECKING:
     from onnxamp._job.folder import Row as Outcome
 
+_CLAUSES: Final = 3
+"""Parts of a model that were not run, of which the head tells."""
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
 
@@ -89,7 +91,10 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
 
 def not_run(diff: DiffReport) -> str | None:
     """Return a sentence about everything that neither the samples nor other runs reached."""
-    return f"Not run: {'; '.join(diff.not_run)}." if diff.not_run else None
+    clauses = [*diff.not_run[:_CLAUSES]]
+    if more := len(diff.not_run) - len(clauses):
+        clauses.append(f"and {more:,} more (--format json lists them)")
+    return f"Not run: {'; '.join(clauses)}." if clauses else None
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
