@@ -49,6 +49,9 @@ _MOST_ELEMENTS: Final = 1 << 27
 """A model whose usual inputs take more work may take so many times as much, up to these bounds: it takes longer to
 convert as well."""
 
+_FAR: Final = 16
+"""Times the budget from which on work that grows with the inputs is too much, although some of it may not grow."""
+
 _LONGEST: Final = 120
 """Characters of a reason in a report."""
 
@@ -167,7 +170,7 @@ class _Budget(NamedTuple):
     def is_far(self, growth: int) -> bool:
         """Return whether so many times the inputs clearly take too much, before any shape is inferred."""
         return any(
-            work * growth > 4 * most
+            work * growth > _FAR * most
             for work, most in zip(self.usual, self.most, strict=True)
         )
 
