@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._errors import OnnxAmpError
-from onnxamp._numerics.larger import larger_draw
+from onnxamp._numerics.larger import in_short, larger_draw
 from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._runtime.choices import (
     Branch,
@@ -194,7 +194,7 @@ class _OtherBranches:
                 feeds = check_inputs(session.model.proto, sample)
                 session.run_sample(number, feeds)
         except (OnnxAmpError, MemoryError) as error:
-            return None, f"the values at hand do not suit it: {error}".rstrip(".")
+            return None, f"the values at hand do not suit it: {in_short(error)}"
         return Excursion(_named(chosen), self.samples, session), ""
 
 

@@ -49,6 +49,12 @@ _MOST_ELEMENTS: Final = 1 << 27
 """A model whose usual inputs take more work may take so many times as much, up to these bounds: it takes longer to
 convert as well."""
 
+_FAR: Final = 16
+"""Times the budget from which on work that grows with the inputs is too much, although some of it may not grow."""
+
+_LONGEST: Final = 120
+"""Characters of a reason in a report."""
+
 _BYTES: Final = 256 << 20
 """Bytes that the values of the model may take."""
 
@@ -108,11 +114,17 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
                 continue
             session = _ran(reference, larger, draw.seed)
         except (OnnxAmpError, MemoryError) as error:
-            why = str(error).rstrip(".") or "they take too much memory"
+            why = in_short(error) or "they take too much memory"
             continue
         found = Draw(cache(partial(_itself, larger)), draw.seed, sizes)
         return Larger(listed(sizes), found, session)
     return Larger(listed(usual), why=why)
+
+
+def in_short(error: BaseException) -> str:
+    """Return what ONNX Runtime's kernel says of an error, without what surrounds it, or the beginning of the error."""
+    text = " ".join(str(error).rpartition("Status Message: ")[2].split())
+    return text[:_LONGEST].rstrip(". ") + ("…" if len(text) > _LONGEST else "")
 
 
 def _itself(maker: InputMaker) -> InputMaker:
@@ -158,7 +170,7 @@ class _Budget(NamedTuple):
     def is_far(self, growth: int) -> bool:
         """Return whether so many times the inputs clearly take too much, before any shape is inferred."""
         return any(
-            work * growth > 4 * most
+            work * growth > _FAR * most
             for work, most in zip(self.usual, self.most, strict=True)
         )
 

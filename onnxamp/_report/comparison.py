@@ -9,6 +9,7 @@ from onnxamp._numerics.metrics import TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
+    Extra,
     FirstBad,
     LayerDiff,
     Parting,
@@ -35,6 +36,8 @@ from onnxamp._runtime.starting import disabled_sentence
 if TYPE_CHECKING:
     from onnxamp._job.folder import Row as Outcome
 
+_CLAUSES: Final = 3
+"""Parts of a model that were not run, of which the head tells."""
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
 
@@ -93,7 +96,10 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
 
 def not_run(diff: DiffReport) -> str | None:
     """Return a sentence about everything that neither the samples nor other runs reached."""
-    return f"Not run: {'; '.join(diff.not_run)}." if diff.not_run else None
+    clauses = [*diff.not_run[:_CLAUSES]]
+    if more := len(diff.not_run) - len(clauses):
+        clauses.append(f"and {more:,} more (--format json lists them)")
+    return f"Not run: {'; '.join(clauses)}." if clauses else None
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
@@ -134,6 +140,7 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Return provider and inputs, if anything ran."""
     if ran is None:
         return ()
+<<<<<<< HEAD
     extras = "; ".join(extra.what for extra in getattr(ran, "extras", ()))
     facts = (
         ran.ran_on,
@@ -141,6 +148,10 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
         extras and f"also with {extras}",
         _loads(ran) if isinstance(ran, DiffReport) else "",
     )
+=======
+    loaded = getattr(ran, "loaded", "")
+    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
+>>>>>>> h6-verdict
     return tuple(filter(None, facts))
 
 
@@ -225,6 +236,9 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     if diff.types_only:
         yield f"{diff.loaded} checked the types of the result, and did not open it here: {diff.types_only}."
     yield from partings(diff)
+    if diff.extras:
+        runs = "; ".join(map(_extra, diff.extras))
+        yield f"The models were also compared beyond these inputs: with {runs}."
     for output in diff.outputs:
         differing = round(output.differing * output.size)
         if differing and not output.is_float and output.detections is None:
@@ -245,6 +259,12 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
             "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
             f" order alone moves outputs by up to {low.moved_by_order}."
         )
+
+
+def _extra(extra: Extra) -> str:
+    """Return what was compared beyond the samples, and the largest error there."""
+    errors = [output.rel_l2 for output in extra.outputs if output.is_float]
+    return f"{extra.what} (error {number(max(errors))})" if errors else extra.what
 
 
 def partings(diff: "DiffReport | Outcome") -> Iterator[str]:
