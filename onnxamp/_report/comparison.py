@@ -140,18 +140,8 @@ def where_it_ran(ran: DiffReport | RunCheck | None) -> tuple[str, ...]:
     """Return provider and inputs, if anything ran."""
     if ran is None:
         return ()
-<<<<<<< HEAD
-    extras = "; ".join(extra.what for extra in getattr(ran, "extras", ()))
-    facts = (
-        ran.ran_on,
-        ran.inputs,
-        extras and f"also with {extras}",
-        _loads(ran) if isinstance(ran, DiffReport) else "",
-    )
-=======
-    loaded = getattr(ran, "loaded", "")
-    facts = (ran.ran_on, ran.inputs, loaded and f"loads in {loaded}")
->>>>>>> h6-verdict
+    loaded = _loads(ran) if isinstance(ran, DiffReport) else ""
+    facts = (ran.ran_on, ran.inputs, loaded)
     return tuple(filter(None, facts))
 
 
