@@ -29,6 +29,8 @@ class OptimizerFault(NamedTuple):
         node: the node whose factor the optimizer takes up.
         reader: the node that reads what is taken up: ``node``, or one before it.
         port: the position of the input of ``reader``.
+        value: the value that is taken up, perhaps before nodes that ONNX Runtime removes first.
+        skipped: these nodes, from the reader on.
         because: what the optimizer does, as a clause.
     """
 
@@ -36,6 +38,8 @@ class OptimizerFault(NamedTuple):
     node: Node
     reader: Node
     port: int
+    value: int
+    skipped: tuple[Node, ...]
     because: str
 
 
@@ -156,17 +160,30 @@ def _fault(
         return None
     if readable_types(graph.types[value]) not in row["types"]:
         return None
-    reader, maker = node, _maker(graph, node, value)
+    reader = node
+    skipped = _skipped(graph, node, value)
+    value = skipped[-1].inputs[0] if skipped else value
     if "through" in row:
+        maker = _maker(graph, node, value)
         if maker is None or maker.key != row["through"]:
             return None
-        reader, port = maker, 0
-        maker = _maker(graph, node, maker.input(0))
+        reader, port, value = maker, 0, maker.inputs[0]
+        skipped = _skipped(graph, node, value)
+        value = skipped[-1].inputs[0] if skipped else value
+    maker = _maker(graph, node, value)
     if maker is None or not _is_taken_up(graph, maker, row):
         return None
     if "ranks" in row and not _differ_in_rank(graph, node):
         return None
-    return OptimizerFault(row["optimizer"], node, reader, port, row["because"])
+    return OptimizerFault(
+        optimizer=row["optimizer"],
+        node=node,
+        reader=reader,
+        port=port,
+        value=value,
+        skipped=skipped,
+        because=row["because"],
+    )
 
 
 def _is_taken_up(graph: Graph, maker: Node, row: Mapping[str, Any]) -> bool:
@@ -188,11 +205,19 @@ def _differ_in_rank(graph: Graph, node: Node) -> bool:
     return None in ranks or len(ranks) > 1
 
 
-def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
-    """Return the node of the reader's graph that makes a value, before ops that ONNX Runtime removes first."""
-    maker = graph.producer(value)
+def _skipped(graph: Graph, reader: Node, value: int) -> tuple[Node, ...]:
+    """Return the nodes before a value that ONNX Runtime removes first, the last one first."""
+    nodes = list[Node]()
+    maker = _maker(graph, reader, value)
     while maker is not None and _is_removed(graph, maker):
-        maker = graph.producer(maker.input(0))
+        nodes.append(maker)
+        maker = _maker(graph, reader, maker.inputs[0])
+    return tuple(nodes)
+
+
+def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
+    """Return the node of the reader's graph that makes a value; None if it is made elsewhere."""
+    maker = graph.producer(value)
     return None if maker is None or maker.scope != reader.scope else maker
 
 

@@ -4,7 +4,7 @@ An Unsqueeze and a Squeeze copy nothing, and no optimizer removes the pair: a Re
 Identity, would go first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnx import ModelProto, NodeProto
 
@@ -43,15 +43,28 @@ def avoid_optimizers(model: ModelProto, target: str) -> tuple[OptimizerFault, ..
     views = dict[tuple[int, int], str]()
     for fault in sorted(faults, key=lambda fault: fault.reader.index):
         reader = fault.reader
-        value = reader.inputs[fault.port]
-        if (reader.scope, value) not in views:
-            name = graph.values[value].name
+        if (reader.scope, fault.value) not in views:
+            name = graph.values[fault.value].name
             pair = _views(editor, name, graph.book.opsets[""])
             editor.insert(reader.scope, reader.index, *pair)
-            views[reader.scope, value] = pair[-1].output[0]
-        editor.node(reader.index).input[fault.port] = views[reader.scope, value]
+            views[reader.scope, fault.value] = pair[-1].output[0]
+        view = views[reader.scope, fault.value]
+        editor.node(reader.index).input[fault.port] = view
+    editor.remove(*_unread(graph, faults))
     editor.finish()
     return faults
+
+
+def _unread(graph: Graph, faults: Iterable[OptimizerFault]) -> set[int]:
+    """Return the skipped nodes that nothing reads any more."""
+    gone = {(fault.reader.index, fault.port) for fault in faults}
+    unread = set[int]()
+    for node in (node for fault in faults for node in fault.skipped):
+        value = node.outputs[0]
+        if gone.issuperset(graph.uses[value]) and not graph.results[value]:
+            unread.add(node.index)
+            gone.add((node.index, 0))
+    return unread
 
 
 def _views(editor: GraphEditor, name: str, opset: int) -> Sequence[NodeProto]:

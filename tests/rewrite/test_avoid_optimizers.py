@@ -77,6 +77,18 @@ def in_branches() -> ModelProto:
     return model
 
 
+def reshaped() -> ModelProto:
+    """A product of a transposed factor that is reshaped to the shape that it has."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["t", "shape"], ["r"]),
+        helper.make_node("MatMul", ["r", "w"], ["y"]),
+    ]
+    model = model_of(nodes, FLOAT, 3, np.ones((16, 8), np.float32))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3, 2, 16]), "shape"))
+    return model
+
+
 def dequantized(scale: type, elem: int, op: str = "MatMul") -> ModelProto:
     """A product with a dequantized factor whose scale has a type of its own."""
     weight = np.arange(-64, 64, dtype=np.int8).reshape(16, 8)
@@ -105,6 +117,7 @@ FLOATS: Mapping[str, ModelProto] = {
     "cast up behind an Identity": turned(elem=FLOAT16, cast=FLOAT, before="Identity"),
     "cast down": turned(cast=FLOAT16),
     "in branches": in_branches(),
+    "behind a Reshape": reshaped(),
     "batches of weights": turned(rank=3),
     "rows and columns": turned((0, 2, 1)),
 }
