@@ -286,7 +286,8 @@ class _Spread:
     def counted_by(self, node: Node) -> tuple[int, float]:
         """Return whether a node makes coordinates of counted integers, and their limit."""
         facts = op_facts()
-        if node.key not in facts.coordinate_arithmetic:
+        keys = facts.coordinate_arithmetic, facts.moved_inputs
+        if not any(node.key in some for some in keys):
             return 0, 0.0
         read = self.carried_by(node)
         sources = [value for value in read if self.mark(value) & COUNTED]

@@ -235,6 +235,16 @@ def test_short_loops_are_like_networks_of_that_depth(body: str, first: str, coun
     assert (KIND in reasons(model)) == kept
 
 
+def test_state_in_a_sequence_is_exact() -> None:
+    model = parse(f"""(int64 trips, float[4,{WIDTH}] x) => (float[4,{WIDTH}] y) <int64 at = {{0}}> {{
+        h = MatMul (x, w) first = SequenceConstruct (h)
+        last = Loop (trips, , first) <body = b (int64 i, bool go, seq(float[4,{WIDTH}]) s) =>
+            (bool on, seq(float[4,{WIDTH}]) n) {{ on = Identity (go) a = SequenceAt (s, at) b = Add (a, half)
+            c = SequenceErase (s, at) n = SequenceInsert (c, b) }}>
+        z = SequenceAt (last, at) y = Sin (z) }}""")
+    assert off(model, trips(5000), level="O3") < 1e-2
+
+
 def test_a_scan_of_few_rows_is_short() -> None:
     model = scan("t = Tanh (e) n = Add (s, t)")
     assert KIND in reasons(model)
