@@ -79,6 +79,7 @@ COORDINATES = {
         float s) => (bool on, float n, float o) {{ on = Identity (go) n = Tanh (s) t = Cast <to = 1> (i)
         o = Add (n, t) }}> p = Unsqueeze (q, axes) y = Sin (p)""",
     "comparison": f"{COLUMNS} p = Add (f, column) k = Greater (p, edge) y = Cast <to = 1> (k)",
+    "inverse size": f"{COLUMNS} p = Add (f, column) i = Div (two, width) u = Mul (p, i) y = Mul (u, eight)",
     "size": f"{COLUMNS} p = Add (f, column) u = Div (p, width) y = Mul (u, eight)",
 }  # fmt: skip
 WAYS = [(level, dtype) for dtype in FORMATS for level in ("O1", "O2", "O3")]
