@@ -172,16 +172,16 @@ class _Spread:
                 yield value
 
     def is_list(self, value: int) -> bool:
-        """Return whether a constant holds many different integers, and nothing else."""
+        """Return whether a constant holds many different integers, or halves as a grid of centers does, and no others."""
         numbers = self.graph.constants.numbers(value)
         if numbers is None or numbers.size > _MOST:
             return False
-        numbers = numbers.reshape(-1)
+        doubled = 2 * numbers.reshape(-1)
         # Nearly all constants end at the first numbers.
-        for some in (numbers[: 2 * _FEW], numbers):
+        for some in (doubled[: 2 * _FEW], doubled):
             if not np.array_equal(some, np.round(some)):
                 return False
-        return len(np.unique(numbers)) > _FEW
+        return len(np.unique(doubled)) > _FEW
 
     def is_integer(self, value: int) -> bool:
         """Return whether a value holds integers of more than 8 bits, which low precision cannot hold."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.accumulation import accumulated
+from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format, holds_float
 from onnxamp._graph.graph import Graph
@@ -35,4 +36,5 @@ KIND: Final = Kind(
         "accumulates state in LOW: {detail}",
         ", so that its rounding errors add up",
     ),
+    loses=loses,
 )
