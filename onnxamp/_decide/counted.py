@@ -172,7 +172,7 @@ class _Spread:
                 yield value
 
     def is_list(self, value: int) -> bool:
-        """Return whether a constant only holds integers, or halves as a grid of centers does, and many different ones."""
+        """Return whether a constant holds many different integers, or halves, as grids of centers do, and no others."""
         numbers = self.graph.constants.numbers(value)
         if numbers is None or numbers.size > _MOST:
             return False
