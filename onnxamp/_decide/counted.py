@@ -5,6 +5,7 @@ Every value gets flags, which only ever grow, and a limit:
 * *position*: position arithmetic computes it from counters, Casts from integers and graph inputs, and constants alone.
 * *counting*: a position from Range, CumSum, or what a loop accumulates.
 * *counted*: at least one of its terms or factors is an integer that grows with a size, whatever the others are.
+* *inverse*: a constant divided by such an integer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from onnxamp._ops.facts import Count, attribute, op_facts
 POSITION: Final = 1
 COUNTING: Final = 2
 COUNTED: Final = 4
+INVERSE: Final = 8
 """The flags of a value; see the module. Plain integers, because large models have many."""
 
 _COUNTER: Final = POSITION | COUNTING | COUNTED
@@ -171,16 +173,16 @@ class _Spread:
                 yield value
 
     def is_list(self, value: int) -> bool:
-        """Return whether a constant holds many different integers, and nothing else."""
+        """Return whether a constant holds many different integers, or halves, as grids of centers do, and no others."""
         numbers = self.graph.constants.numbers(value)
         if numbers is None or numbers.size > _MOST:
             return False
-        numbers = numbers.reshape(-1)
+        doubled = 2 * numbers.reshape(-1)
         # Nearly all constants end at the first numbers.
-        for some in (numbers[: 2 * _FEW], numbers):
+        for some in (doubled[: 2 * _FEW], doubled):
             if not np.array_equal(some, np.round(some)):
                 return False
-        return len(np.unique(numbers)) > _FEW
+        return len(np.unique(doubled)) > _FEW
 
     def is_integer(self, value: int) -> bool:
         """Return whether a value holds integers of more than 8 bits, which low precision cannot hold."""
@@ -241,7 +243,7 @@ class _Spread:
             self.count(node)
             return
         mark, limit = self.counted_by(node)
-        mark |= self.position_by(node)
+        mark |= self.position_by(node) | self.inverse_by(node)
         if mark & COUNTING and node.key not in facts.rounding:
             self.found.computing.add(node.index)
         if node.index in self.found.normalizing:
@@ -284,10 +286,25 @@ class _Spread:
             mark |= COUNTING
         return mark
 
+    def inverse_by(self, node: Node) -> int:
+        """Return whether a node divides a constant by an integer that counts, or moves such a quotient."""
+        facts = op_facts()
+        if node.key in facts.carriers:
+            return self.mark(node.input(0)) & INVERSE
+        if node.key not in facts.divisors.keys() & facts.norm_arithmetic:
+            return 0
+        divisor = node.input(facts.divisors[node.key][0])
+        others = [value for value in node.reads if value != divisor]
+        is_fixed = all(self.graph.constants.is_constant(value) for value in others)
+        is_float = self.graph.types[divisor] in ANY_FLOAT_TENSORS
+        is_inverse = is_fixed and is_float and self.mark(divisor) & COUNTED
+        return INVERSE if is_inverse else 0
+
     def counted_by(self, node: Node) -> tuple[int, float]:
         """Return whether a node makes coordinates of counted integers, and their limit."""
         facts = op_facts()
-        if node.key not in facts.coordinate_arithmetic:
+        keys = facts.coordinate_arithmetic, facts.moved_inputs
+        if not any(node.key in some for some in keys):
             return 0, 0.0
         read = self.carried_by(node)
         sources = [value for value in read if self.mark(value) & COUNTED]
@@ -306,7 +323,11 @@ class _Spread:
             return self.picked(node, max(own))
         if node.key in facts.reduces_axes and node.index not in self.graph.exact:
             return inf
+        if node.key in facts.rounding and len(node.reads) > 1:
+            return min(max(own), self.reach(node.reads[1]))
         if node.key in facts.multiplies:
+            if any(self.mark(value) & INVERSE for value in others):
+                self.found.normalizing.add(node.index)
             return prod((*own, *(self.reach(value) or 1.0 for value in others)))
         if node.key in facts.adds:
             is_constant = self.graph.constants.is_constant

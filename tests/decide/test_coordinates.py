@@ -33,6 +33,7 @@ def grid(body: str, size: str = "W", functions: str = "") -> ModelProto:
         "three": np.array([3]), "two_trips": np.array(2), "yes": np.array(True),
         "first": np.float32(0), "next": np.float32(1), "mixing": np.eye(4, dtype=np.float32),
         "stored": np.arange(WIDTH, dtype=np.float32).reshape(1, 1, 1, WIDTH),
+        "centers": np.arange(0.5, WIDTH, dtype=np.float32).reshape(1, 1, 1, WIDTH),
     }  # fmt: skip
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())
     return model
@@ -79,6 +80,7 @@ COORDINATES = {
         float s) => (bool on, float n, float o) {{ on = Identity (go) n = Tanh (s) t = Cast <to = 1> (i)
         o = Add (n, t) }}> p = Unsqueeze (q, axes) y = Sin (p)""",
     "comparison": f"{COLUMNS} p = Add (f, column) k = Greater (p, edge) y = Cast <to = 1> (k)",
+    "inverse size": f"{COLUMNS} p = Add (f, column) i = Div (two, width) u = Mul (p, i) y = Mul (u, eight)",
     "size": f"{COLUMNS} p = Add (f, column) u = Div (p, width) y = Mul (u, eight)",
 }  # fmt: skip
 WAYS = [(level, dtype) for dtype in FORMATS for level in ("O1", "O2", "O3")]
@@ -104,7 +106,7 @@ def test_without_hazards_they_are_off(name: str) -> None:
     assert off(grid(COORDINATES[name]), level="O3", hazards=False) > 0.4
 
 
-@pytest.mark.parametrize("body", ["y = Add (f, stored)", "p = Add (f, stored) y = Sin (p)"])
+@pytest.mark.parametrize("body", ["y = Add (f, stored)", "p = Add (f, stored) y = Sin (p)", "y = Add (centers, f)"])
 def test_stored_columns_count(body: str) -> None:
     assert off(grid(body, str(WIDTH))) < ERRORS["float16"]
 

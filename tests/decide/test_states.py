@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from every import every
-from judge_numbers import emulated, low_feeds, run_original
+from judge_numbers import emulated, evaluate, low_feeds, run_original
 from onnx import ModelProto, numpy_helper, parser
+from properties import check_casts, check_onnx, check_types, frozen
 from strategies.loops import random_loop
 
 import onnxamp
@@ -169,6 +170,22 @@ def test_random_loops_are_exact(seed: int) -> None:
     looped = random_loop(Random(seed))
     level, dtype = WAYS[seed % len(WAYS)]
     assert off(looped.model, looped.feeds, level=level, dtype=dtype) < FORMATS[dtype].tolerance
+    result = onnxamp.convert_model(looped.model, level, dtype=dtype)
+    assert [*check_onnx(looped.model, result), *check_casts(looped.model, result), *check_types(result)] == []
+    assert frozen(onnxamp.convert_model(result, level, dtype=dtype)) == frozen(result)
+
+
+@pytest.mark.parametrize("hazards", [True, False])
+def test_a_counter_passes_2048_in_real_float16(hazards: bool) -> None:
+    """onnx's evaluator computes float16 in float16."""
+    model = loop("n = Add (s, one)", "zero", "y = Mul (h, last)", kind="float", start="yes")
+    feeds = trips(2500)
+    want = run_original(model, feeds)
+    have = evaluate(onnxamp.convert_model(model, "O3", hazards=hazards), feeds)
+    assert want is not None
+    assert have is not None
+    error = float(np.median(np.abs(np.asarray(have[0], np.float32) / want[0] - 1)))
+    assert error < 0.005 if hazards else error > 0.1
 
 
 @pytest.mark.slow
@@ -233,6 +250,16 @@ def test_short_loops_are_like_networks_of_that_depth(body: str, first: str, coun
     model = loop(body, first, after, kind=kind, most="count")
     model.graph.initializer.append(numpy_helper.from_array(np.array(count), "count"))
     assert (KIND in reasons(model)) == kept
+
+
+def test_state_in_a_sequence_is_exact() -> None:
+    model = parse(f"""(int64 trips, float[4,{WIDTH}] x) => (float[4,{WIDTH}] y) <int64 at = {{0}}> {{
+        h = MatMul (x, w) first = SequenceConstruct (h)
+        last = Loop (trips, , first) <body = b (int64 i, bool go, seq(float[4,{WIDTH}]) s) =>
+            (bool on, seq(float[4,{WIDTH}]) n) {{ on = Identity (go) a = SequenceAt (s, at) b = Add (a, half)
+            c = SequenceErase (s, at) n = SequenceInsert (c, b) }}>
+        z = SequenceAt (last, at) y = Sin (z) }}""")
+    assert off(model, trips(5000), level="O3") < 1e-2
 
 
 def test_a_scan_of_few_rows_is_short() -> None:

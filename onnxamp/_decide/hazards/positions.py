@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from onnxamp._decide.accumulation import accumulated
-from onnxamp._decide.counted import COUNTED, POSITION, Counted, counted
+from onnxamp._decide.counted import COUNTED, INVERSE, POSITION, Counted, counted
 from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
@@ -65,7 +65,8 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         for node in graph.at(found.normalizing)
         if not large.isdisjoint(node.reads)
     ]
-    yield from _leading_to(graph, found, sizes, coordinates, _SIZE)
+    inverses = {value for value, mark in found.marks.items() if mark & INVERSE}
+    yield from _leading_to(graph, found, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
     yield from _upstream(graph, found, results, coordinates, _RESULT)
 

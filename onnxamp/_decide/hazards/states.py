@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.accumulation import accumulated
+from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import ANY_FLOAT_TENSORS, Format
+from onnxamp._dtypes import Format, holds_float
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._ops.facts import op_facts
@@ -20,7 +21,7 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     for (index, value), why in graph.ask(accumulated, low).ports.items():
         node = graph.nodes[index]
         carries = node.writes if value == ABSENT else (value,)
-        if any(graph.types[one] in ANY_FLOAT_TENSORS for one in carries):
+        if any(holds_float(graph.types[one]) for one in carries):
             yield Hazard(index, KIND, why, value=value)
     for node in graph.nodes_of(op_facts().cumulative):
         yield Hazard(node.index, KIND, "multiplies all that comes before")
@@ -35,4 +36,5 @@ KIND: Final = Kind(
         "accumulates state in LOW: {detail}",
         ", so that its rounding errors add up",
     ),
+    loses=loses,
 )
