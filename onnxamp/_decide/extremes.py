@@ -5,12 +5,13 @@ million there, although the epsilon itself is float32. And where a value of a fe
 constant, low precision flushes the product and all that is computed from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._decide.computing import passed_on
 from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import Evaluator, known_numbers
@@ -35,6 +36,8 @@ class Extreme(NamedTuple):
     node: Node
     start: Node
     number: float
+    value: int = ABSENT
+    """What passes the number on, if the node is one of control flow."""
 
 
 def exploding(graph: Graph, low: Format) -> Iterator[Extreme]:
@@ -139,11 +142,17 @@ class _Walk:
         while stack and len(seen) < _REACH:
             last = stack.pop()
             number = numbers[last.index]
-            for reader, _ in graph.readers(last):
+            passed = passed_on(graph, last)
+            if self.is_lost(number):
+                yield from (
+                    Extreme(graph.nodes[owner], start, number, value)
+                    for owner, value in passed.owners
+                )
+            for reader, _ in passed.readers(graph):
                 if reader.index in seen:
                     continue
                 seen.add(reader.index)
-                result, is_read = self.result(reader, last, number, guarded)
+                result, is_read = self.result(reader, passed.values, number, guarded)
                 is_lost = result is not None and self.is_lost(result)
                 if is_lost or (is_read and self.is_lost(number)):
                     yield Extreme(
@@ -163,7 +172,11 @@ class _Walk:
         return 0 < size < _DIGITS * self.low.smallest_subnormal
 
     def result(
-        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+        self,
+        reader: Node,
+        held: Collection[int],
+        number: float,
+        guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
         """Return what a reader computes of the number, None if that is unknown or back in range for good; and whether
         it depends on the number at all.
@@ -173,42 +186,40 @@ class _Walk:
             return None, True
         if reader.key in facts.moves_data or reader.key in facts.reduces_axes:
             return number, True
-        unknown = [
-            value for value in self.unknown(reader) if value not in last.outputs
-        ]
+        unknown = [value for value in self.unknown(reader) if value not in held]
         if reader.key in facts.contractions:
             return (None if unknown and self.unknown_factor is None else number), True
         return (
-            self.elementwise(reader, last, number, guarded)
+            self.elementwise(reader, held, number, guarded)
             if reader.key in facts.elementwise
             else (None, True)
         )
 
     def elementwise(
-        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+        self,
+        reader: Node,
+        held: Collection[int],
+        number: float,
+        guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
         """As :meth:`result`, of an op that computes each element alone."""
-        unknown = [
-            value for value in self.unknown(reader) if value not in last.outputs
-        ]
+        unknown = [value for value in self.unknown(reader) if value not in held]
         is_product = reader.key == "Mul" or reader.key in op_facts().divisors
         stand_in = self.unknown_factor if is_product else self.unknown_term
-        if self.divides(reader, last, number) and not self.vanishes(unknown, guarded):
+        if self.divides(reader, held, number) and not self.vanishes(unknown, guarded):
             stand_in = 1.0
         if unknown and stand_in is None:
             return None, is_product or self.unknown_term is not None
         given = {
             **dict.fromkeys(unknown, stand_in or 0.0),
-            **dict.fromkeys(last.outputs, number),
+            **dict.fromkeys(held, number),
         }
         return self.computed(reader, given), True
 
-    def divides(self, reader: Node, last: Node, number: float) -> bool:
+    def divides(self, reader: Node, held: Collection[int], number: float) -> bool:
         """Return whether a node divides something by a small number."""
         ports = op_facts().divisors.get(reader.key, ())
-        return abs(number) < 1 and any(
-            reader.input(port) in last.outputs for port in ports
-        )
+        return abs(number) < 1 and any(reader.input(port) in held for port in ports)
 
     def vanishes(self, values: Sequence[int], guarded: frozenset[int]) -> bool:
         """Return whether values may be zero where guarded ones are, because both are computed from the same value."""

@@ -185,6 +185,20 @@ def test_constants_of_outside_count_in_bodies(source):
     agrees(model(text, w=WEIGHT), {"x": ROWS})
 
 
+@pytest.mark.parametrize(
+    ("inside", "outside", "epsilon"),
+    [("f = Add (s, e)", "q = Div (h, z)", 1e-12), ("d = Add (s, e) f = Reciprocal (d)", "q = Mul (h, z)", 1e-6)],
+    ids=["guard", "inverse"],
+)
+def test_a_guard_that_leaves_a_branch(inside, outside, epsilon):
+    text = f"""(float[4,16] x, bool b) => (float[4,16] y) <float e = {{{epsilon}}}, int64[1] axis = {{1}}> {{
+        h = MatMul (x, w) z = If (b) <
+            then_branch = t () => (float[4,1] f) {{ a = Abs (h) s = ReduceSum (a, axis) {inside} }},
+            else_branch = u () => (float[4,1] g) {{ g = ReduceMax (h, axis) }}>
+        {outside} y = MatMul (q, w) }}"""
+    agrees(model(text, w=WEIGHT), {"x": ROWS, "b": np.array(True)})
+
+
 @pytest.mark.parametrize("factor", ["q = Mul (h, tiny)", "q = Div (h, large)", "b = Mul (h, tiny) q = Relu (b)"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_a_factor_that_flushes_its_products(factor, level):
