@@ -94,6 +94,7 @@ class _Walk:
         self.unknown_factor = unknown_factor
         self.unknown_term = unknown_term
         self.evaluator = Evaluator(graph)
+        self.followed = set[tuple[int, float]]()
         self.arrays = dict[int, NDArray[Any] | None]()
 
     def guard(self, node: Node) -> float | None:
@@ -137,7 +138,10 @@ class _Walk:
         guarded = frozenset(self.unknown(start))
         if self.is_lost(number):
             yield Extreme(start, start, number)
-        stack = [start]
+        # Where an earlier walk has been with the same number, this one would find the same.
+        is_new = (start.index, number) not in self.followed
+        self.followed.add((start.index, number))
+        stack = [start] if is_new else []
         seen = {start.index}
         while stack and len(seen) < _REACH:
             last = stack.pop()
@@ -160,7 +164,8 @@ class _Walk:
                         start,
                         number if result is None or not is_lost else result,
                     )
-                if result is not None:
+                if result is not None and (reader.index, result) not in self.followed:
+                    self.followed.add((reader.index, result))
                     numbers[reader.index] = result
                     stack.append(reader)
 
