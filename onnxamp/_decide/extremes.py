@@ -5,7 +5,7 @@ million there, although the epsilon itself is float32. And where a value of a fe
 constant, low precision flushes the product and all that is computed from it.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from onnxamp._ops.facts import op_facts
 
 _REACH: Final = 64
 """Limit on the nodes that are visited from one constant."""
+
+_STEPS: Final = 8
+"""Limit on the nodes from a constant to the op whose result is out of range: ``exp(-log(sqrt(x + eps)))`` has five."""
 
 _SMALL: Final = 0.1
 """Constants below this are followed: only results of more than the largest float16 number divided by the numerator, or
@@ -94,6 +97,7 @@ class _Walk:
         self.unknown_factor = unknown_factor
         self.unknown_term = unknown_term
         self.evaluator = Evaluator(graph)
+        self.origins = dict[int, set[int]]()
         self.followed = set[tuple[int, float]]()
         self.arrays = dict[int, NDArray[Any] | None]()
 
@@ -135,6 +139,7 @@ class _Walk:
         """Yield the nodes that compute or read the number where it is out of range, and what becomes of it."""
         graph = self.graph
         numbers = {start.index: number}
+        steps = {start.index: 0}
         guarded = frozenset(self.unknown(start))
         if self.is_lost(number):
             yield Extreme(start, start, number)
@@ -164,7 +169,13 @@ class _Walk:
                         start,
                         number if result is None or not is_lost else result,
                     )
-                if result is not None and (reader.index, result) not in self.followed:
+                steps[reader.index] = 0 if is_lost else steps[last.index] + 1
+                is_near = steps[reader.index] < _STEPS
+                if (
+                    result is not None
+                    and is_near
+                    and (reader.index, result) not in self.followed
+                ):
                     self.followed.add((reader.index, result))
                     numbers[reader.index] = result
                     stack.append(reader)
@@ -222,15 +233,21 @@ class _Walk:
         return self.computed(reader, given), True
 
     def divides(self, reader: Node, held: Collection[int], number: float) -> bool:
-        """Return whether a node divides something by a small number."""
+        """Return whether a node divides something by a number so small that a quotient of 1 is out of range."""
         ports = op_facts().divisors.get(reader.key, ())
-        return abs(number) < 1 and any(reader.input(port) in held for port in ports)
+        is_small = self.unknown_factor is None and abs(number) * self.low.overflow <= 1
+        return is_small and any(reader.input(port) in held for port in ports)
 
-    def vanishes(self, values: Sequence[int], guarded: frozenset[int]) -> bool:
+    def vanishes(self, values: Iterable[int], guarded: Iterable[int]) -> bool:
         """Return whether values may be zero where guarded ones are, because both are computed from the same value."""
-        return not _upstream(self.graph, values).isdisjoint(
-            _upstream(self.graph, guarded)
-        )
+        return not self.upstream(values).isdisjoint(self.upstream(guarded))
+
+    def upstream(self, values: Iterable[int]) -> set[int]:
+        """Return what :func:`_upstream` finds for any of the values."""
+        for value in values:
+            if value not in self.origins:
+                self.origins[value] = _upstream(self.graph, value)
+        return set[int]().union(*(self.origins[value] for value in values))
 
     def unknown(self, node: Node) -> list[int]:
         """Return the float operands whose numbers are not known."""
@@ -291,8 +308,8 @@ def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
     )
 
 
-def _upstream(graph: Graph, values: Sequence[int] | frozenset[int]) -> set[int]:
-    """Return values that are zero where these are, as far as norms, magnitudes and products of them tell."""
+def _upstream(graph: Graph, value: int) -> set[int]:
+    """Return values that are zero where this one is, as far as norms, magnitudes and products of them tell."""
     facts = op_facts()
     walk = (
         facts.norm_arithmetic
@@ -300,8 +317,8 @@ def _upstream(graph: Graph, values: Sequence[int] | frozenset[int]) -> set[int]:
         | facts.growing_reductions
         | facts.exact
     )
-    seen = {*values}
-    stack = list(seen)
+    seen = {value}
+    stack = [value]
     while stack and len(seen) < _REACH:
         maker = graph.producer(stack.pop())
         if maker is None or maker.key not in walk:
