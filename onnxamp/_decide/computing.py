@@ -1,7 +1,7 @@
 """The nodes that compute a constant, which must not lose what a hazard needs of it."""
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from onnxamp._decide.verdicts import Hazard, Kind
 from onnxamp._dtypes import FLOAT, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import Computation, Evaluator, known_numbers
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.view import ABSENT, Node, passed_values
 from onnxamp._ops.facts import op_facts
 
 
@@ -32,6 +32,39 @@ def computing(
             yield Hazard(
                 maker.index, kind, why, rare, origin if maker.bodies else ABSENT
             )
+
+
+class Passed(NamedTuple):
+    """The results of a node, and what control flow passes them on as.
+
+    Attributes:
+        values: the results and these values.
+        owners: nodes of control flow, each with the value that it passes on.
+    """
+
+    values: Collection[int]
+    owners: Sequence[tuple[int, int]]
+
+    def readers(self, graph: Graph) -> Iterator[tuple[Node, int]]:
+        """Return nodes that read any of the values, with the input position."""
+        return (use for value in self.values for use in graph.consumers(value))
+
+
+def passed_on(graph: Graph, node: Node) -> Passed:
+    """Return the results of a node, also as they enter and leave bodies."""
+    passed = graph.ask(passed_values)
+    seen = dict.fromkeys(node.writes)
+    stack = [*seen] if passed else []
+    owners = list[tuple[int, int]]()
+    while stack:
+        for value in passed.get(stack.pop(), ()):
+            if value not in seen:
+                seen[value] = None
+                stack.append(value)
+                maker = graph.values[value].producer
+                scope = graph.scopes[graph.values[value].scope]
+                owners.append((scope.owner if maker == ABSENT else maker, value))
+    return Passed(seen, owners)
 
 
 def damaged(graph: Graph, low: Format) -> Iterator[Node]:

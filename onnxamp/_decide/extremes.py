@@ -5,12 +5,13 @@ million there, although the epsilon itself is float32. And where a value of a fe
 constant, low precision flushes the product and all that is computed from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._decide.computing import passed_on
 from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import Evaluator, known_numbers
@@ -19,6 +20,9 @@ from onnxamp._ops.facts import op_facts
 
 _REACH: Final = 64
 """Limit on the nodes that are visited from one constant."""
+
+_STEPS: Final = 8
+"""Limit on the nodes from a constant to the op whose result is out of range: ``exp(-log(sqrt(x + eps)))`` has five."""
 
 _SMALL: Final = 0.1
 """Constants below this are followed: only results of more than the largest float16 number divided by the numerator, or
@@ -35,6 +39,8 @@ class Extreme(NamedTuple):
     node: Node
     start: Node
     number: float
+    value: int = ABSENT
+    """What passes the number on, if the node is one of control flow."""
 
 
 def exploding(graph: Graph, low: Format) -> Iterator[Extreme]:
@@ -91,6 +97,8 @@ class _Walk:
         self.unknown_factor = unknown_factor
         self.unknown_term = unknown_term
         self.evaluator = Evaluator(graph)
+        self.origins = dict[int, set[int]]()
+        self.followed = set[tuple[int, float]]()
         self.arrays = dict[int, NDArray[Any] | None]()
 
     def guard(self, node: Node) -> float | None:
@@ -131,19 +139,29 @@ class _Walk:
         """Yield the nodes that compute or read the number where it is out of range, and what becomes of it."""
         graph = self.graph
         numbers = {start.index: number}
+        steps = {start.index: 0}
         guarded = frozenset(self.unknown(start))
         if self.is_lost(number):
             yield Extreme(start, start, number)
-        stack = [start]
+        # Where an earlier walk has been with the same number, this one would find the same.
+        is_new = (start.index, number) not in self.followed
+        self.followed.add((start.index, number))
+        stack = [start] if is_new else []
         seen = {start.index}
         while stack and len(seen) < _REACH:
             last = stack.pop()
             number = numbers[last.index]
-            for reader, _ in graph.readers(last):
+            passed = passed_on(graph, last)
+            if self.is_lost(number):
+                yield from (
+                    Extreme(graph.nodes[owner], start, number, value)
+                    for owner, value in passed.owners
+                )
+            for reader, _ in passed.readers(graph):
                 if reader.index in seen:
                     continue
                 seen.add(reader.index)
-                result, is_read = self.result(reader, last, number, guarded)
+                result, is_read = self.result(reader, passed.values, number, guarded)
                 is_lost = result is not None and self.is_lost(result)
                 if is_lost or (is_read and self.is_lost(number)):
                     yield Extreme(
@@ -151,7 +169,14 @@ class _Walk:
                         start,
                         number if result is None or not is_lost else result,
                     )
-                if result is not None:
+                steps[reader.index] = 0 if is_lost else steps[last.index] + 1
+                is_near = steps[reader.index] < _STEPS
+                if (
+                    result is not None
+                    and is_near
+                    and (reader.index, result) not in self.followed
+                ):
+                    self.followed.add((reader.index, result))
                     numbers[reader.index] = result
                     stack.append(reader)
 
@@ -163,7 +188,11 @@ class _Walk:
         return 0 < size < _DIGITS * self.low.smallest_subnormal
 
     def result(
-        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+        self,
+        reader: Node,
+        held: Collection[int],
+        number: float,
+        guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
         """Return what a reader computes of the number, None if that is unknown or back in range for good; and whether
         it depends on the number at all.
@@ -173,48 +202,52 @@ class _Walk:
             return None, True
         if reader.key in facts.moves_data or reader.key in facts.reduces_axes:
             return number, True
-        unknown = [
-            value for value in self.unknown(reader) if value not in last.outputs
-        ]
+        unknown = [value for value in self.unknown(reader) if value not in held]
         if reader.key in facts.contractions:
             return (None if unknown and self.unknown_factor is None else number), True
         return (
-            self.elementwise(reader, last, number, guarded)
+            self.elementwise(reader, held, number, guarded)
             if reader.key in facts.elementwise
             else (None, True)
         )
 
     def elementwise(
-        self, reader: Node, last: Node, number: float, guarded: frozenset[int]
+        self,
+        reader: Node,
+        held: Collection[int],
+        number: float,
+        guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
         """As :meth:`result`, of an op that computes each element alone."""
-        unknown = [
-            value for value in self.unknown(reader) if value not in last.outputs
-        ]
+        unknown = [value for value in self.unknown(reader) if value not in held]
         is_product = reader.key == "Mul" or reader.key in op_facts().divisors
         stand_in = self.unknown_factor if is_product else self.unknown_term
-        if self.divides(reader, last, number) and not self.vanishes(unknown, guarded):
+        if self.divides(reader, held, number) and not self.vanishes(unknown, guarded):
             stand_in = 1.0
         if unknown and stand_in is None:
             return None, is_product or self.unknown_term is not None
         given = {
             **dict.fromkeys(unknown, stand_in or 0.0),
-            **dict.fromkeys(last.outputs, number),
+            **dict.fromkeys(held, number),
         }
         return self.computed(reader, given), True
 
-    def divides(self, reader: Node, last: Node, number: float) -> bool:
-        """Return whether a node divides something by a small number."""
+    def divides(self, reader: Node, held: Collection[int], number: float) -> bool:
+        """Return whether a node divides something by a number so small that a quotient of 1 is out of range."""
         ports = op_facts().divisors.get(reader.key, ())
-        return abs(number) < 1 and any(
-            reader.input(port) in last.outputs for port in ports
-        )
+        is_small = self.unknown_factor is None and abs(number) * self.low.overflow <= 1
+        return is_small and any(reader.input(port) in held for port in ports)
 
-    def vanishes(self, values: Sequence[int], guarded: frozenset[int]) -> bool:
+    def vanishes(self, values: Iterable[int], guarded: Iterable[int]) -> bool:
         """Return whether values may be zero where guarded ones are, because both are computed from the same value."""
-        return not _upstream(self.graph, values).isdisjoint(
-            _upstream(self.graph, guarded)
-        )
+        return not self.upstream(values).isdisjoint(self.upstream(guarded))
+
+    def upstream(self, values: Iterable[int]) -> set[int]:
+        """Return what :func:`_upstream` finds for any of the values."""
+        for value in values:
+            if value not in self.origins:
+                self.origins[value] = _upstream(self.graph, value)
+        return set[int]().union(*(self.origins[value] for value in values))
 
     def unknown(self, node: Node) -> list[int]:
         """Return the float operands whose numbers are not known."""
@@ -275,8 +308,8 @@ def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
     )
 
 
-def _upstream(graph: Graph, values: Sequence[int] | frozenset[int]) -> set[int]:
-    """Return values that are zero where these are, as far as norms, magnitudes and products of them tell."""
+def _upstream(graph: Graph, value: int) -> set[int]:
+    """Return values that are zero where this one is, as far as norms, magnitudes and products of them tell."""
     facts = op_facts()
     walk = (
         facts.norm_arithmetic
@@ -284,8 +317,8 @@ def _upstream(graph: Graph, values: Sequence[int] | frozenset[int]) -> set[int]:
         | facts.growing_reductions
         | facts.exact
     )
-    seen = {*values}
-    stack = list(seen)
+    seen = {value}
+    stack = [value]
     while stack and len(seen) < _REACH:
         maker = graph.producer(stack.pop())
         if maker is None or maker.key not in walk:

@@ -9,7 +9,7 @@ from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_known, stats_of
-from onnxamp._graph.view import ABSENT, Node, Origin, transfers
+from onnxamp._graph.view import Node, Origin, passed_values
 from onnxamp._ops.facts import op_facts
 
 _LARGE = 1000.0
@@ -42,7 +42,7 @@ def added_masks(graph: Graph) -> AddedMasks:
     sinks = _sinks(graph)
     if not sinks and not graph.nodes_of(op_facts().score_masks):
         return AddedMasks()
-    passed = _passed(graph)
+    passed = graph.ask(passed_values)
     inputs, values, sums = set[int](), set[int](), set[int]()
     for value in graph.scopes[0].inputs:
         is_given = (
@@ -69,16 +69,6 @@ def _sinks(graph: Graph) -> frozenset[int]:
         if any(reader.key in facts.reductions for reader, _ in graph.readers(core)):
             found.add(core.index)
     return frozenset(found)
-
-
-def _passed(graph: Graph) -> Mapping[int, list[int]]:
-    """Value -> the values of bodies that it enters as, or of owners that it leaves as."""
-    found: dict[int, list[int]] = {}
-    for node in graph.nodes_of(op_facts().control_flow):
-        for source, result in transfers(graph, node):
-            if ABSENT not in (source, result):
-                found.setdefault(source, []).append(result)
-    return found
 
 
 @dataclass(slots=True)

@@ -331,6 +331,20 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
         )
 
 
+def passed_values(view: View) -> dict[int, list[int]]:
+    """Value -> the values of bodies that it enters as, and those of nodes that it leaves their bodies as; also from one
+    turn of a loop to the next.
+
+    Complexity: linear in the inputs and outputs of bodies.
+    """
+    found: dict[int, list[int]] = {}
+    for node in dict.fromkeys(scope.owner for scope in view.scopes[1:]):
+        for source, result in transfers(view, view.nodes[node]):
+            if ABSENT not in (source, result):
+                found.setdefault(source, []).append(result)
+    return found
+
+
 def inline_functions(
     model: ModelProto,
     ops: Collection[tuple[str, str]] | None = None,

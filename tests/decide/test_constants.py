@@ -1,9 +1,13 @@
 """Constants that a model computes: hazards ask for the value of an operand, whichever node it comes from."""
 
+from itertools import count
+from random import Random
+
 import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, numpy_helper, parser
+from strategies import Computed
 
 import onnxamp
 
@@ -185,6 +189,20 @@ def test_constants_of_outside_count_in_bodies(source):
     agrees(model(text, w=WEIGHT), {"x": ROWS})
 
 
+@pytest.mark.parametrize(
+    ("inside", "outside", "epsilon"),
+    [("f = Add (s, e)", "q = Div (h, z)", 1e-12), ("d = Add (s, e) f = Reciprocal (d)", "q = Mul (h, z)", 1e-6)],
+    ids=["guard", "inverse"],
+)
+def test_a_guard_that_leaves_a_branch(inside, outside, epsilon):
+    text = f"""(float[4,16] x, bool b) => (float[4,16] y) <float e = {{{epsilon}}}, int64[1] axis = {{1}}> {{
+        h = MatMul (x, w) z = If (b) <
+            then_branch = t () => (float[4,1] f) {{ a = Abs (h) s = ReduceSum (a, axis) {inside} }},
+            else_branch = u () => (float[4,1] g) {{ g = ReduceMax (h, axis) }}>
+        {outside} y = MatMul (q, w) }}"""
+    agrees(model(text, w=WEIGHT), {"x": ROWS, "b": np.array(True)})
+
+
 @pytest.mark.parametrize("factor", ["q = Mul (h, tiny)", "q = Div (h, large)", "b = Mul (h, tiny) q = Relu (b)"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_a_factor_that_flushes_its_products(factor, level):
@@ -314,3 +332,61 @@ def test_the_offset_of_boxes_by_class_stays_float32():
     original = model(text, scale=np.ones(4, np.float32))
     found = precisions(original, "O3")
     assert found["f"] == found["m"] == found["o"] == found["d"] == {False}
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "mask", "factor", "term"])
+def test_constants_computed_at_random(kind):
+    """Operands that low precision cannot hold, each computed in some way."""
+    make, dtypes = RANDOM[kind]
+    for seed in range(8):
+        rng = Random(f"{kind} {seed}")
+        original, feeds = make(rng)
+        agrees(original, feeds, rng.choice(dtypes), rng.choice(("O1", "O2", "O3")))
+
+
+def with_computed(original: ModelProto, number: float, rng: Random) -> ModelProto:
+    """The model with nodes that compute the number ``c`` before all others."""
+    names = map("computed{}".format, count())
+    made = Computed(rng, np.array(number), 18, lambda: next(names), rng.randint(1, 4))
+    named = onnx.helper.make_node("Identity", [made.result], ["c"])
+    nodes = [*made.nodes, named, *original.graph.node]
+    del original.graph.node[:]
+    original.graph.node.extend(nodes)
+    entry = next(entry for entry in original.graph.input if entry.name == "c")
+    original.graph.input.remove(entry)
+    return original
+
+
+def computed_epsilon(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    joined = rng.choice(("d = Add (s, c)", "d = Add (c, s)", "d = Max (s, c)", "d = Sum (s, c, s)", "d = Clip (s, c)"))
+    divided = rng.choice(("q = Div (h, d)", "r = Reciprocal (d) q = Mul (h, r)"))
+    text = f"""(float[4,16] x, float c) => (float[4,16] y) <int64[1] axis = {{1}}> {{ h = MatMul (x, w) a = Abs (h)
+        s = ReduceSum (a, axis) {joined} {divided} y = MatMul (q, w) }}"""
+    return with_computed(model(text, w=WEIGHT), 10.0 ** -rng.randint(6, 14), rng), {"x": ROWS}
+
+
+def computed_mask(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    nodes = rng.choice(("t = Where (keep, s, c)", "f = Cast <to = 1> (drop) m = Mul (f, c) t = Add (s, m)"))
+    made = attention(f"drop = Not (keep) {nodes} p = Softmax (t)", mask="bool[3,4] keep, float c")
+    return with_computed(made, rng.choice((-1e9, -1e6, -1e12)), rng), FEEDS
+
+
+def computed_factor(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    nodes = rng.choice(("q = Mul (h, c)", "q = Mul (c, h)", "q0 = Mul (h, c) q = Abs (q0)"))
+    text = f"(float[4,16] x, float c) => (float[4,16] y) {{ h = MatMul (x, w) {nodes} y = MatMul (q, w) }}"
+    return with_computed(model(text, w=WEIGHT), 10.0 ** rng.choice((-8, -7, 6, 7)), rng), {"x": random(4, 16)}
+
+
+def computed_term(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    nodes = rng.choice(("q = Add (h, c) r = Sub (q, c)", "q = Sub (c, h) r = Sub (c, q)"))
+    text = f"(float[4,16] x, float c) => (float[4,16] y) {{ h = MatMul (x, w) {nodes} y = MatMul (r, w) }}"
+    return with_computed(model(text, w=WEIGHT), 131072.0, rng), {"x": random(4, 16)}
+
+
+LOW = ("float16", "bfloat16")
+RANDOM = {
+    "epsilon": (computed_epsilon, LOW),
+    "mask": (computed_mask, LOW),
+    "factor": (computed_factor, LOW),
+    "term": (computed_term, ("float16",)),  # in the range of bfloat16
+}

@@ -312,6 +312,21 @@ class TestRandomInputs:
         assert np.array_equal(found["rough"], np.floor(found["rough"]))
         assert all(x.min() == 0 for name, x in found.items() if name != "c")
 
+    @pytest.mark.parametrize(("kind", "lowest"), [("float", -3.4028234663852886e38), ("float16", -65504)])
+    def test_masks_that_are_added_to_scores(self, kind, lowest):
+        """Of three rows, one is masked in part, one not at all, and one as a whole."""
+        body = "t = Add (s, m) y = Softmax (t)"
+        found = random_inputs(graph(f"{kind}[2, 4, 8] s, {kind}[4, 8] m", f"{kind}[2, 4, 8] y", body))["m"]
+        assert set(found.ravel().tolist()) == {0, lowest}
+        assert [len(set(row.tolist())) for row in found[:3]] == [2, 1, 1]
+        assert (found[1, 0], found[2, 0]) == (0, lowest)
+
+    def test_no_row_is_masked_as_a_whole_by_infinity(self):
+        """It would be NaN, and so would all that reads it."""
+        body = "c = Cast <to = 9> (mask) t = Where (c, s, low) y = Softmax (t)"
+        model = graph("int64[4, 8] mask, float[4, 8] s", "float[4, 8] y", body, defaults="<float low = {-inf}>")
+        assert (random_inputs(model)["mask"][:, 0] == 1).all()
+
     def test_masks_positions_and_sizes(self):
         model = graph(
             "int64[B, S] attention_mask, int64[B, S] hidden, float[B, S] keep, int64[B, S] position_ids,"
@@ -330,7 +345,8 @@ class TestRandomInputs:
         for name in ("attention_mask", "hidden", "keep"):
             rows = found[name]
             assert set(rows.ravel().tolist()) == {0, 1}
-            assert (rows[:, 0] == 1).all()
+            assert (rows[1] == 1).all(), "a row of which nothing is masked"
+            assert np.flatnonzero(rows[:, 0] == 0).tolist() == [2], "and one of which all is"
             assert (np.diff(rows.astype(int), axis=1) <= 0).all(), "ones come first"
         assert found["mask_scalar"] == 1
         assert found["position_ids"][3].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -366,7 +382,7 @@ class TestRandomInputs:
             model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
         found = random_inputs(model, dims={"B": 20, "S": 10})
         assert (found["ids"].max(), found["segments"].max(), found["m"].max()) == (29, 1, 1)
-        assert (found["m"][:, 0] == 1).all()
+        assert np.flatnonzero(found["m"][:, 0] == 0).tolist() == [2]
         assert run(make_session(model), found)["y"].shape == (20, 10, 4)
 
     def test_types(self):

@@ -4,7 +4,8 @@
 hypothesis's ``st.randoms()`` shrinks. What schemas do not tell about an op is data: ``ops.toml``.
 """
 
+from .computed import Computed
 from .model import Generated, model_of_products, random_model
 from .table import NO_RECIPE, all_ops, opsets_of
 
-__all__ = ["NO_RECIPE", "Generated", "all_ops", "model_of_products", "opsets_of", "random_model"]
+__all__ = ["NO_RECIPE", "Computed", "Generated", "all_ops", "model_of_products", "opsets_of", "random_model"]

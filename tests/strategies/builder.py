@@ -11,6 +11,7 @@ from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 from onnx.defs import OpSchema
 from onnx.shape_inference import infer_node_outputs
 
+from .computed import Computed
 from .table import CONTROL_FLOW, Recipe, plain_ops, recipe, schema_at
 from .values import ELEMS, FLOATS, USUAL, Value, numbers, tensor, tensor_type
 
@@ -121,6 +122,8 @@ class Builder:
         way = self.rng.choice(("initializer", "initializer", "Constant", "input", "input"))
         array = np.asarray(data)
         home = scope if way == "Constant" or self.chance(0.5) else self.main
+        if way == "Constant" and kind == FLOAT and self.opset >= 9 and self.chance(0.3):
+            return self.computed(home, array)
         if way == "Constant":
             return self.constant(home, kind, array)
         name = self.name()
@@ -147,6 +150,14 @@ class Builder:
         proto = helper.make_node("Constant", [], [name], **forms)
         scope.nodes.append(proto)
         value = Value(name, tensor_type(kind, array.shape), tensor(name, kind, array))
+        scope.values.append(value)
+        return value
+
+    def computed(self, scope: Scope, array: np.ndarray) -> Value:
+        """Numbers that nodes compute from other Constants."""
+        made = Computed(self.rng, array, self.opset, self.name, self.rng.randint(1, 4))
+        scope.nodes += made.nodes
+        value = Value(made.result, tensor_type(FLOAT, array.shape))
         scope.values.append(value)
         return value
 

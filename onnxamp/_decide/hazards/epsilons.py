@@ -1,9 +1,9 @@
 """Epsilons that low precision loses, and the ops that they guard against zero."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from onnxamp._decide.computing import computing
+from onnxamp._decide.computing import computing, passed_on
 from onnxamp._decide.extremes import exploding
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._dtypes import Format
@@ -61,9 +61,9 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that compute or read the inverse of a guard, which is large where the guarded value is zero."""
-    for node, guard, number in exploding(graph, low):
+    for node, guard, number, value in exploding(graph, low):
         why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
-        yield Hazard(node.index, KIND, why, rare=True)
+        yield Hazard(node.index, KIND, why, rare=True, value=value)
 
 
 def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -90,12 +90,15 @@ def _guarded(
     guarded = op_facts().guarded
     why = f"{node.label!r} guards its input with an epsilon"
     previous: dict[int, int] = {}
+    crossed: dict[int, Sequence[tuple[int, int]]] = {}
     joined = {node.index: 0}
     kept: set[int] = set()
     stack = [node]
     while stack:
         last = stack.pop()
-        for reader, port in graph.readers(last):
+        passed = passed_on(graph, last)
+        crossed[last.index] = passed.owners
+        for reader, port in passed.readers(graph):
             if reader.index in previous or reader.index == node.index:
                 continue
             previous[reader.index] = last.index
@@ -106,15 +109,16 @@ def _guarded(
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
-                while (
-                    between != node.index and between not in kept
-                ):  # it must not be flushed
+                while between not in kept:  # it must not be flushed
+                    yield from (Hazard(owner, KIND, why, rare, value) for owner, value in crossed[between])
+                    if between == node.index:
+                        break
                     kept.add(between)
                     yield Hazard(between, KIND, why, rare)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)
-            joins = joined[last.index] + _joins(graph, reader, last)
+            joins = joined[last.index] + _joins(graph, reader, passed.values)
             if joins <= _JOINS and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
                 joined[reader.index] = joins
@@ -122,7 +126,7 @@ def _guarded(
     walks.leading |= kept
 
 
-def _joins(graph: Graph, reader: Node, guarded: Node) -> int:
+def _joins(graph: Graph, reader: Node, guarded: Collection[int]) -> int:
     """Return how many values join a guarded one in its reader, which leaves it guarded: none if it is scaled, rooted,
     moved or chosen. More than are allowed if the reader computes something else.
     """
@@ -141,11 +145,7 @@ def _joins(graph: Graph, reader: Node, guarded: Node) -> int:
         return 0
     if reader.key not in facts.norm_arithmetic | facts.added_epsilons.keys():
         return _JOINS + 1
-    others = [
-        value
-        for _, value in graph.float_inputs(reader)
-        if value not in guarded.outputs
-    ]
+    others = [value for _, value in graph.float_inputs(reader) if value not in guarded]
     unknown = [value for value in others if not is_known(graph, value)]
     return (
         len(unknown)

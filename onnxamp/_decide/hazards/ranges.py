@@ -48,10 +48,10 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that scale values of a few units by a constant so small that low precision loses the products, and
     those that read the products.
     """
-    for node, start, number in shrinking(graph, low):
+    for node, start, number, value in shrinking(graph, low):
         verb = "scales" if node is start else f"reads what {start.label!r} scales"
         why = f"{verb} by {number:.6g}; the smallest {low.name} number is {low.smallest_subnormal:.6g}"
-        yield Hazard(node.index, KIND, why)
+        yield Hazard(node.index, KIND, why, value=value)
 
 
 def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
