@@ -310,6 +310,10 @@ class Session:
         is_plain = self.whole and not self.forced
         return is_plain and all(feed is not None for feed in feeds.values())
 
+    def alone(self) -> "Session":
+        """Return the same model with outputs of its own; what is prepared serves both."""
+        return replace(self, outputs=OutputCache(), _prepared=None)
+
     def anew(self, forced: Mapping[str, bool]) -> "Session":
         """Return the same model, prepared for samples of other sizes or for other branches."""
         return replace(
