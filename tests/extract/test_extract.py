@@ -208,6 +208,7 @@ class TestErrors:
 
 
 class TestSameBits:
+    @pytest.mark.mostly_slow(fast=3)
     @pytest.mark.parametrize("level", ["O2", "O3"])
     @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
     def test_of_conversions(self, path, level):
