@@ -66,6 +66,7 @@ def test_a_result_generates_beside_its_original() -> None:
     assert any("nothing about a GPU" in note for note in report["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home")
 @needs_tokenizers
 def test_tokens_are_counted_up_to_the_first_that_differs() -> None:
