@@ -261,6 +261,7 @@ class TestRuns:
         assert "not validated" in result.output
         assert "error" not in result.output
 
+    @pytest.mark.slow
     def test_models_of_a_folder_that_were_not_validated_are_not_ticked(self) -> None:
         Path("models").mkdir()
         custom().rename("models/custom.onnx")

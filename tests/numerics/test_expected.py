@@ -135,6 +135,7 @@ def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found == ExpectedError(why="There is no ONNX Runtime.")
 
 
+@pytest.mark.slow
 def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
     path = MODELS / "encoder.onnx"
     arguments = ("convert", path, "-o", tmp_path / "low.onnx", "--expected-error", "--provider", "cpu")

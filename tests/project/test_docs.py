@@ -88,8 +88,8 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 """Engines that the page of the same name needs."""
 SLOW = {
     "accuracy", "bench", "cluster", "coming-from", "cuda", "float16-only", "genai", "int8", "language-models",
-    "large-models", "nan", "pipelines", "report", "rounding", "rules", "tensorrt", "train", "transformers-js", "tune",
-    "tutorial",
+    "large-models", "nan", "openvino", "pipelines", "report", "rounding", "rules", "tensorrt", "train",
+    "transformers-js", "tune", "tutorial",
 }  # fmt: skip
 """Pages whose commands take seconds."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
