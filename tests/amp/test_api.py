@@ -153,6 +153,7 @@ def test_a_graph_may_be_planned(model: ModelProto) -> None:
     assert onnxamp.plan_model(gs.import_onnx(model)).casts == 2
 
 
+@pytest.mark.mostly_slow(fast=12)
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.onnx")), ids=lambda path: path.stem)
 def test_the_input_is_never_changed(path: Path, level: str) -> None:

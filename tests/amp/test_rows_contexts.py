@@ -31,6 +31,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(rows(SECTION))
 
 
+@pytest.mark.mostly_slow(fast=15)
 @pytest.mark.parametrize("cell", rows(SECTION))
 def test_row(cell: str) -> None:
     TESTS[cell]()

@@ -27,6 +27,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(rows("Training"))
 
 
+@pytest.mark.mostly_slow(fast=20)
 @pytest.mark.filterwarnings("ignore::onnxamp.HazardWarning")
 @pytest.mark.parametrize("cell", rows("Training"))
 def test_row(cell: str) -> None:

@@ -90,6 +90,7 @@ def convert(**options: object) -> onnxamp.FolderReport:
 # --- the folder -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_layout_is_kept_and_results_are_those_of_single_conversions() -> None:
     models("b.onnx", "deep/er/a.onnx", ".hidden/x.onnx", "deep/._a.onnx")
     for path in MODELS:
@@ -172,6 +173,7 @@ def test_a_failure_that_may_pass_is_tried_again() -> None:
     assert outcomes(convert()) == {"model.onnx": "converted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("faulty")
 def test_what_nobody_foresaw_fails_its_own_model() -> None:
     models("a.onnx", "bug.onnx")
@@ -580,6 +582,7 @@ def test_retry_of_a_single_model() -> None:
     assert run("convert", small(), "--retry").exit_code == 2
 
 
+@pytest.mark.slow
 @UNIX
 @pytest.mark.usefixtures("forked")
 def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:

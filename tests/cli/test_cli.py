@@ -29,6 +29,7 @@ def names(folder: str) -> list[str]:
 # --- convert ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_converts_every_model(path: Path) -> None:
     shutil.copy(path, path.name)
@@ -394,6 +395,7 @@ def many(there: str, back: str, by: int, more: str = "", outputs: str = "") -> s
     )
 
 
+@pytest.mark.slow
 def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
     path = many("Add", "Sub", 1000)  # the sums lose small terms
     result = run("convert", path, "--strict")

@@ -182,7 +182,7 @@ class TestMissingFiles:
 
 
 class TestFullDisks:
-    @pytest.mark.mostly_slow(fast=2)
+    @pytest.mark.mostly_slow(fast=1)
     @pytest.mark.skipif(os.name != "posix", reason="limits of processes are those of POSIX")
     @pytest.mark.parametrize("blocks", [0, 1])
     @pytest.mark.parametrize("command", [
@@ -206,7 +206,7 @@ class TestFullDisks:
             assert done.stderr.startswith("Error: ")
             assert done.stderr.count("\n") == 1
 
-    @pytest.mark.mostly_slow(fast=3)
+    @pytest.mark.mostly_slow(fast=1)
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     @pytest.mark.parametrize("words", [
         ("check", "nothing.onnx", "--format", "json"), ("check", "nothing.onnx", "--format", "markdown"),
@@ -224,6 +224,7 @@ class TestFullDisks:
         assert done.stderr.startswith("Error: Cannot ")
         assert "Traceback" not in done.stderr
 
+    @pytest.mark.mostly_slow(fast=1)
     @pytest.mark.parametrize("form", ["table", "json"])
     def test_nobody_reads(self, form: str) -> None:
         path = small()

@@ -86,7 +86,7 @@ def survives(whole: dict[str, bytes], name: str, data: bytes) -> None:
             assert "bug of onnxamp" not in result.output, told
 
 
-@pytest.mark.mostly_slow(fast=3)
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_bytes(made: dict[str, bytes], name: str) -> None:
     """Bytes that change, are cut off, or come from elsewhere."""
@@ -166,6 +166,7 @@ def test_headers_of_arrays(made: dict[str, bytes], descr: Any, order: Any, shape
         survives(made, "inputs.npz", path.read_bytes())
 
 
+@pytest.mark.mostly_slow(fast=45)
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 @pytest.mark.parametrize("data", [
     b"", b"null", b"NaN", b"[]", b"{}", b"1", b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe",

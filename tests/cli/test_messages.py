@@ -157,7 +157,7 @@ class TestFiles:
             os.close(writer)
         assert told.endswith("it is not a regular file: save the model to one.") or not Path("/dev/fd").exists()
 
-    @pytest.mark.mostly_slow(fast=2)
+    @pytest.mark.mostly_slow(fast=1)
     @pytest.mark.parametrize("stream", [1, 2])
     @pytest.mark.parametrize("option", ["-o", "--html", "--save-plan"])
     def test_a_standard_stream_is_no_place_for_results(self, option: str, stream: int) -> None:
@@ -261,6 +261,7 @@ class TestRuns:
         assert "not validated" in result.output
         assert "error" not in result.output
 
+    @pytest.mark.slow
     def test_models_of_a_folder_that_were_not_validated_are_not_ticked(self) -> None:
         Path("models").mkdir()
         custom().rename("models/custom.onnx")
@@ -274,6 +275,7 @@ class TestRuns:
 
 
 class TestReports:
+    @pytest.mark.mostly_slow(fast=1)
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     @pytest.mark.parametrize("form", ["line", "table", "json"])
     def test_a_report_that_cannot_be_printed(self, form: str) -> None:

@@ -19,6 +19,7 @@ def flags(command: str) -> set[str]:
     return {flag for option in found.params for flag in (*option.opts, *option.secondary_opts)}
 
 
+@pytest.mark.mostly_slow(fast=50)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("spelled", ["{}", "{}=value"])
 def test_each_is_wrong_usage_with_what_takes_its_place(name: str, spelled: str) -> None:

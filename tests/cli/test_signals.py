@@ -147,6 +147,7 @@ util.spawnv_passfds = interrupted
 """Interrupts this process when a worker has been started, and waits for what it has to do."""
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_worker_gets_its_instructions(place: Path, number: signal.Signals) -> None:
     """It would print an error of its own if its parent ended before."""
@@ -157,7 +158,7 @@ def test_a_worker_gets_its_instructions(place: Path, number: signal.Signals) -> 
     assert left(place) == []
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_native_code_ends(place: Path, number: signal.Signals) -> None:
     """A product that takes minutes, in the middle of a conversion with its files and its temporary ones."""
@@ -187,6 +188,7 @@ pieces.make_session = make_session
 """
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit is of glibc")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals) -> None:
@@ -216,6 +218,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_signals_between_two_instructions(place: Path, moment: str) -> None:
     command, call, part = MOMENTS[moment]

@@ -138,6 +138,7 @@ class TestEqual:
     def test_there_are_cases(self):
         assert len(IF_CASES) >= 10
 
+    @pytest.mark.mostly_slow(fast=2)
     @needs("silero_vad")
     @pytest.mark.parametrize("rate", [16000, 8000])
     @pytest.mark.parametrize("level", [None, "O2", "O3"])

@@ -49,7 +49,7 @@ def ids(cases: dict[str, Case]) -> list[str]:
     return [f"row {case.row:02} {name}" for name, case in cases.items()]
 
 
-@pytest.mark.mostly_slow(fast=60)
+@pytest.mark.mostly_slow(fast=30)
 @pytest.mark.parametrize("case", CASES.values(), ids=ids(CASES))
 def test_judge_has_no_complaint(case: Case) -> None:
     """At every level, in both low types, with inputs and outputs of either precision."""
@@ -125,6 +125,7 @@ def test_25_a_damaged_constant_is_noticed(value: float) -> None:
 UNFROZEN = {name: case for name, case in CASES.items() if "freeze_defaults" not in case.options}
 
 
+@pytest.mark.slow
 @every(case=UNFROZEN.values(), level=["O1", "O2"])
 def test_32_36_all_black_is_bit_identical(case: Case, level: str) -> None:
     read = source(case.name)
@@ -163,7 +164,7 @@ UPGRADES = {
 """What ONNX Runtime can run at opset 22, judged by the names of the ops alone."""
 
 
-@pytest.mark.mostly_slow(fast=60)
+@pytest.mark.mostly_slow(fast=20)
 @pytest.mark.parametrize("case", UPGRADES.values(), ids=UPGRADES)
 @dtypes
 def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) -> None:
@@ -610,6 +611,7 @@ SUBSETS = list(
 )
 
 
+@pytest.mark.slow
 @every(blocked=SUBSETS)
 def test_44_every_subset_of_op_types_may_be_blocked(blocked: tuple[str, ...]) -> None:
     original = RESIDUAL.build()

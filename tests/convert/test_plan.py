@@ -63,6 +63,7 @@ def test_save_and_load(plan: Plan, tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8"))["options"]["level"] == "O2"
 
 
+@pytest.mark.mostly_slow(fast=8)
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_applying_a_plan_is_converting(path: Path, level: str, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def error(result: ModelProto, reference: ModelProto) -> float:
     return float(np.linalg.norm(outputs(result) - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.mostly_slow(fast=27)
+@pytest.mark.mostly_slow(fast=12)
 @pytest.mark.parametrize("target", ["cuda", "tensorrt", "webgpu"])
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("tool", TOOLS)
@@ -77,6 +77,7 @@ def test_a_second_conversion_changes_nothing() -> None:
         assert onnxamp.convert_model(once, target="tensorrt") == once
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("tool", sorted(TOOLS.keys() - REFUSED))
 def test_tensorrt_builds_what_it_built_before(tool: str) -> None:

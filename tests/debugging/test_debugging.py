@@ -266,6 +266,7 @@ def test_runs_are_judged_as_check_run_does(low: ModelProto, feeds: dict) -> None
         assert row.stats.num_zero == m.found_zero
 
 
+@pytest.mark.slow
 def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, feeds: dict) -> None:
     whole = Watcher(on_cpu(Model.of(low))).watch(0, feeds)
     pieces = Watcher(engine_on("cpu").open(low, budget=1))

@@ -85,7 +85,7 @@ def rows_are_found(model: ModelProto, result: ModelProto) -> bool:
     return np.allclose(before[1], after[1].astype(np.float32), rtol=0.02, atol=1e-3)
 
 
-@pytest.mark.mostly_slow(fast=15)
+@pytest.mark.mostly_slow(fast=8)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_counts_is_not_rounded_whatever_the_white_list(name: str, way: dict[str, Any]) -> None:
@@ -118,26 +118,39 @@ def test_no_white_list_lowers_a_hazard(case: Case) -> None:
         assert list(broken(model, white)) == []
 
 
-@settings(
-    max_examples=100,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(
-    st.integers(0, 2**64 - 1),
-    st.sampled_from(("O1", "O2", "O3")),
-    st.booleans(),
-    st.sampled_from(("float16", "bfloat16")),
-)
-def test_no_white_list_lowers_a_hazard_of_a_random_model(seed: int, level: str, keep_io: bool, dtype: str) -> None:
+def examples(count: int) -> settings:
+    """So many models, the same ones every time."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=slow)
+
+
+def complaints(seed: int, level: str, dtype: str, *, keep_io: bool) -> list[str]:
+    """What a random white list does to the hazards of a random model."""
     rng = Random(seed)
     model = random_model(rng, size=12).model
     ops = ops_of(model)
     white = rng.sample(ops, rng.randint(1, len(ops)))
     with suppress(OpsetError):  # too old for the type
-        assert list(broken(model, white, level=level, keep_io_types=keep_io, dtype=dtype)) == []
+        return list(broken(model, white, level=level, keep_io_types=keep_io, dtype=dtype))
+    return []
+
+
+SEEDS = st.integers(0, 2**64 - 1)
+LEVELS = st.sampled_from(("O1", "O2", "O3"))
+DTYPES = st.sampled_from(("float16", "bfloat16"))
+
+
+@examples(30)
+@given(SEEDS, LEVELS, st.booleans(), DTYPES)
+def test_no_white_list_lowers_a_hazard_of_a_random_model(seed: int, level: str, keep_io: bool, dtype: str) -> None:
+    assert complaints(seed, level, dtype, keep_io=keep_io) == []
+
+
+@pytest.mark.slow
+@examples(100)
+@given(SEEDS, LEVELS, st.booleans(), DTYPES)
+def test_nor_of_many_models(seed: int, level: str, keep_io: bool, dtype: str) -> None:
+    assert complaints(seed, level, dtype, keep_io=keep_io) == []
 
 
 NUMBERS = {

@@ -65,6 +65,7 @@ def casts(model: ModelProto) -> list[Sequence[str]]:
     return [tuple(node.input) for node in model.graph.node if node.op_type == "Cast"]
 
 
+@pytest.mark.mostly_slow(fast=8)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize(("dtype", "elem"), [("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16)])
 @pytest.mark.parametrize(("text", "rounded"), [(LOOKUP, "e"), (TIED, "e"), (CLIPPED, "e"), (JOINED, "e"), (ALONE, "")])

@@ -76,6 +76,7 @@ def test_a_file_whose_result_fails_is_healed() -> None:
     assert not onnxamp.diff_models("model.onnx", "unseen.onnx", samples=LARGE).passed
 
 
+@pytest.mark.slow
 def test_the_tolerance_of_a_file_is_the_limit_of_its_validation() -> None:
     strict = onnxamp.convert_file(ENCODER, "strict.onnx", tolerance=1e-7)
     assert strict.validation is not None

@@ -152,6 +152,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_mutated_models_on_the_command_line(
     command: str, whole_models: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -128,7 +128,7 @@ def test_known_bad(name, dtype):
     assert run.ran_on == f"CPU, emulated {dtype}"
 
 
-@pytest.mark.mostly_slow(fast=10)
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize(("name", "dtype"), CASES_BAD)
 def test_known_bad_in_a_branch(name, dtype):
     text, weights, x, (_, node, fault), _ = BAD[name]
@@ -302,7 +302,7 @@ def test_conversions_of_the_corpus_are_not_accused(case):
             assert after.first_bad is None, level
 
 
-@pytest.mark.mostly_slow(fast=17)
+@pytest.mark.mostly_slow(fast=8)
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

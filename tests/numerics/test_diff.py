@@ -54,7 +54,7 @@ def shifted(by):
 # --- whole models ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow(fast=10)
+@pytest.mark.mostly_slow(fast=5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -74,6 +74,7 @@ def test_conversions_of_the_models(path, level, dtype):
         assert row.local is not None or row.note, row.value
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_the_budget_changes_nothing(path):
     low, samples = convert_model(path), samples_of(model_feeds(path.stem)[0])
@@ -413,6 +414,7 @@ def mutated(draw):
     return json.dumps(data)
 
 
+@pytest.mark.slow
 @fixed
 @given(mutated())
 def test_mutated_comparisons_are_read_or_refused(tmp_path_factory, text):

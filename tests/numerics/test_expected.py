@@ -27,6 +27,7 @@ def expected(model: Any, level: Any = "O2", **how: Any) -> ExpectedError:
     return found
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("name", ["classifier", "decoder", "encoder", "recurrent"])
@@ -134,6 +135,7 @@ def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found == ExpectedError(why="There is no ONNX Runtime.")
 
 
+@pytest.mark.slow
 def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
     path = MODELS / "encoder.onnx"
     arguments = ("convert", path, "-o", tmp_path / "low.onnx", "--expected-error", "--provider", "cpu")
@@ -151,6 +153,7 @@ def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
     assert without["plan"]["expected"] is None
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("command", ["inspect", "view"])
 def test_commands_that_write_no_model_show_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"

@@ -90,7 +90,7 @@ def test_unseen_inputs_gain(dtype: str) -> None:
     assert after < 0.4 * before
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.mostly_slow(fast=1)
 @LOWS
 @pytest.mark.parametrize("name", ["classifier", "encoder", "unet"])
 def test_unseen_inputs_of_models_gain(name: str, dtype: str) -> None:

@@ -264,6 +264,7 @@ def test_a_network_of_quantized_weights_is_as_sensitive_as_the_float_one(tool: s
     assert found.keys() >= {"image", "scores"}
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "dynamic"])
 def test_small_errors_before_a_quantizer_move_some_numbers_by_a_step(tool: str) -> None:
     model, samples = quantized(tool), images(16)

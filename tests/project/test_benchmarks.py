@@ -45,6 +45,7 @@ def test_small_models_with_what_this_python_has(tmp_path: Path) -> None:
     assert facts["versions"]["onnxamp"]["onnx"]
 
 
+@pytest.mark.slow
 def test_every_small_model_is_converted_well(tmp_path: Path) -> None:
     """What the processes above do, in this one."""
     import subjects
@@ -182,6 +183,7 @@ def test_kept_results_are_drawn() -> None:
     assert (FOLDER.parent / "docs" / "benchmark.svg").read_text(encoding="utf-8") == picture.draw(facts)
 
 
+@pytest.mark.slow
 def test_a_small_decoder_is_tuned(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -212,7 +214,7 @@ def test_wider_tolerances_are_compared() -> None:
     assert (told["not monotone"], told["missed"]) == (["classifier on T4"], ["classifier on T4 at 1"])
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder", "vae-decoder", "mel front end"])
 def test_overflow_is_removed(name: str) -> None:
     import rescale
@@ -350,6 +352,7 @@ def test_agreement_is_judged_over_samples() -> None:
     assert found["float32"] == {"results": 1, "fail there": ["m O2 float16"]}
 
 
+@pytest.mark.slow
 def test_quantized_networks_are_judged_over_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     import int8
 

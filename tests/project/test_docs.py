@@ -85,8 +85,9 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 }
 """Engines that the page of the same name needs."""
 SLOW = {
-    "accuracy", "cluster", "cuda", "genai", "int8", "language-models", "large-models", "nan", "report",
-    "train", "transformers-js", "tutorial",
+    "accuracy", "bench", "cluster", "coming-from", "cuda", "float16-only", "genai", "int8", "language-models",
+    "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
+    "transformers-js", "tune", "tutorial",
 }  # fmt: skip
 """Pages whose commands take seconds."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
@@ -327,6 +328,7 @@ def test_every_hazard_has_a_section_and_a_graph():
     assert {name for _, name in sections} == {path.stem for path in GRAPHS.glob("*.onnxtxt")}
 
 
+@pytest.mark.slow
 def test_pictures_of_graphs_are_current(tmp_path):
     script = ROOT / "scripts" / "draw_graphs.py"
     subprocess.run([sys.executable, str(script), "--out", str(tmp_path)], check=True)

@@ -37,7 +37,7 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
-@pytest.mark.mostly_slow(fast=21)
+@pytest.mark.mostly_slow(fast=10)
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_examples(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -127,6 +127,7 @@ class TestAction:
         assert gate(models="original.onnx", args="--static $(touch owned) '`touch owned`; touch owned'").code != 0
         assert not Path("owned").exists()
 
+    @pytest.mark.slow
     def test_what_cannot_be_read_is_in_the_summary(self) -> None:
         done = gate(models="nothing.onnx")
         assert done.code == 1
@@ -200,6 +201,7 @@ def test_pre_commit_runs_the_hook(folder: Path) -> None:
 # --- files and pages ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_fit_their_schemas(tmp_path: Path) -> None:
     """Those of GitHub and pre-commit, for the files of this repository and those that the page shows."""
     schema = (sys.executable, "-m", "check_jsonschema", "--builtin-schema")

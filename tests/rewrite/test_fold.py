@@ -157,6 +157,7 @@ def form_values(pattern: Pattern) -> set[str]:
     return set().union(*map(form_values, below))
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("kind", form_table().kinds)
 def test_every_form_becomes_its_op_and_computes_the_same(kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, ROWS, COLUMNS), np.float32) * 3

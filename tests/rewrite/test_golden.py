@@ -141,6 +141,7 @@ def test_there_are_golden_cases() -> None:
     assert len(FILES) >= 35
 
 
+@pytest.mark.mostly_slow(fast=64)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_converting_again_changes_nothing(path: Path) -> None:
     _, options, model, _ = read(path)

@@ -200,7 +200,7 @@ def test_the_builder_still_refuses_products_of_two_types() -> None:
     assert refused(parse(TWO_TYPES, 22))
 
 
-@pytest.mark.mostly_slow(fast=9)
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
     ("text", "options"),

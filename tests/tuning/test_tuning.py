@@ -134,6 +134,7 @@ def like(sample: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("name", ["encoder", "decoder", "unet"])
 def test_bfloat16(name: str) -> None:
     model = onnx.load(called(name))
@@ -145,6 +146,7 @@ def test_bfloat16(name: str) -> None:
     assert worst_error(model, result, samples) <= 1.05e-2
 
 
+@pytest.mark.slow
 def test_a_tighter_tolerance_lowers_less() -> None:
     shares = []
     for tolerance in (1e-2, 5e-4, 1e-7):
@@ -357,6 +359,7 @@ def test_exact_ops_do_not_round_what_others_read_in_float32() -> None:
         assert ("all" in low) == wanted
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("name", [path.stem for path in MODELS])
 def test_plans_lower_what_candidates_say(name: str) -> None:
     model = onnx.load(called(name))
@@ -485,6 +488,7 @@ def test_wrong_arguments(arguments: dict[str, Any], named: str) -> None:
 # --- where candidates are judged, and how long ops take -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_emulation_the_converted_model_itself_runs(cuda_double: CudaDouble) -> None:
     """As on CUDA, with the CPU in its place: it computes float16 in float32, and shows less error than emulation."""
     _, emulated = tune_model(called("encoder"), 1e-3, count=1, provider="cpu")
@@ -658,6 +662,7 @@ def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     assert (result, tuned.kept, tuned.candidates) == (whole[0], whole[1].kept, whole[1].candidates)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     code = (
