@@ -121,7 +121,7 @@ def test_it_is_seen_on_an_engine(name: str) -> None:
 def test_normalizations_of_what_is_centered_are_low(mean: float) -> None:
     """WebGPU subtracts the mean in float16, which does no harm where it is small beside the deviation."""
     text = """(float[2,4,8,8] X) => (float[2,4,8,8] Y) {
-        n = InstanceNormalization (X, gain, shift) Y = LayerNormalization <axis = 2> (n, g) }"""
+        x = Elu (X) n = InstanceNormalization (x, gain, shift) Y = LayerNormalization <axis = 2> (n, g) }"""
     weights = {"gain": np.ones(4, np.float32), "shift": np.zeros(4, np.float32), "g": np.ones((8, 8), np.float32)}
     model, feeds = add_weights(parse(text, 20), weights), {"X": normal(2, 4, 8, 8) + np.float32(mean)}
     made = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds, target="webgpu")
@@ -134,9 +134,9 @@ def test_normalizations_of_what_is_centered_are_low(mean: float) -> None:
 def test_bodies_are_measured_like_the_main_graph(mean: float) -> None:
     """In both branches the mean is subtracted in float16. The terms of one product add up to more than 65504."""
     text = """(float[2,256] X, bool c) => (float[2,8] Y) {
-        Y = If (c) <
-            then_branch = t () => (float[2,8] a) { n = LayerNormalization (X, g) h = MatMul (n, w) a = Tanh (h) },
-            else_branch = e () => (float[2,8] b) { m = LayerNormalization (X, g) k = MatMul (m, v) b = Neg (k) }>}"""
+        x = Elu (X) Y = If (c) <
+            then_branch = t () => (float[2,8] a) { n = LayerNormalization (x, g) h = MatMul (n, w) a = Tanh (h) },
+            else_branch = e () => (float[2,8] b) { m = LayerNormalization (x, g) k = MatMul (m, v) b = Neg (k) }>}"""
     weights = {"g": np.ones(256, np.float32), "w": normal(256, 8), "v": 2000 * normal(256, 8)}
     samples = [{"X": normal(2, 256) + np.float32(mean), "c": np.array(taken)} for taken in (True, False)]
     model = add_weights(parse(text, 20), weights)
