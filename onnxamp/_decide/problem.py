@@ -138,7 +138,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         twofold=_twofold(graph, options, freedoms) - settled,
         bounded=graph.ask(bounded_nodes, target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
-        masks=graph.ask(added_masks) if judged and options.hazards else AddedMasks(),
+        masks=_masks(graph) if judged and options.hazards else AddedMasks(),
     )
 
 
@@ -188,6 +188,11 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
         for value, stats in floats
         if stats and (stats.out_of_range(low) is not None or stats.has_sentinel(low))
     )
+
+
+def _masks(graph: Graph) -> AddedMasks:
+    """Return the masks among the inputs, none before opset 8, whose Max is the first to broadcast."""
+    return graph.ask(added_masks) if graph.book.opsets[""] >= 8 else AddedMasks()
 
 
 def _twofold(
