@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+pytestmark = pytest.mark.slow  # mypy reads all that onnxamp imports
+
 ROOT = Path(__file__).parents[2]
 CALLER = """\
 from pathlib import Path
