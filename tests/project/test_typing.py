@@ -99,7 +99,6 @@ RIGHT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", WRONG)
 def test_misspelled_arguments_are_errors(call: str) -> None:
     assert re.search(WRONG[call], messages()[call][0])
