@@ -115,6 +115,7 @@ class TestShells:
         monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
         return path
 
+    @pytest.mark.mostly_slow(fast=2)
     @pytest.mark.usefixtures("program")
     @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
     @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ IF_CASES = [name for name, case in CASES.items() if case.loads and has_if(case.b
 
 
 class TestEqual:
+    @pytest.mark.mostly_slow(fast=40)
     @pytest.mark.parametrize("name", IF_CASES)
     @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -77,6 +77,7 @@ def test_converting_reads_and_analyses_once(counts: dict[str, dict[str, int]]) -
     assert found["wellformed check_wellformed"] == 2, "the model, and the result"
 
 
+@pytest.mark.slow
 def test_converting_unseen_reads_no_result(counts: dict[str, dict[str, int]]) -> None:
     found = counts["convert unseen"]
     assert found["model.onnx"] == found["shape_inference infer_shapes"] == found["wellformed check_wellformed"] == 1

@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+pytestmark = pytest.mark.slow  # mypy reads all that onnxamp imports
+
 ROOT = Path(__file__).parents[2]
 CALLER = """\
 from pathlib import Path
@@ -97,7 +99,6 @@ RIGHT = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", WRONG)
 def test_misspelled_arguments_are_errors(call: str) -> None:
     assert re.search(WRONG[call], messages()[call][0])

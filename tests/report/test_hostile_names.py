@@ -57,6 +57,7 @@ def is_safe(text: str) -> bool:
     return OBEYED.isdisjoint(text) and "\nfake: line" not in text
 
 
+@pytest.mark.mostly_slow(fast=12)
 @pytest.mark.parametrize("custom", [True, False])
 @pytest.mark.parametrize(
     "arguments",

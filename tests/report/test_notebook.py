@@ -57,6 +57,7 @@ def test_results_show_themselves(outputs: list[list[dict]]) -> None:
         assert len(result["data"]["text/plain"].splitlines()) <= 30
 
 
+@pytest.mark.slow
 def test_a_bar_is_gone_at_the_end_and_nothing_is_printed(outputs: list[list[dict]]) -> None:
     shown = [output for cell in outputs for output in cell if output["output_type"] != "execute_result"]
     assert [(output["output_type"], output["data"]["text/html"]) for output in shown] == [("display_data", "")]
