@@ -141,7 +141,7 @@ class _Walk:
             for value in others
             if not is_known(graph, value) and value not in self.joined
         ]
-        if unknown and node.key in facts.terms:
+        if unknown and node.key in facts.additive:
             self.sums.add(node.index)
         if is_joined or node.index in graph.exact:
             return is_joined or bool(unknown)

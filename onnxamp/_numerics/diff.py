@@ -30,11 +30,10 @@ from onnxamp._numerics.sample_diff import (
     RESULT,
     DiffProbe,
     SampleDiff,
-    Tally,
-    finished,
     reference_on,
     result_on,
 )
+from onnxamp._numerics.tally import Tally, finished
 from onnxamp._ops.providers import emulated_arithmetic, sums_low
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET

@@ -1,4 +1,4 @@
-"""Comparing two models on samples, and the report that follows."""
+"""Comparing two models on samples."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,16 +10,14 @@ from onnx import NodeProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
-from onnxamp._numerics.compare import compare_outputs, merge
+from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.judging import apply_limits
-from onnxamp._numerics.limits import COARSE, Accept, Limits, size_only
+from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import (
     LOWNESS,
     TOLERANCES,
     Perplexity,
     TensorDiff,
-    join,
 )
 from onnxamp._numerics.paired import (
     Compared,
@@ -28,7 +26,7 @@ from onnxamp._numerics.paired import (
     exponents_between,
 )
 from onnxamp._numerics.parts import worst_parts
-from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
+from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
 from onnxamp._ops.facts import attribute, op_facts, op_key
@@ -528,89 +526,3 @@ def _keys(keys: Sequence[Any]) -> str:
     if len(keys) == 1:
         return f"key {named}"
     return f"{len(keys)} keys {named}{', ...' if len(keys) > _MOST_KEYS else ''}"
-
-
-_HOPELESS: Final = 1e-2
-"""Noise floor above which errors mean nothing for low precision."""
-
-
-class Tally:
-    """The measurements so far."""
-
-    def __init__(self, accept: Accept | None) -> None:
-        self.accept = accept
-        self.outputs = dict[str, list[TensorDiff]]()
-        self.alarms, self.notes = list[str](), dict[str, None]()
-        self.layers = dict[str, LayerDiff]()
-        self.detections = dict[tuple[str, ...], Detections]()
-        self.tokens = dict[str, Parting]()
-        self.perplexity: Perplexity | None = None
-        self.taken = set[Branch]()
-
-    def add(self, number: int, sample: SampleDiff) -> None:
-        """Add a sample."""
-        self.alarms += sample.mismatches
-        self.taken.update(sample.taken)
-        for diff in sample.outputs:
-            self.outputs.setdefault(diff.name, []).append(diff)
-        join(self.detections, {found.outputs: found for found in sample.detections})
-        join(self.layers, {row.value: row for row in sample.layers})
-        join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})
-        if self.accept is not None:
-            self.notes.setdefault(f"{self.accept.name!r} judges the outputs.")
-        if sample.rejected is not None:
-            text = f"{sample.rejected!r} rejects the outputs of sample {number}."
-            self.alarms.append(text)
-        if self.perplexity is None or sample.perplexity is None:
-            self.perplexity = self.perplexity or sample.perplexity
-        else:
-            self.perplexity += sample.perplexity
-        self.notes |= dict.fromkeys(sample.notes)
-
-
-def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
-    """Return the report with the measurements of all samples, judged by the limits."""
-    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
-    alarms = [
-        *tally.alarms,
-        *(
-            f"Output {d.name!r}: {d.alarm}"
-            for d in outputs
-            if d.alarm and not size_only(d)
-        ),
-    ]
-    rows = tuple(sorted(tally.layers.values(), key=lambda row: row.position))
-    floats = [diff for diff in outputs if diff.is_float and diff.size]
-    spoiled = [(diff, diff.reference_nan + diff.reference_inf) for diff in floats]
-    notes = [
-        f"The reference itself is NaN or infinite in {count:,} of {diff.size:,} elements of output {diff.name!r}."
-        for diff, count in spoiled
-        if count
-    ]
-    report = replace(
-        report,
-        outputs=outputs,
-        layers=rows,
-        failure=alarms[0] if alarms else None,
-        detections=tuple(tally.detections.values()),
-        tokens=tuple(tally.tokens.values()),
-        perplexity=tally.perplexity,
-    )
-    if limits.coarse and report.lowest != "float32":
-        notes.append(COARSE.format(limits.coarse))
-    report = apply_limits(
-        replace(report, notes=(*report.notes, *notes, *tally.notes)), limits
-    )
-    if floats and all(count == diff.size for diff, count in spoiled):
-        text = "The reference's outputs are NaN or infinite throughout: there is nothing valid to compare with."
-        return replace(report, skipped=" ".join([text, *tally.notes]))
-    if (
-        report.noise is not None
-        and report.noise > _HOPELESS
-        and report.failure is None
-    ):
-        text = f"Float32 itself, on the same inputs, is off by {100 * report.noise:.0f} % there from what the CPU computes"
-        return replace(
-            report, skipped=f"{text}: its outputs say nothing about low precision."
-        )
-    return report

@@ -133,7 +133,6 @@ class OpFacts:
     running_sums: frozenset[str]
     saturating: frozenset[str]
     selections: frozenset[str]
-    terms: frozenset[str]
     thresholds: frozenset[str]
     uninferable: frozenset[str]
     views: frozenset[str]

@@ -110,7 +110,10 @@ def _guarded(
                 walks.guards.add(node.index)
                 between = last.index
                 while between not in kept:  # it must not be flushed
-                    yield from (Hazard(owner, KIND, why, rare, value) for owner, value in crossed[between])
+                    yield from (
+                        Hazard(owner, KIND, why, rare, value)
+                        for owner, value in crossed[between]
+                    )
                     if between == node.index:
                         break
                     kept.add(between)

@@ -174,7 +174,7 @@ def box_offsets(graph: Graph) -> Iterator[Hazard]:
             maker = graph.producer(value)
             if maker is None:
                 continue
-            offset = _offset(graph, maker) if maker.key in facts.terms else None
+            offset = _offset(graph, maker) if maker.key in facts.additive else None
             if offset is not None:
                 why = f"moves the boxes of each class apart for {node.label!r}"
                 for index in (*path, maker.index, *offset):
