@@ -1,7 +1,7 @@
 """Sums whose number of terms depends on the sizes of the inputs: a Gram matrix over rows, linear attention over tokens.
 
-At the sizes of samples they may be small. They grow with each row or token and leave the range of float16. Means do not,
-and neither do sums weighted by numbers that add up to 1, as in attention. bfloat16 has the range of float32.
+At the sizes of samples they may be small, but they grow with each row or token and leave the range of float16. Means do
+not, and neither do sums weighted by numbers that add up to 1, as in attention. bfloat16 has the range of float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
