@@ -124,6 +124,7 @@ def test_corpus_with_weights_fed(case):
     assert_close(weights_fed(model, feeds, 0, emulated=low), wanted)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=LOADS[1::3], dtype=["float16", "bfloat16"], parts=2)
 def test_emulated_corpus(case, dtype):
     feeds = case.inputs()
