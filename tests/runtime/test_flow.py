@@ -106,6 +106,7 @@ def is_low(model):
 LOADS = [case for case in CASES.values() if case.loads and not is_random(case.build())]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=LOADS, parts=4)
 def test_corpus(case):
     model, feeds = case.build(), case.inputs()
