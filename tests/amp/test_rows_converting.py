@@ -38,6 +38,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(rows("Converting"))
 
 
+@pytest.mark.mostly_slow(fast=20)
 @pytest.mark.parametrize("cell", rows("Converting"))
 @pytest.mark.filterwarnings("ignore::onnxamp.HazardWarning")
 def test_row(cell: str) -> None:

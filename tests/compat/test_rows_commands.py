@@ -30,7 +30,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(CELLS)
 
 
-@pytest.mark.mostly_slow(fast=20)
+@pytest.mark.mostly_slow(fast=10)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.filterwarnings("ignore::onnxamp.OnnxAmpWarning")
 def test_row(cell: str) -> None:

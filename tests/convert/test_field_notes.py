@@ -49,7 +49,7 @@ def ids(cases: dict[str, Case]) -> list[str]:
     return [f"row {case.row:02} {name}" for name, case in cases.items()]
 
 
-@pytest.mark.mostly_slow(fast=30)
+@pytest.mark.mostly_slow(fast=15)
 @pytest.mark.parametrize("case", CASES.values(), ids=ids(CASES))
 def test_judge_has_no_complaint(case: Case) -> None:
     """At every level, in both low types, with inputs and outputs of either precision."""

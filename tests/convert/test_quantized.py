@@ -45,7 +45,7 @@ def error(result: ModelProto, reference: ModelProto) -> float:
     return float(np.linalg.norm(outputs(result) - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.mostly_slow(fast=12)
+@pytest.mark.mostly_slow(fast=6)
 @pytest.mark.parametrize("target", ["cuda", "tensorrt", "webgpu"])
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("tool", TOOLS)

@@ -49,7 +49,7 @@ def test_converts_and_stays_accurate(path, level, dtype, tmp_path):
     assert onnxamp.convert_model(model, level, dtype=dtype, opset="keep") == model, "converting again changes nothing"
 
 
-@pytest.mark.mostly_slow(fast=15)
+@pytest.mark.mostly_slow(fast=7)
 @pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_float16_loads_at_every_optimisation_level(path, level):

@@ -85,7 +85,7 @@ def rows_are_found(model: ModelProto, result: ModelProto) -> bool:
     return np.allclose(before[1], after[1].astype(np.float32), rtol=0.02, atol=1e-3)
 
 
-@pytest.mark.mostly_slow(fast=8)
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_counts_is_not_rounded_whatever_the_white_list(name: str, way: dict[str, Any]) -> None:

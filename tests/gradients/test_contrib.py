@@ -147,6 +147,7 @@ def model_of(key: str, inputs: tuple[Array | None, ...], outputs: int, attribute
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+@pytest.mark.mostly_slow(fast=18)
 @pytest.mark.parametrize("name", CASES)
 def test_central_differences(name: str) -> None:
     key, inputs, outputs, attributes = CASES[name]

@@ -257,12 +257,14 @@ def needs_evaluator(case: Case) -> None:
         pytest.skip("the evaluator of this onnx does not compute it")
 
 
+@pytest.mark.mostly_slow(fast=80)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_central_differences(case: Case) -> None:
     needs_evaluator(case)
     central_difference(case, gradients_of(case, np.float64))
 
 
+@pytest.mark.mostly_slow(fast=60)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_onnx_runtime_agrees_and_both_providers_have_the_kernels(case: Case) -> None:
     needs_evaluator(case)

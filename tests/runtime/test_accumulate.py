@@ -86,6 +86,7 @@ def test_one_term_is_rounded_once_and_sums_without_residual_are_exact() -> None:
     np.testing.assert_array_equal(emulated(model_of("MatMul", rows, {"w": table}), rows), table[:4])
 
 
+@pytest.mark.mostly_slow(fast=22)
 @pytest.mark.parametrize("weights", ["normal", "positive"])
 @pytest.mark.parametrize("terms", [9, 64, 300, 768, 2048])
 @pytest.mark.parametrize("kind", TERMS)

@@ -170,6 +170,7 @@ def test_a_result_that_is_not_built_keeps_the_named_nodes_in_float32(tmp_path: P
     assert validation["cure"]["failure"] == failure
 
 
+@pytest.mark.slow
 def test_what_is_built_in_float32_is_never_put_in_place_unbuilt(tmp_path: Path) -> None:
     done = convert(tmp_path, "node.op_type == 'Cast'")
     assert done.returncode == 0, done.stderr
@@ -177,6 +178,7 @@ def test_what_is_built_in_float32_is_never_put_in_place_unbuilt(tmp_path: Path) 
     assert (tmp_path / "model_fp16.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_not_built_in_float32_either_is_no_fault_of_the_result(tmp_path: Path) -> None:
     done = convert(tmp_path, "True")
     assert done.returncode == 0, done.stderr

@@ -212,6 +212,7 @@ def test_a_range_is_measured_with_the_library(library: str) -> None:
     assert not any(row.low for row in plan.rows if row.op != "initializer")
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("arguments", [
     ["convert", "m.onnx", "-o", "out.onnx"],
     ["tune", "m.onnx", "-o", "out.onnx", "--samples", "1"],

@@ -107,6 +107,7 @@ def is_low(model):
 LOADS = [case for case in CASES.values() if case.loads and not is_random(case.build())]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=LOADS, parts=4)
 def test_corpus(case):
     model, feeds = case.build(), case.inputs()
@@ -125,6 +126,7 @@ def test_corpus_with_weights_fed(case):
     assert_close(weights_fed(model, feeds, 0, emulated=low), wanted)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=LOADS[1::3], dtype=["float16", "bfloat16"], parts=2)
 def test_emulated_corpus(case, dtype):
     feeds = case.inputs()

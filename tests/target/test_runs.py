@@ -237,6 +237,7 @@ def answer(target, data):
 """
 
 
+@pytest.mark.slow
 def test_a_question_that_an_engine_dies_of_costs_that_question_alone(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_network_owns_the_scale_that_an_update_left_alone() -> None:
     assert net.state()["train/scale"] == 1024
 
 
-@pytest.mark.mostly_slow(fast=5)
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("optimizer", [AdamW(clip_norm=1.0), Adam(accumulate=2)])
 @pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])

@@ -46,7 +46,7 @@ class Wandering(LossScaleManager):
         self.scale *= 0.5 if overflow else 1.5
 
 
-@pytest.mark.mostly_slow(fast=7)
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])
 @pytest.mark.parametrize(("level", "optimizer", "manager"), [
     ("O0", SGD(weight_decay=0.1), lambda: None),
