@@ -8,15 +8,11 @@ as Tanh, a normalization, or a product with weights. So does a factor that fades
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Final, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+from typing import Final, NamedTuple
 
 from onnxamp._decide.fading import Fading, Fate, loop_scopes
 from onnxamp._dtypes import Format
+from onnxamp._graph.cycles import cycles
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
@@ -67,10 +63,6 @@ class _Step(NamedTuple):
         return self.fate == Fate.DECAYS
 
 
-_Labels: TypeAlias = NDArray[np.int32]
-"""Value -> the number of its cycle; alone in it if no cycle contains it."""
-
-
 def accumulated(graph: Graph, low: Format) -> Accumulated:
     """Return what loops accumulate. Complexity: linear in the nodes of loops."""
     found = _Found({}, {}, set(), set())
@@ -100,15 +92,15 @@ def _add_cycles(
     graph: Graph, low: Format, steps: Sequence[_Step], found: _Found
 ) -> None:
     """Add the cycles of these steps in which a sum or a product accumulates."""
-    labels = _cycles(graph, ((step.source, step.result) for step in steps))
+    labels = cycles((step.source, step.result) for step in steps)
     growing: dict[int, list[_Step]] = {}
     for step in steps:
         grows = step.accumulates or step.decays
         if grows and labels[step.source] == labels[step.result]:
-            growing.setdefault(int(labels[step.source]), []).append(step)
+            growing.setdefault(labels[step.source], []).append(step)
     if not growing:
         return
-    reached = _cycles(graph, _all_flows(graph))
+    reached = cycles(_all_flows(graph))
     members = _members(labels, growing)
     why = dict[int, str]()
     for cycle, grown in growing.items():
@@ -124,7 +116,7 @@ def _add_cycles(
         if not _is_corrected(state, reached):
             found.open_ended.update(state.values)
     for step in steps:
-        cycle = int(labels[step.source])
+        cycle = labels[step.source]
         is_own = graph.nodes[step.node].key not in op_facts().control_flow
         if is_own and cycle in why and cycle == labels[step.result]:
             found.ports[step.node, ABSENT] = why[cycle]
@@ -211,21 +203,13 @@ def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
         yield from (pair for pair in pairs if ABSENT not in pair)
 
 
-def _cycles(graph: Graph, flows: Iterable[tuple[int, int]]) -> _Labels:
-    """Return the strongly connected components of values."""
-    ends = np.array(list(flows), np.int32).reshape(-1, 2)
-    count = len(graph.values)
-    matrix = csr_array((np.ones(len(ends), np.int8), ends.T), shape=(count, count))
-    _, labels = connected_components(matrix, directed=True, connection="strong")
-    return np.asarray(labels)
-
-
 def _members(
-    labels: _Labels, wanted: Mapping[int, object]
+    labels: Mapping[int, int], wanted: Mapping[int, object]
 ) -> dict[int, frozenset[int]]:
     found: dict[int, set[int]] = {cycle: set() for cycle in wanted}
-    for value in np.flatnonzero(np.isin(labels, list(wanted))):
-        found[int(labels[value])].add(int(value))
+    for value, cycle in labels.items():
+        if cycle in found:
+            found[cycle].add(value)
     return {cycle: frozenset(values) for cycle, values in found.items()}
 
 
@@ -286,11 +270,11 @@ def _is_integer(number: float | None) -> bool:
     return number is not None and float(number).is_integer()
 
 
-def _is_corrected(state: _State, reached: _Labels) -> bool:
+def _is_corrected(state: _State, reached: Mapping[int, int]) -> bool:
     """Return whether the state's own terms or factors are computed from it, other than by what only keeps it."""
     others = {other for step in state.growing for other in step.others}
-    own = {int(reached[value]) for value in state.values}
-    return any(int(reached[other]) in own for other in others - state.values)
+    own = {reached[value] for value in state.values}
+    return any(reached.get(other) in own for other in others - state.values)
 
 
 def _add_factors(graph: Graph, found: _Found) -> None:

@@ -130,10 +130,11 @@ class _Walk:
             return None
         if node.key in op_facts().divisors and node.inputs[0] != unknown[0]:
             return None
-        if _counts(self.graph, unknown[0]):
-            return None
         number = self.computed(node, {unknown[0]: 1.0})
-        return number if number is not None and abs(number) < _SMALL else None
+        is_small = number is not None and abs(number) < _SMALL
+        if not is_small or _counts(self.graph, unknown[0]):
+            return None
+        return number
 
     def follow(self, start: Node, number: float) -> Iterator[Extreme]:
         """Yield the nodes that compute or read the number where it is out of range, and what becomes of it."""
@@ -311,17 +312,17 @@ def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
 def _upstream(graph: Graph, value: int) -> set[int]:
     """Return values that are zero where this one is, as far as norms, magnitudes and products of them tell."""
     facts = op_facts()
-    walk = (
-        facts.norm_arithmetic
-        | facts.spectral_arithmetic
-        | facts.growing_reductions
-        | facts.exact
+    walks = (
+        facts.norm_arithmetic,
+        facts.spectral_arithmetic,
+        facts.growing_reductions,
+        facts.exact,
     )
     seen = {value}
     stack = [value]
     while stack and len(seen) < _REACH:
         maker = graph.producer(stack.pop())
-        if maker is None or maker.key not in walk:
+        if maker is None or not any(maker.key in walk for walk in walks):
             continue
         read = [value for _, value in graph.float_inputs(maker)]
         if maker.key in facts.contractions and any(
