@@ -5,6 +5,7 @@ million there, although the epsilon itself is float32. And where a value of a fe
 constant, low precision flushes the product and all that is computed from it.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,9 @@ from onnxamp._ops.facts import op_facts
 
 _REACH: Final = 64
 """Limit on the nodes that are visited from one constant."""
+
+_NEAR: Final = 24
+"""Limit on the values that are visited upstream of a guard or a numerator: a decomposed norm has fewer."""
 
 _STEPS: Final = 8
 """Limit on the nodes from a constant to the op whose result is out of range: ``exp(-log(sqrt(x + eps)))`` has five."""
@@ -319,9 +323,11 @@ def _upstream(graph: Graph, value: int) -> set[int]:
         facts.exact,
     )
     seen = {value}
-    stack = [value]
-    while stack and len(seen) < _REACH:
-        maker = graph.producer(stack.pop())
+    waiting = deque(
+        [value]
+    )  # the nearest first, because a residual stream leads far away
+    while waiting and len(seen) < _NEAR:
+        maker = graph.producer(waiting.popleft())
         if maker is None or not any(maker.key in walk for walk in walks):
             continue
         read = [value for _, value in graph.float_inputs(maker)]
@@ -335,7 +341,7 @@ def _upstream(graph: Graph, value: int) -> set[int]:
             if value not in seen and not graph.constants.is_constant(value)
         ]
         seen.update(fresh)
-        stack += fresh
+        waiting += fresh
     return seen
 
 

@@ -34,7 +34,7 @@ def apply(draft: Draft, options: Options) -> Passed:  # noqa: ARG001 - every pas
     Complexity: linear in nodes.
     """
     graph = draft.graph
-    conflicts = tuple(all_conflicts(graph))
+    conflicts = graph.ask(_conflicts)
     if not conflicts and not any(_misdeclared_weights(graph)):
         return Passed(draft)
     if why := next(_beyond_repair(graph, conflicts), ""):
@@ -47,6 +47,10 @@ def apply(draft: Draft, options: Options) -> Passed:  # noqa: ARG001 - every pas
         return Passed(draft)
     result = Draft(mender.editor.finish(), graph.folder)
     return Passed(result, tuple(notes), requested=True)
+
+
+def _conflicts(graph: Graph) -> tuple[Conflict, ...]:
+    return tuple(all_conflicts(graph))
 
 
 def _beyond_repair(graph: Graph, conflicts: tuple[Conflict, ...]) -> Iterator[str]:

@@ -69,6 +69,9 @@ def _is_open(graph: Graph, node: Node) -> bool:
     """Return whether the number of terms is not known from the declared shapes."""
     if node.key not in op_facts().contractions:
         return _terms(graph, node, graph.shapes) is None
+    shapes = (graph.shapes[value] for value in node.reads)
+    if all(shape is not None and None not in shape for shape in shapes):
+        return False
     few, many = (_products(node, graph.shapes, size) for size in _SIZES)
     return few != many
 
