@@ -67,7 +67,7 @@ def test_the_table_of_tensorrt_has_every_op_of_the_zoo(path: Path) -> None:
 
 
 NORM = """(float[2,8] x, float[8] s, float[8] b) => (float[2,8] OUTPUTS) {
-    h = Relu (x)
+    h = Tanh (x)
     OUTPUTS = LayerNormalization (h, s, b)
 }"""
 
