@@ -177,7 +177,9 @@ class _Spread:
         numbers = self.graph.constants.numbers(value)
         if numbers is None or numbers.size > _MOST:
             return False
-        doubled = 2 * numbers.reshape(-1)
+        # Masks hold the lowest number of the type. Its double is infinite, which is a whole number here as well.
+        with np.errstate(over="ignore"):
+            doubled = 2 * numbers.reshape(-1)
         # Nearly all constants end at the first numbers.
         for some in (doubled[: 2 * _FEW], doubled):
             if not np.array_equal(some, np.round(some)):

@@ -4,6 +4,7 @@ overrides of single nodes, by name patterns and by a rule, with warnings about n
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.lists import is_known, nearest_name
-from onnxamp._options.options import Options
+from onnxamp._options.options import LOSS_SCALED, Options
 from onnxamp._options.values import Level
 from onnxamp._patterns.patterns import named_forms, named_nodes, unrecognized
 
@@ -253,12 +254,14 @@ class Overrides(NamedTuple):
     """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
 
     ``low_weights`` are the constants that the user wants in low precision, by value, with the option that says so.
+    ``scaled`` are nodes whose values a loss scale keeps in range.
     """
 
     of_node: Mapping[int, Override]
     low_weights: Mapping[int, str]
     warnings: Sequence[str]
     notes: Sequence[str]
+    scaled: AbstractSet[int]
 
 
 def find_overrides(graph: Graph, options: Options) -> Overrides:
@@ -271,10 +274,17 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     Complexity: nodes times patterns.
     """
     overrides: dict[int, Override] = {}
+    scaled = set[int]()
     named = (*options.keep_nodes, *options.keep_patterns, *options.low_patterns)
     is_asked = named or options.rule is not None or options.weights_only
     for node in graph.nodes if is_asked else ():
-        matching = [*_from_patterns(graph, node, options), *_from_rule(node, options)]
+        opinion = _opinion(node, options)
+        matching = [*_from_patterns(graph, node, options)]
+        if opinion == LOSS_SCALED:
+            scaled.add(node.index)
+        elif opinion is not None:
+            why = f"rule says {opinion!r}"
+            matching.append(Override(opinion == "low", Reason.RULE, why))
         is_constant = not graph.constants.tensors.keys().isdisjoint(node.outputs)
         if options.weights_only and not is_constant:
             matching.append(Override(False, Reason.PATTERN, _WEIGHTS_ONLY))
@@ -297,7 +307,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
         *absent.unseen.values(),
         *taken_off(options),
     ]
-    return Overrides(overrides, weights, warnings, [*absent.known.values()])
+    return Overrides(overrides, weights, warnings, [*absent.known.values()], scaled)
 
 
 def forced_hazards(
@@ -408,17 +418,16 @@ def _matching(
     return (one.pattern for one in patterns if any(map(one.fullmatch, names)))
 
 
-def _from_rule(node: Node, options: Options) -> list[Override]:
+def _opinion(node: Node, options: Options) -> str | None:
+    """Return what the rule says of a node; None if it has no opinion, or there is no rule."""
     if options.rule is None:
-        return []
+        return None
     opinion = options.rule(copied(node.proto))
-    if opinion not in ("low", "high", None):
+    if opinion not in ("low", "high", LOSS_SCALED, None):
         raise ArgumentError(
             f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
         )
-    if opinion is None:
-        return []
-    return [Override(opinion == "low", Reason.RULE, f"rule says {opinion!r}")]
+    return opinion
 
 
 def unmet_lists(

@@ -107,7 +107,11 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         ]
         folds += _sums_of_parts(graph, options)
         fitting = fitting_sums(graph, options)
-        hazards += graph.ask(find_hazards, low)
+        hazards += (
+            one
+            for one in graph.ask(find_hazards, low)
+            if not (one.node in overrides.scaled and one.reason.is_scaled)
+        )
         for one in graph.ask(hazards_on, low, target):
             if one.reason != accumulators.KIND or one.node not in fitting:
                 hazards.append(one)

@@ -66,6 +66,7 @@ class Kind:
         is_measurable: whether samples show it, so that level "auto" measures it instead.
         is_cured_by_exponents: whether exponents may bring its values into range, so that its nodes want to be low.
         is_shielded: whether only a Cast is in danger, which can be shielded where the node stays low.
+        is_scaled: whether a loss scale keeps gradients from it, because it depends on their sizes alone.
         is_of_kernels: whether the kernels of a target are to blame.
         breaks: whether low precision would break the node, and not merely a fusion.
         audit: what is said of low-precision nodes; None if only rules of the audit find it.
@@ -80,6 +81,7 @@ class Kind:
     is_measurable: bool = False
     is_cured_by_exponents: bool = False
     is_shielded: bool = False
+    is_scaled: bool = False
     is_of_kernels: bool = False
     breaks: bool = True
     audit: Audit | None = None

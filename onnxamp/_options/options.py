@@ -37,7 +37,10 @@ from onnxamp._target.kernels import check_target, float32_accumulators
 
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
-"""A callback that returns "low", "high", or None for no opinion."""
+"""A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED`."""
+
+LOSS_SCALED: Final = "scaled"
+"""What a rule says of nodes whose values a loss scale keeps in range, whatever the sizes of inputs are."""
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")

@@ -35,7 +35,7 @@ from onnxamp._model.model import Model, ModelHolder
 from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_key
 from onnxamp._options.lists import literal_preset, ops_named
-from onnxamp._options.options import Options, Rule
+from onnxamp._options.options import LOSS_SCALED, Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
 from onnxamp._patterns.patterns import find_patterns, named_forms, patterns_of
 from onnxamp.train._forward import Masters
@@ -106,7 +106,7 @@ class Precision:
         Nodes derived from a node, such as its gradient, have names that start with the name of the node and a slash.
         Nodes that the step adds to the model stay in float32. So do the statistics of low-precision batch
         normalizations: their squares would overflow, and the kernels of frameworks also accumulate them in float32.
-        Running statistics are state, like weights.
+        Running statistics are state, like weights. Loss scales keep gradients in range.
         """
 
         def labels(keys: Collection[str]) -> set[str]:
@@ -132,6 +132,7 @@ class Precision:
             scaled = norms
             written = _written_out(graph) if self.norms is Norms.LOWERED else []
             low.update(*(names for names in written if names.isdisjoint(excluded)))
+        own = {_label(node) for node in model.graph.node}
         low_parts = {f"{label}/{SCALED}" for label in scaled}
 
         def rule(node: NodeProto) -> str | None:
@@ -140,7 +141,11 @@ class Precision:
             origins = {origin for name in names for origin in _origins(name)}
             if kept & origins:
                 return "high"
-            return "low" if low & names or low_parts & origins else None
+            if low & names or low_parts & origins:
+                return "low"
+            # The update is left out if a gradient overflows, and the scale sinks.
+            is_gradient = any(origin.endswith("/gradient") for origin in origins - own)
+            return LOSS_SCALED if is_gradient else None
 
         return rule
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from commands import report_of, run
+from commands import CLASSIFIER, report_of, run
 from graphs.case import add_weights, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,7 +84,7 @@ class TestWhichOutputs:
         assert report.passed, report.warnings
 
     def test_other_models_are_compared_in_place(self):
-        report = onnxamp.diff_models("models/classifier.onnx", "models/classifier.onnx", provider="cpu")
+        report = onnxamp.diff_models(CLASSIFIER, CLASSIFIER, provider="cpu")
         assert report.detections == ()
 
     def test_experts_that_are_chosen_are_no_detections(self):

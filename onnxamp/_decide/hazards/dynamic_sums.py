@@ -189,5 +189,6 @@ KIND: Final = Kind(
     rule=dynamic_sums,
     is_measurable=True,
     is_cured_by_exponents=True,
+    is_scaled=True,
     audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
 )

@@ -93,8 +93,12 @@ def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
         )
         if made is not None:
             why = f"reads results of {node.label!r}, which holds {made:.6g}; {low.name} cannot hold that"
+            # A product of many terms is as wrong as its operands, relative to them: a rounded integer does no more.
+            is_rounded = abs(made) < low.overflow
+            harmless = facts.contractions if is_rounded else frozenset()
             for reader in readers_through_exact(graph, node, seen):
-                yield Hazard(reader.index, KIND, why)
+                if reader.key not in harmless:
+                    yield Hazard(reader.index, KIND, why)
 
 
 def _unfit(node: Node, names: Iterable[str], low: Format) -> float | None:
