@@ -391,7 +391,7 @@ class Session:
         if self._given is None:
             model = self.model
             self._given = make_session(
-                model if model.path else model.given or model.embedded(),
+                model.path or model.given or model.embedded(),
                 self.engine.provider,
                 optimize=False,
                 lean=lean,

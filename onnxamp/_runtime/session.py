@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._model.model import Model
 from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import (
     device_present,
@@ -165,7 +164,7 @@ time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
 
 
 def make_session(
-    model: ModelProto | Model | str | PathLike[str],
+    model: ModelProto | str | PathLike[str],
     provider: Provider = "cpu",
     *,
     optimize: bool = True,
@@ -182,8 +181,8 @@ def make_session(
     Graph optimizers that are known to break the model, or to end the process, do not run.
 
     Args:
-        model: a proto with its weights, the path of a file, or a model that is read already. Protos over 2 GB, and
-            those whose weights were left in the file, go through a temporary folder.
+        model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
+            the file, go through a temporary folder.
         provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
@@ -221,11 +220,10 @@ def make_session(
         options.add_session_config_entry(
             "session.record_ep_graph_assignment_info", "1"
         )
-    given = (model.path or model.proto) if isinstance(model, Model) else model
     name = (
-        f"model {given.graph.name!r}"
-        if isinstance(given, ModelProto)
-        else fspath(given)
+        f"model {model.graph.name!r}"
+        if isinstance(model, ModelProto)
+        else fspath(model)
     )
     wanted = _CUDA
     providers: ProviderOptions | None = provider_options(

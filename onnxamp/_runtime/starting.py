@@ -20,7 +20,7 @@ from onnxamp._errors import (
     RuntimeFailure,
 )
 from onnxamp._graph.optimizers import faulty_optimizers
-from onnxamp._model.model import Model, find_data_files, folder_of, is_text
+from onnxamp._model.model import Model, find_data_files, folder_of, is_text, load_model
 from onnxamp._model.protos import (
     copied,
     copy_without,
@@ -316,29 +316,25 @@ class Source(NamedTuple):
 
 
 @contextmanager
-def source_of(model: ModelProto | Model | str | PathLike[str]) -> Iterator[Source]:
-    """Yield the form that ONNX Runtime loads. A :class:`Model` is read already; ONNX Runtime reads its file, if any.
+def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[Source]:
+    """Yield the form that ONNX Runtime loads.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
         SourceChangedError: ONNX Runtime may have read other files than onnxamp.
     """
-    read = model if isinstance(model, Model) else None
-    if isinstance(model, Model):
-        model = model.path or model.embedded()
     proto = model
     if not isinstance(proto, ModelProto):
         path = as_path(proto)
         if is_remote(path):
             model = proto = unfolded(path)  # it reads files that are here
         else:
-            read = read or Model.read(path)
-            proto = read.proto
+            proto = load_model(path)
             # ONNX Runtime reads them by itself.
             find_data_files(proto, folder_of(path))
             if is_text(path):
                 # ONNX Runtime reads the binary form alone.
-                model = proto = read.embedded()
+                model = proto = Model.read(path).embedded()
     if not isinstance(model, ModelProto):
         confirm_sources()
         yield Source(fspath(model), proto)
