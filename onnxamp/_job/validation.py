@@ -16,7 +16,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
-from onnxamp._model.model import Model, is_text
+from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import (
     NO_ISLANDS,
@@ -244,7 +244,7 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
         before = load_file(
             original,
             place,
-            in_text=is_text(original.path),
+            in_text=original.in_text,
             whole=original.stock.size <= OPENED,
         )
         if before.limit:  # the provider cannot judge either
