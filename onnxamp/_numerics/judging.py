@@ -147,7 +147,7 @@ def _first_bad(
 
 
 def _alarm_of(row: LayerDiff) -> str | None:
-    """Return how a value breaks: on the reference's inputs, or to NaN or Inf by accumulated error; None if it does not."""
+    """Return how a value breaks: on the reference's inputs, or to NaN or Inf by accumulated error; None if sound."""
     for one in (row.local, row.accumulated):
         if one and one.alarm and (one is row.local or one.broken):
             return one.alarm
