@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from onnxamp._audit import Finding, finding
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.optimizers import optimizer_faults
-from onnxamp._model.model import Model, is_text
+from onnxamp._model.model import Model
 from onnxamp._ops import device_of
 from onnxamp._runtime.building import OPENED, load_file
 from onnxamp._target import CPU, version_of
@@ -31,7 +31,7 @@ def opening_faults(model: Model) -> Iterator[Finding]:
     opened = load_file(
         model,
         None,
-        in_text=is_text(model.path),
+        in_text=model.in_text,
         whole=model.stock.size <= OPENED,
     )
     if opened.disabled:

@@ -16,7 +16,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
-from onnxamp._model.model import Model, is_text
+from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import (
     NO_ISLANDS,
@@ -26,6 +26,7 @@ from onnxamp._numerics.cure import (
     cure_conversion,
 )
 from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.judging import is_broken
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
@@ -244,7 +245,7 @@ def load_result(result: Model, original: Model, place: Provider | None) -> Loade
         before = load_file(
             original,
             place,
-            in_text=is_text(original.path),
+            in_text=original.in_text,
             whole=original.stock.size <= OPENED,
         )
         if before.limit:  # the provider cannot judge either
@@ -384,8 +385,8 @@ def _ways(
 ) -> Iterator["_Way"]:
     """Yield the conversions to try in place of one that failed, the best first.
 
-    If an op breaks, the op stays in float32. If errors add up, no single op is to blame, and measurements show which
-    ops cause the most.
+    If an op breaks, the op stays in float32. If ops lose precision, more of them than the first may have to stay, and
+    measurements show which cause the most error.
 
     Args:
         reasons: receives, for each way that was tried in vain, why it does not pay; "" if it fails.
@@ -403,9 +404,7 @@ def _ways(
     )
     if options.level not in (Level.O2, Level.O3):
         yield from search.cured(1.0)
-    elif refused.fault or (
-        refused.report.first_bad is not None and refused.report.first_bad.breaks
-    ):
+    elif refused.fault or is_broken(refused.report):
         yield from search.cured(_SEARCH)
         yield from search.lower()
         if not refused.fault:

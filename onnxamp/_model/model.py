@@ -158,7 +158,11 @@ def name_format(data: bytes) -> str | None:
 def is_text(path: Path) -> bool:
     """Return whether a model file is in text. Lengths and tags of the binary form are control characters."""
     with path.open("rb") as file:
-        return not _CONTROL.search(file.read(_HEAD))
+        return _holds_text(file.read(_HEAD))
+
+
+def _holds_text(data: bytes) -> bool:
+    return not _CONTROL.search(data[:_HEAD])
 
 
 def parse_text(data: bytes) -> ModelProto | None:
@@ -404,6 +408,8 @@ class Model(Asked):
     """The fingerprint of the contents of ``path`` that were read."""
     data: Mapping[str, DataFile] = field(default_factory=dict)
     """The data files that were found when it was read, by their names in the model."""
+    in_text: bool = False
+    """Whether ``path`` is in text (:func:`is_text`)."""
 
     @classmethod
     def of(cls, source: "ModelSource") -> "Model":
@@ -462,6 +468,7 @@ class Model(Asked):
             repairs=repairs,
             stamp=stamp,
             data=find_data_files(proto, folder, ExternalDataError),
+            in_text=_holds_text(data),
         )
 
     @property

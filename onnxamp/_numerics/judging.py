@@ -57,9 +57,9 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
 
 def closeness(report: DiffReport, limits: Limits) -> float:
     """Return the largest relative L2 error of an output or a part, as a share of its limit; 0 if the limits of single
-    metrics were asked for, which hold for the samples.
+    metrics were asked for, which hold for the samples, or if integers are allowed for: what they cost is of that size.
     """
-    if limits.of or not report.passed:
+    if limits.of or limits.coarse or not report.passed:
         return 0.0
     shares = (
         one.found / one.limit
@@ -131,10 +131,8 @@ def _first_bad(
     """
     floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
     for row in floats:
-        for one in (row.local, row.accumulated):
-            if one and one.alarm and (one is row.local or one.broken):
-                text = f"{one.alarm}{_in_body(row)}"
-                return FirstBad(row.value, row.node, row.op, text)
+        if alarm := _alarm_of(row):
+            return FirstBad(row.value, row.node, row.op, f"{alarm}{_in_body(row)}")
     own = _first_lossy(report.outputs, floats, limit)
     if own is not None:
         return own
@@ -146,6 +144,22 @@ def _first_bad(
         return None
     text = f"the accumulated error is {start.accumulated.rel_l2:.2g}"
     return FirstBad(start.value, start.node, start.op, text, breaks=False)
+
+
+def _alarm_of(row: LayerDiff) -> str | None:
+    """Return how a value breaks: on the reference's inputs, or to NaN or Inf by accumulated error; None if sound."""
+    for one in (row.local, row.accumulated):
+        if one and one.alarm and (one is row.local or one.broken):
+            return one.alarm
+    return None
+
+
+def is_broken(report: DiffReport) -> bool:
+    """Return whether the first bad value breaks, rather than loses precision."""
+    bad = report.first_bad
+    return bad is not None and any(
+        row.value == bad.value and _alarm_of(row) for row in report.layers
+    )
 
 
 def _first_lossy(

@@ -194,8 +194,7 @@ class TwoModels(PairedSessions):
             model = one.model
             if not may_saturate(one.engine, model.proto):
                 continue
-            source = model.path or model.proto
-            if found := saturation_of(one.engine, source, feeds, outputs):
+            if found := saturation_of(one.engine, model, feeds, outputs):
                 yield found.note(name)
                 return  # the other is the same network
 

@@ -18,8 +18,9 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._errors import OnnxAmpError
 from onnxamp._model.protos import small_model, tensors_of
 from onnxamp._numerics.compare import compare_outputs
-from onnxamp._runtime.engines import Engine, ModelFile, Outputs
+from onnxamp._runtime.engines import Engine, Outputs
 from onnxamp._runtime.session import make_session
+from onnxamp._runtime.starting import ModelFile
 from onnxamp._runtime.values import Feeds
 
 _NOTICED: Final = 1e-3

@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
-from os import PathLike
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
-from onnx import ModelProto
 
 from onnxamp._errors import RuntimeFailure
 from onnxamp._model.model import Model, ModelSource
@@ -34,6 +32,7 @@ from onnxamp._runtime.session import (
     make_session,
     run,
 )
+from onnxamp._runtime.starting import ModelFile
 from onnxamp._runtime.values import Feeds, as_typed, check_inputs
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -50,9 +49,6 @@ _SHARE: Final = 4
 
 Outputs: TypeAlias = Mapping[str, Any]
 """Arrays by output; lists for sequences, dicts for maps, None for empty optionals."""
-
-ModelFile: TypeAlias = ModelProto | str | PathLike[str]
-"""A model in memory, or the path of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,9 +385,8 @@ class Session:
             RuntimeFailure: it does not load or run.
         """
         if self._given is None:
-            model = self.model
             self._given = make_session(
-                model.path or model.given or model.embedded(),
+                self.model,
                 self.engine.provider,
                 optimize=False,
                 lean=lean,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._model.model import Model
 from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import (
     device_present,
@@ -27,6 +28,7 @@ from onnxamp._runtime.plugins import (
     split_hint,
 )
 from onnxamp._runtime.starting import (
+    ModelFile,
     failed,
     optimizers_to_disable,
     reason,
@@ -164,7 +166,7 @@ time quadratic in values: 3 seconds for 25,000 nodes, 20 for 50,000."""
 
 
 def make_session(
-    model: ModelProto | str | PathLike[str],
+    model: ModelFile,
     provider: Provider = "cpu",
     *,
     optimize: bool = True,
@@ -181,8 +183,8 @@ def make_session(
     Graph optimizers that are known to break the model, or to end the process, do not run.
 
     Args:
-        model: a proto with its weights, or the path of a file. Protos over 2 GB, and those whose weights were left in
-            the file, go through a temporary folder.
+        model: a proto with its weights, the path of a file, or a model that was read. Protos over 2 GB, and those
+            whose weights were left in the file, go through a temporary folder.
         provider: "cuda", "cpu", or a plugin provider.
         optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
@@ -220,11 +222,7 @@ def make_session(
         options.add_session_config_entry(
             "session.record_ep_graph_assignment_info", "1"
         )
-    name = (
-        f"model {model.graph.name!r}"
-        if isinstance(model, ModelProto)
-        else fspath(model)
-    )
+    name = _name_of(model)
     wanted = _CUDA
     providers: ProviderOptions | None = provider_options(
         provider, EXACT if cuda_options is None else cuda_options
@@ -247,6 +245,15 @@ def make_session(
             f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
         )
     return session
+
+
+def _name_of(model: ModelFile) -> str:
+    """Return what messages call a model."""
+    if isinstance(model, Model):
+        model = model.proto if model.path is None else model.path
+    if isinstance(model, ModelProto):
+        return f"model {model.graph.name!r}"
+    return fspath(model)
 
 
 def provider_options(

@@ -20,7 +20,7 @@ from onnxamp._errors import (
     RuntimeFailure,
 )
 from onnxamp._graph.optimizers import faulty_optimizers
-from onnxamp._model.model import Model, find_data_files, folder_of, is_text, load_model
+from onnxamp._model.model import Model, find_data_files
 from onnxamp._model.protos import (
     copied,
     copy_without,
@@ -39,6 +39,9 @@ from onnxamp._workers.executor import temporary_folder, thread_limit
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+ModelFile: TypeAlias = Model | ModelProto | str | PathLike[str]
+"""A model in memory, the path of its file, or a model that was read."""
 
 LibrariesLike: TypeAlias = str | PathLike[str] | Iterable[str | PathLike[str]]
 """The path of a shared library, or several."""
@@ -316,35 +319,42 @@ class Source(NamedTuple):
 
 
 @contextmanager
-def source_of(model: ModelProto | str | PathLike[str]) -> Iterator[Source]:
-    """Yield the form that ONNX Runtime loads.
+def source_of(model: ModelFile) -> Iterator[Source]:
+    """Yield the form that ONNX Runtime loads: of a model that was read, its file as it is, without reading it again.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
         SourceChangedError: ONNX Runtime may have read other files than onnxamp.
     """
-    proto = model
-    if not isinstance(proto, ModelProto):
-        path = as_path(proto)
-        if is_remote(path):
-            model = proto = unfolded(path)  # it reads files that are here
-        else:
-            proto = load_model(path)
-            # ONNX Runtime reads them by itself.
-            find_data_files(proto, folder_of(path))
-            if is_text(path):
-                # ONNX Runtime reads the binary form alone.
-                model = proto = Model.read(path).embedded()
-    if not isinstance(model, ModelProto):
+    given = model if isinstance(model, ModelProto) else _loaded_whole(model)
+    if isinstance(given, Model):
+        # ONNX Runtime reads the data files by itself.
+        find_data_files(given.proto, given.folder)
         confirm_sources()
-        yield Source(fspath(model), proto)
+        yield Source(fspath(given.label), given.proto)
         confirm_sources()
-    elif not (is_large(model) or has_external_data(model)):
-        yield Source(model.SerializeToString(), proto)
+    elif not (is_large(given) or has_external_data(given)):
+        yield Source(given.SerializeToString(), given)
     else:
         # The session may still map the file, which Windows cannot delete then.
         with temporary_folder() as folder:
-            yield Source(fspath(save_spilled(model, folder)), proto)
+            yield Source(fspath(save_spilled(given, folder)), given)
+
+
+def _loaded_whole(source: Model | str | PathLike[str]) -> Model | ModelProto:
+    """Return a model whose file ONNX Runtime can read, or a proto of it."""
+    if not isinstance(source, Model):
+        source = Model.read(as_path(source))
+    if source.path is None:
+        return source.given or source.embedded()
+    if is_remote(source.path):
+        _ = (
+            source.stock
+        )  # looks up its weights: ONNX Runtime reads files that are here
+        return source.proto
+    return (
+        source.embedded() if source.in_text else source
+    )  # it reads the binary form alone
 
 
 @contextmanager
