@@ -74,7 +74,8 @@ def poor_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poor_session(source: Any, **options: Any) -> ort.InferenceSession:
         model = ModelProto()
-        model.CopyFrom(Model.of(source).proto)
+        given = source.proto if isinstance(source, Model) else source
+        model.CopyFrom(given if isinstance(given, ModelProto) else onnx.load(given))
         for tensor in () if options.get("exact_integers") else model.graph.initializer:
             if tensor.data_type == onnx.TensorProto.INT8:
                 weight = np.minimum(numpy_helper.to_array(tensor), 64)
