@@ -74,7 +74,7 @@ def test_converting_reads_and_analyses_once(counts: dict[str, dict[str, int]]) -
     assert found["verdicts find_hazards"] == 1
     assert found["analysis analyze"] == found["problem find_problem"] == 2, "once more to tell what the signature costs"
     assert found["shape_inference infer_shapes"] == 7, (
-        "the model's, those of its run and the result's, the estimate's, and three for larger inputs: two tried, one run"
+        "the model's, those of its run and the result's, the estimate's; for larger inputs: the work, both models"
     )
     assert found["wellformed check_wellformed"] == 2, "the model, and the result"
 

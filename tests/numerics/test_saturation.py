@@ -12,6 +12,7 @@ from quantized import images, quantized
 
 import onnxamp
 from onnxamp._bench.bench import BenchOptions
+from onnxamp._model.model import Model
 from onnxamp._numerics import saturation
 from onnxamp._runtime.session import make_session
 
@@ -73,7 +74,8 @@ def poor_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poor_session(source: Any, **options: Any) -> ort.InferenceSession:
         model = ModelProto()
-        model.CopyFrom(source if isinstance(source, ModelProto) else onnx.load(source))
+        given = source.proto if isinstance(source, Model) else source
+        model.CopyFrom(given if isinstance(given, ModelProto) else onnx.load(given))
         for tensor in () if options.get("exact_integers") else model.graph.initializer:
             if tensor.data_type == onnx.TensorProto.INT8:
                 weight = np.minimum(numpy_helper.to_array(tensor), 64)
