@@ -299,6 +299,10 @@ _CPU: Final = "cpu"
 """The provider on which a session opens a model that is meant for another one, as on every machine."""
 _TYPES: Final = "graph"
 """The stage of loading in which types are checked."""
+_EXPANDED: Final = "_inlfunc_"
+"""The prefix of names in functions that ONNX Runtime expands in place of ops for which a provider has no kernel. Within
+another function's body, it may expand them in a wrong order (ONNX Runtime 1.31.1, ReduceL2 in a SequenceMap).
+"""
 
 
 class Loaded(NamedTuple):
@@ -367,7 +371,8 @@ class Loader(Child):
                     return Loaded(plain.by, disabled=names)
         except OSError:  # this system starts no processes
             return Loaded()
-        kernels = ("kernel", "session") if excused else ("kernel",)
+        is_excused = excused or _EXPANDED in plain.fault
+        kernels = ("kernel", "session") if is_excused else ("kernel",)
         if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
         return Loaded(found.by, found.fault)
