@@ -4,12 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from commands import run
 from graphs.case import parse
 from onnx import ModelProto
 
 import onnxamp
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31),
+    reason="ONNX Runtime 1.30 divides by zero in GatherND of an empty batch, which ends the process",
+)
 
 NMS = """(float[N,R,4] x, float[N,C,R] c) => (float[D,4] boxes, float[D] scores, int64[D] labels)
     <int64[1] most = {{10}}, float[1] iou = {{0.5}}, float[1] least = {{{least}}}, int64[2] box = {{0, 2}},
