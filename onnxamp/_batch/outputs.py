@@ -25,7 +25,7 @@ class _Output(NamedTuple):
         what: names it in a message.
         is_result: whether it belongs to the results, which may not lie among the originals.
         is_sole: whether no other output may have the same path. A failed result may: the folder "failed" of the
-            results can be that of a model, too.
+            results can also be that of a model.
     """
 
     path: Path

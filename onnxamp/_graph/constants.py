@@ -28,7 +28,7 @@ from onnxamp._model.weights import (
 )
 from onnxamp._ops.facts import attribute, op_facts
 
-_MAKERS = ("Constant", "ConstantOfShape")
+MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
 
 _FEW = 64
@@ -75,7 +75,7 @@ class Constants:
 
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
-        makers = view.nodes_of(_MAKERS)
+        makers = view.nodes_of(MAKERS)
         self._makers = {value: node for node in makers for value in node.writes}
         carriers = op_facts().carriers
         for node in view.order:

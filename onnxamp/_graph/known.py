@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, elem_of
 from onnxamp._errors import OnnxAmpError
+from onnxamp._graph.constants import MAKERS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import (
@@ -164,16 +165,12 @@ def is_known(graph: Graph, value: int) -> bool:
 def _tells(graph: Graph, value: int) -> bool:
     """Return whether the numbers of a value tell more than the constants of the graph, which know only tables."""
     maker = graph.producer(value)
-    if graph.types[value] != FLOAT or (maker is not None and maker.key in _MAKERS):
+    if graph.types[value] != FLOAT or (maker is not None and maker.key in MAKERS):
         return False
     if not graph.constants.is_constant(value):
         return True
     stats = graph.constants.stats(value)
     return stats is None or stats.uniform is None
-
-
-_MAKERS: Final = ("Constant", "ConstantOfShape")
-"""Ops whose results the constants of the graph know."""
 
 
 class _Step(NamedTuple):
@@ -280,7 +277,7 @@ class _Plan:
     def _step(self, node: Node) -> _Step | None:
         """Return the step that a node is; None if it depends on more than constants."""
         key = node.key
-        if key in _MAKERS:
+        if key in MAKERS:
             return _Step(node, (), tuple(node.writes))
         if key == "If":
             return self._branches(node)
@@ -364,7 +361,7 @@ class Evaluator:
 
     def made(self, value: int) -> Numbers:
         """Return the numbers of a Constant or ConstantOfShape; none of other values."""
-        maker = self.graph.producer(value, *_MAKERS)
+        maker = self.graph.producer(value, *MAKERS)
         number = None if maker is None else _made(maker, self.graph)
         return () if number is None else (number,)
 
@@ -384,7 +381,7 @@ class Evaluator:
         outputs: Sequence[int],
     ) -> dict[int, Numbers]:
         """Return the results of a node for each combination of its operands."""
-        if node.key in _MAKERS:
+        if node.key in MAKERS:
             number = _made(node, self.graph)
             return {} if number is None else {outputs[0]: (number,)}
         found: list[tuple[Number, ...]] = []
