@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
+import onnxruntime as ort
 from onnx import ModelProto
 
 OPEN = """
@@ -22,6 +23,11 @@ for line in sys.stdin:
         print(str(error).replace("\\n", " "), flush=True)
 """
 """What the process does with the path in each line of its input."""
+
+
+def runtime_version() -> tuple[int, ...]:
+    """Return the major and minor version of the installed ONNX Runtime."""
+    return tuple(map(int, ort.__version__.split(".")[:2]))
 
 
 def outcomes(models: Iterable[ModelProto]) -> list[str]:

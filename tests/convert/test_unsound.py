@@ -120,7 +120,7 @@ def test_tuning_ends_with_float32_where_nothing_else_helps(monkeypatch: pytest.M
 def test_random_models_convert_whatever_casts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """All results are well typed, and no model stays float32 as a whole."""
     region = whole = 0
-    for seed in range(16):
+    for seed in range(40):
         model = random_model(Random(seed), "MatMul", 8).model
         keys = sorted({node.op_type for node in model.graph.node})
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:

@@ -13,6 +13,7 @@ import pytest
 from graphs.case import parse
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
+from opening import runtime_version
 
 from onnxamp._dtypes import FORMATS
 from onnxamp._ops.facts import is_exact, op_facts
@@ -103,16 +104,12 @@ def model(op: str, nodes: str) -> ModelProto:
 
 def session(op: str, nodes: str) -> ort.InferenceSession:
     """The nodes in float32 on ONNX Runtime's CPU provider; skips what the installed versions do not know yet."""
-    if OPSETS.get(op, 21) > onnx.defs.onnx_opset_version() or (op == "TensorScatter" and version() < (1, 24)):
+    if OPSETS.get(op, 21) > onnx.defs.onnx_opset_version() or (op == "TensorScatter" and runtime_version() < (1, 24)):
         pytest.skip(f"the installed onnx or onnxruntime has no {op}")
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # it warns of initializers that this example does not use
     return ort.InferenceSession(model(op, nodes).SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def version() -> tuple[int, ...]:
-    return tuple(map(int, ort.__version__.split(".")[:2]))
 
 
 def draws(seed: int) -> dict[str, np.ndarray]:

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import onnx.defs
 import onnx.reference
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from opening import runtime_version
 
 from onnxamp._dtypes import (
     BFLOAT16,
@@ -55,7 +55,7 @@ KNOWN_RUNTIME = (1, 31)
 """The ONNX Runtime whose ops the tables know; with an older one some have no schema."""
 
 needs_known_runtime = pytest.mark.skipif(
-    tuple(map(int, ort.__version__.split(".")[:2])) < KNOWN_RUNTIME, reason="the tables know a newer onnxruntime"
+    runtime_version() < KNOWN_RUNTIME, reason="the tables know a newer onnxruntime"
 )
 
 

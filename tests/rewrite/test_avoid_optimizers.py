@@ -10,7 +10,7 @@ import pytest
 from commands import run
 from judge_numbers import session
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from opening import outcomes
+from opening import outcomes, runtime_version
 
 import onnxamp
 from onnxamp._graph.optimizers import faulty_optimizers, may_break
@@ -202,6 +202,8 @@ def test_every_row_says_what_it_must() -> None:
 @pytest.mark.parametrize("name", LOW)
 def test_sessions_do_not_run_what_breaks_the_model(name: str, tmp_path: Path) -> None:
     """In this process, which would die."""
+    if name.startswith("dequantized") and runtime_version() < (1, 31):
+        pytest.skip("ONNX Runtime before 1.31 runs no DequantizeLinear whose output has another type than its scale")
     model = LOW[name]
     onnx.save(model, tmp_path / "low.onnx")
     sizes = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
