@@ -23,6 +23,7 @@ from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node, Ports
 from onnxamp._model.blobs import Chosen
@@ -270,13 +271,14 @@ class Estimate:
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Return values that need a Cast, one for all readers. Constants need none, because they are stored in the
-        precision in which they are read.
+        """Return values that need a Cast, one for all readers. Constants, and what is computed from them, need none,
+        because they are stored in the precision in which they are read.
         """
+        stored = self.graph.ask(fixed_numbers)
         return [
             value
             for value, made, needed in self._needs(ports, decision)
-            if value not in ports.free and not needed <= {made}
+            if not (value in ports.free or value in stored or needed <= {made})
         ]
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:

@@ -24,6 +24,7 @@ from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
@@ -140,6 +141,7 @@ class CutProblem:
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
         self.trips = self.graph.ask(loop_trips)
+        self.fixed = self.graph.ask(fixed_numbers)
         self.deciding = dict[int, int]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
@@ -300,6 +302,9 @@ class CutProblem:
             return
         if value in self.ports.free and self.is_stored(value):
             self.weight(producer, readers, self.bytes_saved(value))
+            return
+        if value in self.fixed:
+            self.casts(producer, readers, DUPLICATE, DUPLICATE)
             return
         cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0

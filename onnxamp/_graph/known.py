@@ -5,67 +5,35 @@ both constant, an invariant of a loop, or a default that callers may override. W
 an operand, whichever of these computes it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, product
-from math import prod
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, elem_of
-from onnxamp._errors import OnnxAmpError
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS
 from onnxamp._graph.constants import MAKERS
+from onnxamp._graph.evaluate import (
+    ALTERNATIVES,
+    Computation,
+    Evaluator,
+    Number,
+    Numbers,
+    overridable_defaults,
+)
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import (
     ABSENT,
     Node,
-    Origin,
     body_sources,
     body_targets,
     carried,
 )
-from onnxamp._model.weights import ConstantStats, constant_stats, read_array
-from onnxamp._ops.facts import attribute, op_facts
-
-_MOST: Final = 1024
-"""Elements of a constant that is computed with: settings are small, and two of them broadcast to no more than 8 MB."""
-
-_ALTERNATIVES: Final = 8
-"""Values that one operand may have, as the outputs of Ifs do; others are left out."""
+from onnxamp._model.weights import ConstantStats, constant_stats
+from onnxamp._ops.facts import op_facts
 
 _ROWS: Final = 64
 """Elements of a table of which a look-up may pick any."""
-
-
-class Number(NamedTuple):
-    """The elements of a value."""
-
-    array: NDArray[Any]
-    stretched: bool = False
-    """Whether ``array`` is one number that all elements equal, and their count is unknown."""
-
-    @property
-    def uniform(self) -> "Number | None":
-        """The same as one number; None if elements differ."""
-        flat = self.array.reshape(-1)
-        if not flat.size or (flat != flat[0]).any():
-            return None
-        return Number(flat[:1].reshape(()), stretched=True)
-
-
-Numbers: TypeAlias = tuple[Number, ...]
-"""The values that an operand may have; none if it is not known."""
-
-
-class Computation(NamedTuple):
-    """A node that computes something from constants, with its inputs, None for omitted ones, and its results."""
-
-    node: Node
-    inputs: Sequence[NDArray[Any] | None]
-    results: Sequence[NDArray[Any]]
 
 
 class Known:
@@ -76,6 +44,7 @@ class Known:
         numbers: Mapping[int, Numbers],
         sources: Mapping[int, Sequence[int]],
         computations: Sequence[Computation],
+        fixed: Mapping[int, NDArray[Any]],
     ) -> None:
         """Keep what is known.
 
@@ -83,6 +52,7 @@ class Known:
             numbers: value -> the values that it may have.
             sources: value -> the values that it is computed from.
             computations: the nodes that computed something from constants.
+            fixed: computed value -> its elements, if they are the same in every run, whatever callers override.
         """
         self.computations = computations
         self._stats = {
@@ -91,6 +61,7 @@ class Known:
         }
         self._sources = sources
         self.numbers = numbers
+        self.fixed = fixed
 
     def floats(self) -> Iterator[tuple[int, ConstantStats]]:
         """Yield the values that are computed or overridable, with the statistics of each value that they may have."""
@@ -134,7 +105,17 @@ def known_numbers(graph: Graph) -> Known:
         for value, found in numbers.items()
         if found and _tells(graph, value)
     }
-    return Known(floats, plan.sources, evaluate.computations)
+    fixed = {
+        value: floats[value][0].array
+        for value in plan.fixed()
+        if value in floats and not floats[value][0].stretched
+    }
+    return Known(floats, plan.sources, evaluate.computations, fixed)
+
+
+def fixed_numbers(graph: Graph) -> Mapping[int, NDArray[Any]]:
+    """Return the elements of the float32 values that nodes compute from constants alone, by value."""
+    return graph.ask(known_numbers).fixed
 
 
 def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
@@ -203,7 +184,7 @@ class _Step(NamedTuple):
             for one in _moved(each, evaluate.sizes(self.outputs))
         }
         alternatives = tuple(found.values())
-        complete = 0 < len(alternatives) <= _ALTERNATIVES
+        complete = 0 < len(alternatives) <= ALTERNATIVES
         return dict.fromkeys(self.outputs, alternatives) if complete else {}
 
 
@@ -231,7 +212,7 @@ class _Plan:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.seeds = {*graph.constants.tensors, *graph.ask(_defaults)}
+        self.seeds = {*graph.constants.tensors, *graph.ask(overridable_defaults)}
         self.steps = dict[int, _Step]()
         self.sources = dict[int, Sequence[int]]()
         facts = op_facts()
@@ -265,6 +246,18 @@ class _Plan:
             if value in marked
         }
         return list(steps.values())
+
+    def fixed(self) -> set[int]:
+        """Return the values that depend on constants alone, and on no default that callers may override."""
+        found = set[int]()
+        stored = self.graph.constants.tensors
+        for step in self.needed():
+            is_fixed = all(
+                value in stored or value in found for value in step.operands
+            )
+            if is_fixed and not step.moves:
+                found.update(step.outputs)
+        return found
 
     def _is_known(self, value: int) -> bool:
         return value in self.seeds or value in self.steps
@@ -338,216 +331,3 @@ class _Plan:
                         v for v in (inner, node.output(target)) if v != ABSENT
                     )
                     self._add(_Step(node, (given,), outputs, moves=True))
-
-
-class Evaluator:
-    """Runs nodes on small constants, each distinct computation once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.defaults = graph.ask(_defaults)
-        self.computations = list[Computation]()
-        self.done = dict[object, Sequence[NDArray[Any]] | None]()
-
-    def numbers_of(self, value: int, numbers: Mapping[int, Numbers]) -> Numbers:
-        """Return the numbers that an operand may have, computed or stored; none if they are too many."""
-        if value in numbers:
-            return numbers[value]
-        tensor = self.graph.constants.tensors.get(value) or self.defaults.get(value)
-        if tensor is None:
-            return ()
-        array = _small(tensor, self.graph)
-        return () if array is None else (Number(array),)
-
-    def made(self, value: int) -> Numbers:
-        """Return the numbers of a Constant or ConstantOfShape; none of other values."""
-        maker = self.graph.producer(value, *MAKERS)
-        number = None if maker is None else _made(maker, self.graph)
-        return () if number is None else (number,)
-
-    def sizes(self, values: Iterable[int]) -> list[int | None]:
-        """Return the number of elements of values; None if it is unknown."""
-        shapes = [self.graph.shapes[value] for value in values]
-        return [
-            None if shape is None or None in shape else elements(shape)
-            for shape in shapes
-        ]
-
-    def computed(
-        self,
-        node: Node,
-        operands: Sequence[int],
-        given: Sequence[Numbers],
-        outputs: Sequence[int],
-    ) -> dict[int, Numbers]:
-        """Return the results of a node for each combination of its operands."""
-        if node.key in MAKERS:
-            number = _made(node, self.graph)
-            return {} if number is None else {outputs[0]: (number,)}
-        found: list[tuple[Number, ...]] = []
-        for chosen in islice(product(*given), _ALTERNATIVES):
-            by_value = dict(zip(operands, chosen, strict=True))
-            results = self._run(node, by_value)
-            if results is None:
-                return {}
-            found.append(results)
-        columns = zip(*found, strict=True)
-        return dict(zip(outputs, map(tuple, columns), strict=False))
-
-    def _run(
-        self, node: Node, by_value: Mapping[int, Number]
-    ) -> tuple[Number, ...] | None:
-        stretched = any(one.stretched for one in by_value.values())
-        if stretched and node.key not in op_facts().elementwise:
-            return None
-        arrays = [
-            self._array(node, port, by_value) for port in range(len(node.inputs))
-        ]
-        results = self.run(node, arrays)
-        if results is None:
-            return None
-        self.computations.append(Computation(node, arrays, results))
-        return tuple(Number(array, stretched) for array in results)
-
-    def _array(
-        self, node: Node, port: int, by_value: Mapping[int, Number]
-    ) -> NDArray[Any] | None:
-        value = node.inputs[port]
-        if value in by_value:
-            return by_value[value].array
-        elem = elem_of(self.graph.types[value]) or TensorProto.FLOAT
-        return (
-            None
-            if value == ABSENT
-            else np.zeros((), helper.tensor_dtype_to_np_dtype(elem))
-        )
-
-    def run(
-        self, node: Node, arrays: Sequence[NDArray[Any] | None]
-    ) -> Sequence[NDArray[Any]] | None:
-        """Return the outputs of a node for these inputs, None standing for omitted ones; None if it cannot run."""
-        proto = node.proto
-        attributes = tuple(
-            item.SerializeToString(deterministic=True) for item in proto.attribute
-        )
-        given = tuple(
-            None if one is None else (one.dtype.str, one.shape, one.tobytes())
-            for one in arrays
-        )
-        key = proto.domain, proto.op_type, attributes, given, len(proto.output)
-        if key not in self.done:
-            found = _by_numpy(node, arrays)
-            if found is None:
-                found = _evaluated(proto, arrays, self.graph.book.opsets)
-            self.done[key] = found
-        return self.done[key]
-
-
-_ARITHMETIC: Final[Mapping[str, np.ufunc]] = {
-    "Abs": np.abs,
-    "Add": np.add,
-    "Div": np.divide,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Mul": np.multiply,
-    "Neg": np.negative,
-    "Pow": np.power,
-    "Reciprocal": np.reciprocal,
-    "Sqrt": np.sqrt,
-    "Sub": np.subtract,
-}
-"""The functions of NumPy that onnx's reference calls for ops on float32, whose import takes longer than all of them."""
-
-
-def _by_numpy(
-    node: Node, arrays: Sequence[NDArray[Any] | None]
-) -> Sequence[NDArray[Any]] | None:
-    """Return the output of plain arithmetic on float32; None for all else, and for ops of early opsets."""
-    function = _ARITHMETIC.get(node.key)
-    given = [one for one in arrays if one is not None and one.dtype == np.float32]
-    is_plain = len(given) == len(arrays) and not node.proto.attribute
-    if function is None or not is_plain or len(given) != function.nin:
-        return None
-    with np.errstate(all="ignore"):
-        try:
-            found = np.asarray(function(*given))
-        except ValueError:  # the shapes do not fit, so the model is wrong there
-            return None
-    return [found] if found.size <= _MOST else None
-
-
-def _evaluated(
-    proto: NodeProto, arrays: Sequence[NDArray[Any] | None], opsets: Mapping[str, int]
-) -> Sequence[NDArray[Any]] | None:
-    """Return the outputs of a node as onnx's reference computes them; None if it cannot or they are large."""
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
-
-    feeds = {
-        name: array
-        for name, array in zip(proto.input, arrays, strict=True)
-        if array is not None
-    }
-    try:
-        with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(proto, opsets=dict(opsets)).run(None, feeds)
-    except Exception:  # noqa: BLE001 - whatever is wrong with the node, its result is not known then
-        return None
-    found = [np.asarray(one) for one in results]
-    is_small = all(one.size <= _MOST and one.dtype.kind != "O" for one in found)
-    return found if is_small else None
-
-
-def _made(node: Node, graph: Graph) -> Number | None:
-    """Return the numbers that a Constant or ConstantOfShape makes; None if they are many, or no numbers."""
-    proto = node.proto
-    if node.key == "ConstantOfShape":
-        held = attribute(proto, "value")
-        array = np.zeros(1, np.float32) if held is None else _small(held, graph)
-        return None if array is None else Number(array, stretched=True).uniform
-    for item in proto.attribute:
-        held = helper.get_attribute_value(item)
-        if item.name == "value":
-            array = _small(held, graph)
-            return None if array is None else Number(array)
-        if item.name in _TYPES:
-            array = np.asarray(held, _TYPES[item.name])
-            return Number(array) if array.size <= _MOST else None
-    return None
-
-
-_TYPES: Final[Mapping[str, type[np.generic]]] = {
-    "value_float": np.float32,
-    "value_floats": np.float32,
-    "value_int": np.int64,
-    "value_ints": np.int64,
-}
-"""Attributes of Constant that hold numbers, and their type."""
-
-
-def _small(tensor: TensorProto, graph: Graph) -> NDArray[Any] | None:
-    """Return the elements of a tensor; None if they are many, or no numbers."""
-    if prod(tensor.dims) > _MOST or tensor.data_type in (
-        TensorProto.STRING,
-        TensorProto.UNDEFINED,
-    ):
-        return None
-    try:
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (
-            read_array(tensor, graph.folder)
-            if is_external
-            else numpy_helper.to_array(tensor)
-        )
-    except (OnnxAmpError, ValueError, TypeError):
-        return None
-
-
-def _defaults(graph: Graph) -> dict[int, TensorProto]:
-    """Value -> the tensor that callers may override."""
-    main = graph.scopes[0]
-    tensors = ((main.names[tensor.name], tensor) for tensor in main.proto.initializer)
-    return {
-        value: tensor
-        for value, tensor in tensors
-        if graph.values[value].origin is Origin.DEFAULT
-    }

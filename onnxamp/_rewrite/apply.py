@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import (
     ModelProto,
     NodeProto,
@@ -44,12 +45,14 @@ class NewCast:
 
 @record
 class NewConstant:
-    """A second copy of a constant: an initializer, or a node after the Constant that produces ``value``."""
+    """A second copy of a constant: an initializer, or a Constant node after the one that produces ``value``."""
 
     value: int
     name: str
     node_name: str
     low: bool
+    numbers: NDArray[np.float32] | None = None
+    """The elements, if another node than a Constant computes them from constants."""
 
 
 @record
@@ -262,7 +265,11 @@ def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
     """Return a second Constant node, in the other precision than the first."""
-    second = copied(proto)
+    if copy.numbers is None:
+        second = copied(proto)
+    else:
+        second = helper.make_node("Constant", [], [""])
+        set_value(second, numpy_helper.from_array(copy.numbers))
     second.output[0] = copy.name
     second.name = copy.node_name
     if copy.low:

@@ -13,6 +13,7 @@ from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
 from onnxamp._dtypes import FLOAT, retyped
 from onnxamp._graph.editor import NewNames
+from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
@@ -359,6 +360,9 @@ class _Planner:
         source = own
         if value.index in self.ports.free and producer is not None:
             source = producer.proto.input[0]
+        if value.index in self.graph.ask(fixed_numbers):
+            self.store(value, other, low=not is_low)
+            return
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem
         self.add_cast(value, source, other, elem)
 
@@ -389,15 +393,20 @@ class _Planner:
             producer is None or producer.key == "Constant"
         )
 
+    def store(self, value: Value, name: str, *, low: bool) -> None:
+        """Store a constant, or the numbers that a node computes from constants, a second time under a name."""
+        node_name = (
+            self.new.fresh(f"{name}/Constant") if value.producer != ABSENT else ""
+        )
+        numbers = self.graph.ask(fixed_numbers).get(value.index)
+        self.edits.copies.append(
+            NewConstant(value.index, name, node_name, low, numbers)
+        )
+
     def copy(self, value: Value, names: dict[bool, str], *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         other = names[not base_low] = self.fresh(value.name, low=not base_low)
-        node_name = (
-            self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
-        )
-        self.edits.copies.append(
-            NewConstant(value.index, other, node_name, low=not base_low)
-        )
+        self.store(value, other, low=not base_low)
         if base_low:
             self.make_low(value)
         else:
