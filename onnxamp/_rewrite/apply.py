@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -20,7 +21,7 @@ from onnx import (
 from onnxamp._dtypes import Format, retyped
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, View
+from onnxamp._graph.view import ABSENT, Node, Origin, View
 from onnxamp._model.blobs import Chosen, Weight
 from onnxamp._model.protos import copied, record
 from onnxamp._ops.facts import attribute, op_facts, op_key
@@ -80,6 +81,9 @@ class Edits:
     moved: dict[int, int] = field(default_factory=dict)
     """Original Cast -> the node after which it moves (ABSENT: to the start of the scope)."""
     removed: set[int] = field(default_factory=set)
+    """Original Casts that go."""
+    unread: set[int] = field(default_factory=set)
+    """Nodes that compute constants of which only the stored copies are read."""
     inputs: dict[tuple[int, int], str] = field(default_factory=dict)
     outputs: dict[tuple[int, int], str] = field(default_factory=dict)
     results: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -224,7 +228,8 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
         return editor.view.scopes[scope].nodes.start if after == ABSENT else after + 1
 
     _bound_masks(editor, edits)
-    editor.remove(*edits.removed)
+    editor.remove(*edits.removed, *edits.unread)
+    _drop_unread(editor, edits.unread)
     for index, after in sorted(edits.moved.items()):
         editor.move(index, place(editor.view.nodes[index].scope, after))
     for cast in edits.casts:
@@ -237,6 +242,20 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
         if cast.shield:
             nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
         editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
+
+
+def _drop_unread(editor: GraphEditor, removed: AbstractSet[int]) -> None:
+    """Drop the weights that only removed nodes read, unless they are inputs of the model."""
+    view = editor.view
+    listed = frozenset(view.scopes[0].inputs)
+    read = {value for index in removed for value in view.nodes[index].reads} - listed
+    for value in read:
+        is_stored = view.values[value].origin is Origin.INITIALIZER
+        is_kept = view.results[value] or any(
+            node not in removed for node, _ in view.uses[value]
+        )
+        if is_stored and not is_kept:
+            editor.drop_weight(value)
 
 
 def _bound_masks(editor: GraphEditor, edits: Edits) -> None:

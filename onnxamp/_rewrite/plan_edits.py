@@ -41,6 +41,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     planner.readers()
     planner.returns()
     planner.remove_dead()
+    planner.remove_unread()
     planner.halve_sentinels()
     planner.keep_positive()
     planner.bound_sums()
@@ -162,6 +163,31 @@ class _Planner:
                 self.edits.inputs.get(key, name) != name for key in reads
             ):
                 self.edits.removed.add(producer.index)
+
+    def remove_unread(self) -> None:
+        """Remove nodes that compute constants of which only the stored copies are read."""
+        pending = [
+            self.graph.values[copy.value].producer
+            for copy in self.edits.copies
+            if copy.numbers is not None
+        ]
+        while pending:
+            node = self.graph.nodes[pending.pop()]
+            if node.index in self.edits.unread or any(map(self.is_read, node.writes)):
+                continue
+            self.edits.unread.add(node.index)
+            producers = map(self.graph.producer, node.reads)
+            pending += [made.index for made in producers if made and not made.bodies]
+
+    def is_read(self, value: int) -> bool:
+        """Return whether something reads or returns a value under its original name."""
+        name = self.graph.values[value].name
+        inputs = self.edits.inputs
+        gone = self.edits.removed | self.edits.unread
+        return bool(self.graph.results[value]) or any(
+            key[0] not in gone and inputs.get(key, name) == name
+            for key in self.graph.uses[value]
+        )
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
