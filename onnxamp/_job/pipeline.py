@@ -4,8 +4,8 @@ interfaces.
     model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
 
 Python functions that return a model use :func:`convert_in_memory`, everything that writes a file
-:func:`convert_to_file`, and those that only decide :func:`decide`. They begin alike (:func:`_begun`) and measure alike
-(:func:`_settled`).
+:func:`convert_to_file`, and those that only decide :func:`plan_in_memory`. They begin alike (:func:`_begun`) and
+measure alike (:func:`_settled`).
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onnxamp._convert.convert import Converted, analyse_safely, convert
-from onnxamp._convert.misspelled import early_warnings, reference_of, refuse_misspelled
+from onnxamp._convert.convert import Converted, convert, decide
+from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
+from onnxamp._convert.raising import reference_of
 from onnxamp._job import Job, Request, Validation
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
@@ -121,7 +122,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     return converted, job.tuned
 
 
-def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
+def plan_in_memory(request: Request) -> tuple[Plan, "Tuned | None"]:
     """Decide the precision of every float without rewriting the model. The plan contains the warnings.
 
     Raises:
@@ -133,7 +134,7 @@ def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned
-        plan = make_plan(analyse_safely(job.model, job.options)[1])
+        plan = make_plan(decide(job.model, job.options).analysis)
         return _expecting(request, job, plan), None
 
 

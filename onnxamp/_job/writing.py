@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import SpeedUp, expected_speed_up
 from onnxamp._convert.causes import (
     Cause,
     batch_norm_hint,
@@ -18,11 +17,11 @@ from onnxamp._convert.causes import (
     fold_hint,
     opset_hint,
 )
-from onnxamp._convert.convert import Converted, convert
-from onnxamp._convert.misspelled import low_note
+from onnxamp._convert.convert import Converted, Proof, convert
+from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.plan import Plan, make_plan, plan_json
+from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
-from onnxamp._convert.upgrades import Proof
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
