@@ -17,13 +17,13 @@ from onnxamp._convert.convert import Converted, convert, decide
 from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._job import Job, Request, Validation
+from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
 from onnxamp._ops.signature import declared_ops
 from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._state import Part, opened
+from onnxamp._state import opened
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
@@ -73,14 +73,22 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         job.run.report("converting", 0, 0)
         if comparison is None:
             with staged_conversion(job, sink, kept=kept) as made:
-                if request.compares is not None:
-                    compared = _compared(job, made, layers=request.compares)
+                compared = _compared(job, made, layers=request.compares)
             conversion = made.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
-            assert request.validation is not None
-            conversion = _validated(job, sink, comparison, request.validation, kept)
+            from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
+            from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
+
+            validation = request.validation
+            assert validation is not None
+            validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
+            try:
+                conversion, report = validator.convert(job, validation.layers)
+            except RefusedError as refused:
+                conversion, report = healed(job, validator, validation, refused)
+            conversion = replace(conversion, validation=report)
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
@@ -203,6 +211,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
                     plan=request.plan,
                     run=run,
                     search=request.search,
+                    explains=request.explains,
                 ),
                 comparison,
             )
@@ -231,27 +240,12 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     )
 
 
-def _validated(
-    job: Job,
-    sink: "Sink",
-    comparison: "Comparison",
-    validation: Validation,
-    kept: Part | None,
-) -> "Conversion":
-    """Convert a model, and write a result that passes. One that does not is :func:`~onnxamp._job.validation.healed`."""
-    from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
-    from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
-
-    validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
-    try:
-        conversion, report = validator.convert(job, validation.layers)
-    except RefusedError as refused:
-        conversion, report = healed(job, validator, validation, refused)
-    return replace(conversion, validation=report)
-
-
-def _compared(job: Job, made: "StagedConversion", *, layers: bool) -> "DiffReport":
-    """Compare a result with the original, which it may replace, on the samples of the job."""
+def _compared(
+    job: Job, made: "StagedConversion", *, layers: bool | None
+) -> "DiffReport | None":
+    """Compare a result with the original, which it may replace, on the samples of the job; None if not asked for."""
+    if layers is None:
+        return None
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
