@@ -96,6 +96,8 @@ def verdict_on(
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, in addition to its bytes."""
+_FEWER_BYTES = 2 * DUPLICATE
+"""Cost of dequantizing to float32, which writes more bytes. It outweighs a scale that is stored twice, and no Cast."""
 _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. It is the same factor for all values. Otherwise, Casts would move to places
 with a small charge, where more of them might be needed."""
@@ -169,7 +171,9 @@ class CutProblem:
 
     def agree(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
         """Let nodes that may dequantize twice dequantize once, in the precision in which all readers agree."""
-        high = set() if prices is None else {self.decides(node) for node in prices.high}
+        high = (
+            set() if prices is None else {self.decides(node) for node in prices.high}
+        )
         for variable, readers in self.twice.items():
             needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
             if len(needed) == 1 and variable not in high:
@@ -184,6 +188,9 @@ class CutProblem:
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
+        for index in self.problem.twofold:
+            for root in self.ports.deciding(index):
+                self.network.charge_high(root, _FEWER_BYTES)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
         worthy = self.pins.worthy - self.pins.verdicts.keys()
         for index in self.ports.of_node:
@@ -329,7 +336,9 @@ class CutProblem:
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.casts(producer, readers, cost + charge, cost)
 
-    def is_made_twice(self, value: int, producer: int, readers: AbstractSet[int]) -> bool:
+    def is_made_twice(
+        self, value: int, producer: int, readers: AbstractSet[int]
+    ) -> bool:
         """Return whether a value is dequantized again, at no cost, for readers that need it in the other precision.
 
         Runtimes give each of several readers a node that dequantizes of its own, which they fuse with it: ONNX Runtime
@@ -339,7 +348,9 @@ class CutProblem:
         is_twofold = self.graph.values[value].producer in self.problem.twofold
         if not is_twofold or len(readers) < 2 or producer < 0:
             return False
-        return producer not in self.bound and self.chained.isdisjoint({producer, *readers})
+        return producer not in self.bound and self.chained.isdisjoint(
+            {producer, *readers}
+        )
 
     @cached_property
     def bound(self) -> AbstractSet[int]:

@@ -15,8 +15,10 @@ from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 
 _FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}
+_SEVERAL: Final = 8
+"""Weights that make a habit, if tools added others: settings that a caller means to override are fewer."""
 _ADDED: Final = 0.1
-"""Share of the weights that tools may have stored without listing them as inputs, such as constants that they folded."""
+"""Share of the weights that tools may have added without listing them as inputs, as they do with folded constants."""
 
 
 def apply(draft: Draft, options: Options) -> Passed:
@@ -50,18 +52,24 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 
 def _is_habit(model: ModelProto, inputs: AbstractSet[str]) -> bool:
-    """Return whether the exporter listed all weights as inputs. Scales are not its weights: a quantizer adds them."""
+    """Return whether the exporter listed all its weights as inputs, and not a caller a few settings."""
+    sizes = {
+        tensor.name: prod(tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.data_type in _FLOATS
+    }
+    listed = sizes.keys() & inputs
+    weights = sizes.keys() - _scales(model)
+    is_usual = len(listed) >= max(_SEVERAL, (1 - _ADDED) * len(weights))
+    is_whole = len(listed) == len(sizes)
+    return (is_usual or is_whole) and any(sizes[name] > 1 for name in listed)
+
+
+def _scales(model: ModelProto) -> set[str]:
+    """Return the scales of quantized numbers, which a quantizer added to the weights of the exporter."""
     quantizing = op_facts().quantize | op_facts().dequantize
-    scales = {
+    return {
         node.input[1]
         for node in all_nodes(model.graph.node)
         if op_key(node) in quantizing and len(node.input) > 1
     }
-    floats = {
-        tensor.name: prod(tensor.dims)
-        for tensor in model.graph.initializer
-        if tensor.data_type in _FLOATS and tensor.name not in scales
-    }
-    listed = floats.keys() & inputs
-    is_usual = len(listed) >= (1 - _ADDED) * len(floats)
-    return is_usual and any(floats[name] > 1 for name in listed)

@@ -104,7 +104,7 @@ def _reads_integers(graph: Graph, node: Node, dequantized: AbstractSet[int]) -> 
         if graph.values[value].origin is not Origin.DEFAULT
         and not graph.constants.is_constant(value)
     ]
-    return bool(computed) and dequantized.issuperset(computed)
+    return bool(computed) and dequantized >= {*computed}
 
 
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
