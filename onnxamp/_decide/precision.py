@@ -342,7 +342,7 @@ class CutProblem:
         """Return whether a value is dequantized again, at no cost, for readers that need it in the other precision.
 
         ONNX Runtime gives each of several readers a node of its own that dequantizes (EnsureUniqueDQForNodeUnit, seen
-        in 1.31.1). If all readers turn out to agree, the node follows them, so nothing else may depend on its precision.
+        in 1.31.1). If all readers turn out to agree, the node follows them, so nothing else may depend on it.
         """
         is_twofold = self.graph.values[value].producer in self.problem.twofold
         if not is_twofold or len(readers) < 2 or producer < 0:
