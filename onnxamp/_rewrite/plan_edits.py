@@ -58,6 +58,7 @@ class _Planner:
         shadowed: see :func:`shadowing`.
         down_casts: float32 value -> original Casts of it to low precision.
         aliases: output of a removed Cast to low precision -> the value that it was cast from, which is low itself now.
+        added: the names that new nodes read.
         doubled: nodes that dequantize in both precisions -> the name of their second result. The last ones come
             first, which may dequantize the scale of another.
     """
@@ -77,6 +78,7 @@ class _Planner:
         for node in self.graph.nodes_of({"Cast"}):
             if node.inputs and self.ports.consumed[node.index][0] == LOW:
                 self.down_casts.setdefault(node.inputs[0], []).append(node)
+        self.added = set[str]()
         self.doubled = dict[int, str]()
         for index in sorted(problem.twofold & self.ports.of_node.keys(), reverse=True):
             if len(self.needs(self.graph.nodes[index].outputs[0])) == 2:
@@ -166,6 +168,8 @@ class _Planner:
 
     def remove_unread(self) -> None:
         """Remove nodes that compute constants of which only the stored copies are read."""
+        self.added = {cast.source for cast in self.edits.casts}
+        self.added |= {second.scale for second in self.edits.dequantized}
         pending = [
             self.graph.values[copy.value].producer
             for copy in self.edits.copies
@@ -183,6 +187,8 @@ class _Planner:
         """Return whether something reads or returns what the producer of a value delivers."""
         entry = self.graph.values[value]
         name = self.edits.outputs.get((entry.producer, entry.port), entry.name)
+        if name in self.added:
+            return True
         for key in self.graph.results[value]:
             scope, position = key
             returned = self.graph.scopes[scope].proto.output[position].name
