@@ -24,7 +24,6 @@ from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
@@ -148,7 +147,6 @@ class CutProblem:
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
         self.trips = self.graph.ask(loop_trips)
-        self.fixed = self.graph.ask(fixed_numbers)
         self.deciding = dict[int, int]()
         self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
@@ -324,9 +322,6 @@ class CutProblem:
             return
         if value in self.ports.free and self.is_stored(value):
             self.weight(producer, readers, self.bytes_saved(value))
-            return
-        if value in self.fixed and value not in self.ports.free:
-            self.casts(producer, readers, DUPLICATE, DUPLICATE)
             return
         if self.is_made_twice(value, producer, readers):
             self.twice[producer] = readers
