@@ -132,7 +132,7 @@ def test_long_chains_do_not_recurse() -> None:
 @pytest.mark.parametrize("count", [200, 300])
 def test_long_chains_change_two_weights(count: int) -> None:
     """Whether or not the last criterion may choose others: from 500 classes on it may not."""
-    problem, values, weights = chain_of_layers(count, dict.fromkeys(range(50, count - 50, 7), 4))
+    problem, _, _ = chain_of_layers(count, dict.fromkeys(range(50, count - 50, 7), 4))
     solution = solve(problem)
     exponents = tuple(solution.exponents)
     assert holds(problem, exponents)
