@@ -14,13 +14,15 @@ from collections.abc import Container
 from itertools import chain
 from typing import Final
 
-from onnx import ModelProto, TensorProto, checker
+from google.protobuf.message import EncodeError
+from onnx import ModelProto, NodeProto, TensorProto, checker
 
 from onnxamp._errors import InternalError
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import (
     all_nodes,
     copied,
+    copy_fields,
     copy_without,
     default_domain,
     has_external_data,
@@ -137,17 +139,31 @@ def _complaint(model: ModelProto) -> str:
         checker.check_model(model)
     except checker.ValidationError as error:
         return str(error)
+    except (
+        EncodeError,
+        ValueError,
+    ):  # over 2 GiB in bodies, which no message can hold
+        return ""
     return ""
 
 
 def _without_large_weights(model: ModelProto) -> ModelProto:
-    """Return the model if its initializers are small and hold their data, otherwise a copy in which they are empty."""
-    weights = model.graph.initializer
-    if not any(map(_is_large, weights)):
+    """Return the model if its weights are small and inside, otherwise a copy in which the others are empty.
+
+    Weights are initializers and Constant nodes of the main graph.
+    """
+    graph = model.graph
+    constants = {at for at, node in enumerate(graph.node) if _is_large_constant(node)}
+    if not constants and not any(map(_is_large, graph.initializer)):
         return model
-    light = copy_without(model, "initializer")
+    light = copy_without(model, "initializer", "node")
     light.graph.initializer.extend(
-        _without_data(weight) if _is_large(weight) else weight for weight in weights
+        _without_data(weight) if _is_large(weight) else weight
+        for weight in graph.initializer
+    )
+    light.graph.node.extend(
+        _without_value(node) if at in constants else node
+        for at, node in enumerate(graph.node)
     )
     return light
 
@@ -158,6 +174,24 @@ def _is_large(weight: TensorProto) -> bool:
     )
 
 
+def _is_large_constant(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and any(
+        _is_large(item.t) for item in node.attribute if item.HasField("t")
+    )
+
+
 def _without_data(weight: TensorProto) -> TensorProto:
     """Return an empty tensor of the name and the type of a weight; the checker looks at no shapes."""
     return TensorProto(name=weight.name, data_type=weight.data_type, dims=[0])
+
+
+def _without_value(node: NodeProto) -> NodeProto:
+    """Return a Constant node with an empty tensor."""
+    result = NodeProto()
+    copy_fields(node, result, {"attribute"})
+    for item in node.attribute:
+        emptied = result.attribute.add()
+        copy_fields(item, emptied, {"t"})
+        if item.HasField("t"):
+            emptied.t.CopyFrom(_without_data(item.t))
+    return result

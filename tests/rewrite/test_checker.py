@@ -123,9 +123,19 @@ def test_data_files_are_not_asked_for(tmp_path: Path) -> None:
     assert "This is a bug" not in written.output
 
 
-def test_large_weights_are_checked_without_their_data() -> None:
+@pytest.mark.parametrize("constant", [False, True])
+def test_large_weights_are_checked_without_their_data(constant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse("(float[2,256] x) => (float[2,256] y) { y = MatMul (x, w) }")
     add_weights(model, {"w": (256, 256)})
+    if constant:
+        node = helper.make_node("Constant", [], ["w"], value=model.graph.initializer.pop())
+        model.graph.node.insert(0, node)
+    sizes = []
+    check_model = onnx.checker.check_model
+    monkeypatch.setattr(onnx.checker, "check_model", lambda seen: (sizes.append(seen.ByteSize()), check_model(seen)))
     assert not complaint_about(model)
-    model.graph.initializer[0].data_type = TensorProto.UNDEFINED
+    assert sizes[0] < 1000
+    weight = model.graph.node[0].attribute[0].t if constant else model.graph.initializer[0]
+    weight.data_type = TensorProto.UNDEFINED
+    weight.ClearField("raw_data")
     assert "data_type" in complaint_about(model)
