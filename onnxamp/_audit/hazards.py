@@ -14,9 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from onnxamp._audit import Finding, finding
-from onnxamp._decide.hazards import masks, quantized
-from onnxamp._decide.hazards.masks import mask_path, saturated
-from onnxamp._decide.verdicts import Audit, find_hazards, kinds
+from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
 from onnxamp._dtypes import (
     FLOAT,
     FLOAT16,
@@ -25,6 +23,7 @@ from onnxamp._dtypes import (
 )
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.mask_paths import mask_path, saturated
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node
@@ -176,12 +175,13 @@ def low_hazards(
     if lows or FLOAT not in present:
         return list(findings.values())
     view = view_in(FLOAT16)
-    hazards = [
-        *find_hazards(view, FLOAT16),
-        *quantized.quantized_units(view, FLOAT16, target),
-    ]
-    fused = {hazard.node for hazard in hazards if not hazard.reason.breaks}
-    kept = {hazard.node for hazard in hazards} - fused
+    anywhere = find_hazards(view, FLOAT16)
+    fused = {
+        hazard.node
+        for hazard in (*anywhere, *hazards_on(view, FLOAT16, target))
+        if hazard.reason.harm is Harm.FUSION
+    }
+    kept = {hazard.node for hazard in anywhere} - fused
     whys = {
         "they would break in float16": kept,
         "they are quantized, or are between quantized nodes": fused,
@@ -209,20 +209,19 @@ def _hazard(
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """Yield the findings for hazard kinds that have an audit, one per low-precision node and kind."""
-    audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
-    masking = set[int]()
-    for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
+    """Yield the findings for hazard kinds with a fault, one per low-precision node and kind."""
+    faulty = [(kind, kind.fault) for kind in kinds() if kind.fault is not None]
+    explained = set[int]()
+    for kind, fault in sorted(faulty, key=lambda pair: pair[1].effect):
         owner = ABSENT
-        rule = audit.rule or kind.rule
-        for hazard in rule(graph, graph.low) if rule is not None else ():
+        for hazard in kind.find_in_low(graph, graph.low):
             if (
                 hazard.value != ABSENT
                 and graph.actual[hazard.value] != graph.low.tensor
             ):
                 continue
             node = graph.nodes[hazard.node]
-            shown = _shown(graph, node, audit)
+            shown = _shown(graph, node, kind)
             if shown:
                 owner = hazard.node
             # A rule yields the node with the constant first, then the consequences: one finding covers them all.
@@ -232,36 +231,38 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
                 and graph.is_low(cause)
                 and repr(cause.label) in hazard.detail
             )
-            if not graph.is_low(node) or follows or (audit.must_tell and not shown):
+            if (
+                not graph.is_low(node)
+                or follows
+                or (fault.needs_constant and not shown)
+            ):
                 continue
-            if kind == masks.KIND:
-                masking.add(hazard.node)
-            elif hazard.node in masking:  # a mask times 0 or 1 stays in range
+            if fault.is_enough:
+                explained.add(hazard.node)
+            elif hazard.node in explained:
                 continue
             constants = (
                 f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
                 if shown
                 else ""
             )
-            limit = audit.limit.format(
+            limit = fault.limit.format(
                 end=graph.low.max_finite, integers=graph.low.exact_integers
             )
             yield _hazard(
                 graph,
                 node,
-                audit.text.format(detail=hazard.detail) + constants + limit,
+                fault.text.format(detail=hazard.detail) + constants + limit,
             )
 
 
-def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
+def _shown(graph: RaisedGraph, node: Node, kind: HazardKind) -> list[float]:
     """Return the constants of a node that show its hazard."""
-    if audit.is_telling is None:
-        return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
     return [
         number
         for number in numbers
-        if number is not None and audit.is_telling(number, graph.low)
+        if number is not None and kind.is_shown_by(number, graph.low)
     ]
 
 

@@ -28,8 +28,8 @@ from onnxamp import _state
 from onnxamp._batch import Package
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.kinds import kinds
 from onnxamp._decide.overrides import Unmatched
-from onnxamp._decide.verdicts import kinds
 from onnxamp._errors import (
     ExternalDataError,
     OnnxAmpError,

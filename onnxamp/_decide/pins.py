@@ -6,13 +6,13 @@ from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
-from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Variable, followers, stranded
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
-from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict
+from onnxamp._decide.verdicts import Basis, Reason, Verdict
 from onnxamp._dtypes import FLOAT16, retyped
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
@@ -66,7 +66,7 @@ class Pins(NamedTuple):
         implies: pairs (p, q) of variables: if p is low, q must be low.
         exact: variables whose low precision costs no accuracy.
         preferred: variables that gain by low precision.
-        worthy: variables of white-listed products whose float16 sums have a price.
+        worthy: variables of white-listed nodes whose error has a price -> the hazard that it is due to.
         warnings: sentences about options that match nothing or cannot be followed.
     """
 
@@ -74,7 +74,7 @@ class Pins(NamedTuple):
     implies: Sequence[tuple[int, int]]
     exact: AbstractSet[int]
     preferred: AbstractSet[int]
-    worthy: AbstractSet[int]
+    worthy: Mapping[int, HazardKind]
     warnings: tuple[str, ...]
 
 
@@ -119,8 +119,7 @@ def find_pins(
         for one in problem.hazards
         if one.reason not in freed.get(one.node, ()) and claims.heeds(one)
     ]
-    beyond = beyond_init_max(graph, options) if options.init_max is not None else ()
-    for hazard in (*heeded, *beyond):
+    for hazard in (*heeded, *asked_hazards(graph, options)):
         claims.heed(hazard)
     if options.hazards and options.level != Level.O0:
         claims.warnings += signature_warnings(graph, options)
@@ -196,7 +195,8 @@ class _Claims:
         self.high, self.asked = _Pinned(), _Pinned()
         self.default, self.low = _Pinned(), _Pinned()
         self.implies = list[tuple[int, int]]()
-        self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
+        self.exact, self.preferred = set[int](), set[int]()
+        self.worthy = dict[int, HazardKind]()
         self.climbed = set[int]()
         self.warnings = list[str]()
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
@@ -218,7 +218,7 @@ class _Claims:
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
             self.pin(self.high, variable, False, hazard.reason, hazard.detail)
-        if self.options.user_white and not hazard.reason.is_shielded:
+        if self.options.user_white and hazard.reason.harm is not Harm.CAST:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
 
@@ -243,9 +243,8 @@ class _Claims:
             level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
         )
         keeps = options.hazards and not is_measured
-        if (
-            hazard.reason.is_shielded
-        ):  # a white-listed producer stays low; its Cast is shielded
+        if hazard.reason.harm is Harm.CAST:
+            # A white-listed producer stays low; its Cast is shielded.
             is_white = self.problem.listed.is_white(hazard.node)
             return (keeps or level != Level.O3) and not is_white
         return keeps
@@ -357,9 +356,8 @@ class _Claims:
                     is_own = index in listed.black
                     self.pin(self.high if is_own else self.default, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
-                    self.worthy.add(
-                        root
-                    )  # Casts may cost more than its error is worth
+                    # Casts may cost more than its error is worth.
+                    self.worthy.setdefault(root, problem.shares[index][0])
                 else:
                     self.pin(self.low, variable, *pin)
 

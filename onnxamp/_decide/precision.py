@@ -13,14 +13,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from onnxamp._decide.hazards import long_products
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
@@ -30,12 +29,6 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 from onnxamp._options.values import Level
 from onnxamp._target import LAUNCH, MAX_ELEMENTS, target_of
-
-_PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {
-    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
-    False: (long_products.KIND, "the error of its float16 sum is not worth the Casts"),
-}
-"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 
 
 class Prices(NamedTuple):
@@ -85,7 +78,10 @@ def verdict_on(
     if own.param == "value":
         return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:
-        return Verdict(variable, low, *_PRICED[bool(low)])
+        kind = pins.worthy[root]
+        if low:
+            return Verdict(variable, low, Reason.WHITE, kind.price_details.low)
+        return Verdict(variable, low, kind, kind.price_details.high)
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low, reason, "fewest Casts")
 
@@ -170,7 +166,7 @@ class CutProblem:
             self.idle_cast(node)
             self.widening_cast(node)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
-        worthy = self.pins.worthy - self.pins.verdicts.keys()
+        worthy = self.pins.worthy.keys() - self.pins.verdicts.keys()
         for index in self.ports.of_node:
             joined = self.problem.joined.get(index, ABSENT)
             for root in self.ports.deciding(index):
@@ -189,7 +185,8 @@ class CutProblem:
         largest = min(MAX_ELEMENTS, max(map(self.size, ends)))
         pair = 2 * self.costs.cast(largest, self.trips[node.scope], self.low)
         self.network.charge_high(root, int(pair * _WORTH))
-        self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
+        _, share = self.problem.shares.get(index, (None, 0.0))
+        self.network.charge_low(root, int(pair * share))
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""

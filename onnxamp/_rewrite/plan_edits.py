@@ -3,11 +3,12 @@
 Complexity: linear in ports.
 """
 
+from itertools import chain
 from typing import Final, NamedTuple
 
 from onnx import TensorProto
 
-from onnxamp._decide.hazards.scales import vanishing_scales
+from onnxamp._decide.kinds import kinds
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
@@ -262,7 +263,8 @@ class _Planner:
         """Let low scales of weights that would become 0 be the smallest number."""
         low = self.edits.low
         stored = {copy.value for copy in self.edits.copies}
-        for scale, numbers in vanishing_scales(self.graph, low):
+        held = (kind.low_numbers(self.graph, low) for kind in kinds())
+        for scale, numbers in chain.from_iterable(held):
             if scale in self.edits.weights | stored:
                 flat = numbers.reshape(-1)
                 bits, counts = lower(flat, low, low.max_finite, Scratch(flat.size))

@@ -5,9 +5,10 @@ not, and neither do sums weighted by numbers that add up to 1, as in attention. 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind, Known
 from onnxamp._dtypes import Format
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
@@ -183,12 +184,19 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
                 stack.append((reader, True))
 
 
-KIND: Final = Kind(
-    "dynamic sum",
-    title="a sum that grows with the size of an input",
-    rule=dynamic_sums,
-    is_measurable=True,
-    is_cured_by_exponents=True,
-    is_scaled=True,
-    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
-)
+class _DynamicSums(HazardKind):
+    value = "dynamic sum"
+    title = "a sum that grows with the size of an input"
+    exponents = ByExponents.CURE
+    is_measurable = True
+    fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return dynamic_sums(graph, low)
+
+    def spared(self, known: Known, /) -> AbstractSet[int]:
+        """The sums of gradients shrink with the loss scale, however many terms they have."""
+        return known.scaled
+
+
+KIND: Final = _DynamicSums()
