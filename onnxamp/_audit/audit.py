@@ -25,7 +25,7 @@ from onnxamp._audit import (
 )
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
-from onnxamp._audit.hazards import RaisedGraph, low_hazards, raised
+from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.opening import broken_by_optimizers
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
@@ -43,6 +43,7 @@ from onnxamp._dtypes import (
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
+from onnxamp._graph.raised import RaisedGraph, raised
 from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource

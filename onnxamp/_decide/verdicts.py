@@ -63,6 +63,14 @@ def told(reason: str, detail: str = "", *, low: bool = False) -> str:
     return detail if is_enough else f"{title}: {detail}"
 
 
+def option_for(reason: Basis, node: str, op: str) -> str:
+    """Return the options that would change what a reason decided about a node, in a clause; "" if none does."""
+    if isinstance(reason, HazardKind):
+        return f"--no-hazards, or --force-low {node}"
+    option: str = _words()[reason.value].get("option", "")
+    return option.replace("NODE", node).replace("OP", op)
+
+
 _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
 """Reasons whose titles say as much as their details."""
 

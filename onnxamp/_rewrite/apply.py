@@ -42,6 +42,8 @@ class NewCast:
     an op that no optimization of the runtime removes."""
     bounded: str = ""
     """Name of the source bounded from below, if it is a mask: the Cast reads that instead."""
+    value: int = ABSENT
+    """The value that is cast, in the graph of the edits."""
 
 
 @record

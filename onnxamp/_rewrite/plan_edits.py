@@ -296,6 +296,7 @@ class _Planner:
                 name,
                 shield,
                 bounded,
+                value.index,
             )
         )
 
