@@ -103,6 +103,7 @@ class HazardKind:
         title: the reason in plain words, as a clause about a node.
         harm: what low precision harms.
         exponents: what exponents can do about it.
+        looks_at: flags and columns of ``_data/ops.toml`` at whose ops it begins; none if a constant of any op shows it.
         is_measurable: whether samples show it, so that level "auto" measures it instead.
         ends_by_folding: whether it keeps nodes of a decomposed op in float32, but not the single op that replaces them.
         fault: what audits say of low-precision nodes; None if only the audit's own rules find them.
@@ -113,6 +114,7 @@ class HazardKind:
     title: ClassVar[str]
     harm: ClassVar[Harm] = Harm.RESULT
     exponents: ClassVar[ByExponents] = ByExponents.NOTHING
+    looks_at: ClassVar[tuple[str, ...]] = ()
     is_measurable: ClassVar[bool] = False
     ends_by_folding: ClassVar[bool] = False
     fault: ClassVar[Fault | None] = None
@@ -137,6 +139,11 @@ class HazardKind:
     def find_in_low(self, graph: Graph, low: Format, /) -> Iterable["Hazard"]:
         """Return the hazards of a model that was converted before, which is shown as float32."""
         return self.find(graph, low)
+
+    def ops(self) -> AbstractSet[str]:
+        """Return the op types at which it begins."""
+        facts = op_facts()
+        return frozenset().union(*(getattr(facts, name) for name in self.looks_at))
 
     # -- what overrules it, and what it overrules -----------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops import device_of, is_older, target_table
+from onnxamp._ops import device_of, is_older, target_names, target_table
 from onnxamp._ops.facts import attribute
 from onnxamp._target import version_of
 
@@ -36,6 +37,12 @@ def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
         if "before" not in rule or (version and is_older(version, rule["before"]))
     )
     return {op: rule for rule in held for op in rule["ops"]}
+
+
+def wrong_ops() -> frozenset[str]:
+    """Return the ops with a kernel that is wrong on some target, in some version."""
+    rows = (target_table(name, "wrong").get("rows", ()) for name in target_names())
+    return frozenset(op for rule in chain.from_iterable(rows) for op in rule["ops"])
 
 
 def _head_size(graph: Graph, node: Node) -> int | None:

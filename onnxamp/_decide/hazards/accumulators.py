@@ -8,6 +8,7 @@ from onnxamp._decide.kinds import Hazard, HazardKind, Known
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
+from onnxamp._ops import target_names
 from onnxamp._ops.providers import Profile, profile_of
 
 _USUAL: Final = 64
@@ -48,6 +49,13 @@ class _Accumulators(HazardKind):
 
     def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
         return accumulator_hazards(graph, low, target)
+
+    def ops(self) -> AbstractSet[str]:
+        found = set[str]()
+        for profile in filter(None, map(profile_of, target_names())):
+            found |= profile.cancelling
+            found |= {op for op, fact in profile.sums.items() if fact.overflows}
+        return found
 
     def spared(self, known: Known, /) -> AbstractSet[int]:
         """Measured sums overrule estimates."""

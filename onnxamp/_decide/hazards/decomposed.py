@@ -20,6 +20,7 @@ def decomposed_patterns(graph: Graph) -> Iterator[Hazard]:
 class _Decomposed(HazardKind):
     value = "decomposed pattern"
     title = "part of a decomposed op whose intermediate values exceed the range of low precision"
+    looks_at = ("core_of",)
     is_measurable = True
     ends_by_folding = True
 

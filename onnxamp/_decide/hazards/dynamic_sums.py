@@ -187,6 +187,7 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
 class _DynamicSums(HazardKind):
     value = "dynamic sum"
     title = "a sum that grows with the size of an input"
+    looks_at = ("growing_reductions", "running_sums", "contractions")
     exponents = ByExponents.CURE
     is_measurable = True
     fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")

@@ -193,6 +193,7 @@ def _is_tiny(number: float, low: Format) -> bool:
 class _Epsilons(HazardKind):
     value = "epsilon"
     title = "low precision loses an epsilon, or the small values that it guards"
+    looks_at = ("epsilons", "guarded")
     is_measurable = True
     ends_by_folding = True
     fault = Fault(

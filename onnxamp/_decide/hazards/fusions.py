@@ -21,6 +21,7 @@ def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
 class _Fusions(HazardKind):
     value = "runtime fusion"
     title = "a Cast here would be absorbed by a fusion of the runtime"
+    looks_at = ("core_of",)
     harm = Harm.CAST
     exponents = ByExponents.CURE
     ends_by_folding = True

@@ -88,6 +88,7 @@ def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
 class _Indices(HazardKind):
     value = "index path"
     title = "indices, counters or sizes carried in floats"
+    looks_at = ("index_inputs", "position_sources", "boxes")
     fault = Fault(
         Effect.MISCOUNTS,
         "computes integers or sizes in LOW",

@@ -114,6 +114,7 @@ def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Haz
 class _Logarithms(HazardKind):
     value = "logarithm"
     title = "low precision rounds a probability to 0 or 1 before its logarithm or odds"
+    looks_at = ("logarithms", "divisors", "saturating")
     is_measurable = True
     fault = Fault(
         Effect.ROUNDS_AWAY,

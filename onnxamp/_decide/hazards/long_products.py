@@ -6,6 +6,7 @@ are off by less. Products that stay float32 for other reasons stay whole, as far
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Hazard, HazardKind, PriceDetails, hazards_on
@@ -15,8 +16,10 @@ from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import target_names
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.providers import (
+    Accumulation,
     Profile,
     emulated_arithmetic,
     profile_of,
@@ -69,15 +72,20 @@ def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, 
 
 def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
     """Products that are summed up in float16, their terms and their relative errors."""
-    lossy = {
-        op: fact
-        for op, fact in profile.products.items()
-        if fact.accumulator == "float16"
-    }
+    lossy = _lossy(profile)
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
         if terms is not None:
             yield node.index, terms, lossy[node.key].error(terms)
+
+
+def _lossy(profile: Profile) -> Mapping[str, Accumulation]:
+    """Return the products that a target sums up in float16."""
+    return {
+        op: fact
+        for op, fact in profile.products.items()
+        if fact.accumulator == "float16"
+    }
 
 
 def find_splits(graph: Graph, options: Options) -> dict[int, int]:
@@ -172,6 +180,10 @@ class _LongProducts(HazardKind):
 
     def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
         return long_products(graph, low, target)
+
+    def ops(self) -> AbstractSet[str]:
+        profiles = filter(None, map(profile_of, target_names()))
+        return frozenset().union(*map(_lossy, profiles))
 
     def prices(self, graph: Graph, low: Format, target: str, /) -> Mapping[int, float]:
         return accumulation_shares(graph, low, target)

@@ -147,6 +147,7 @@ def _stays_high(low: Format, maker: Node) -> bool:
 class _Masks(HazardKind):
     value = "mask"
     title = "low precision would change an attention mask"
+    looks_at = ("mask_sinks", "bounding_epsilons")
     fault = Fault(
         Effect.SPOILS_MASK,
         "adds a mask in LOW that is so large that a fully masked row loses its scores",

@@ -143,6 +143,7 @@ def _upstream(
 class _Positions(HazardKind):
     value = "position"
     title = "positions, or angles that grow with them"
+    looks_at = ("position_sources", "position_sinks")
     fault = Fault(
         Effect.MISCOUNTS,
         "computes positions, or angles that grow with them, in LOW",

@@ -68,6 +68,7 @@ def _adds_constant(graph: Graph, node: Node) -> bool:
 class _QuantizedUnits(HazardKind):
     value = "quantized unit"
     title = "fused into integer kernels by the runtime"
+    looks_at = ("quantize", "dequantize", "fused_blindly", "integer_products")
     harm = Harm.FUSION
     fault = Fault(
         Effect.SCALES_SUMS,

@@ -178,6 +178,7 @@ def _carries(graph: Graph, node: Node) -> bool:
 class _Ranges(HazardKind):
     value = "constant range"
     title = "a constant exceeds the range of low precision"
+    looks_at = ("input_numbers", "result_numbers")
     exponents = ByExponents.SETTLE
     fault = Fault(
         Effect.LEAVES_RANGE,

@@ -33,6 +33,7 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
 class _LargeReductions(HazardKind):
     value = "large reduction"
     title = "a sum over very many elements"
+    looks_at = ("growing_reductions",)
     exponents = ByExponents.CURE
     is_measurable = True
     fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")

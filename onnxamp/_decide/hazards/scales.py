@@ -133,6 +133,7 @@ def zero_scales(graph: Graph) -> Iterator[Hazard]:
 class _Scales(HazardKind):
     value = "scale"
     title = "low precision cannot hold its scale, or the numbers that it scales to"
+    looks_at = ("quantize", "dequantize", "scales")
     exponents = ByExponents.CURE
     fault = Fault(Effect.GROWS, "its scale does not suit LOW: {detail}")
 

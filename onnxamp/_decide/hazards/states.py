@@ -30,6 +30,7 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 class _States(HazardKind):
     value = "accumulated state"
     title = "state that accumulates from one iteration to the next"
+    looks_at = ("cumulative", "repeats")
     fault = Fault(
         Effect.MISCOUNTS,
         "accumulates state in LOW: {detail}",

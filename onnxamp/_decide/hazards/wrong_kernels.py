@@ -1,11 +1,12 @@
 """Kernels that are wrong on the target, or in its version of ONNX Runtime, from the target's ``wrong.toml``."""
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._target.wrong_kernels import wrong_kernels
+from onnxamp._target.wrong_kernels import wrong_kernels, wrong_ops
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
@@ -20,6 +21,9 @@ class _WrongKernels(HazardKind):
     value = "wrong kernel"
     title = "a kernel of that version of the runtime computes wrong results in low precision"
     harm = Harm.KERNEL
+
+    def ops(self) -> AbstractSet[str]:
+        return wrong_ops()
 
     def find_on(self, graph: Graph, low: Format, target: str, /) -> list[Hazard]:
         return wrong_kernel_hazards(graph, low, target)
