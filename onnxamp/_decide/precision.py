@@ -117,8 +117,7 @@ class CutProblem:
 
     Attributes:
         saves: bytes that a number saves in low precision.
-        roots: as ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the
-            end. Constants that follow their only reader have its root.
+        roots: as ``ports.roots``, but constants that follow their only reader have its root.
         tied: roots that decide for more than one variable.
         exactly_high: values that are float32, or that only exact ops stand between such values and.
         pure: those of them that carry an accuracy charge.
@@ -132,7 +131,7 @@ class CutProblem:
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
-        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
+        self.roots = [*self.ports.roots]
         self.tied = {
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
@@ -153,8 +152,12 @@ class CutProblem:
         if prices is not None:
             self.measured(network, prices)
         cut = network.solve()
-        low = cut.low[self.roots[:NONE]].tolist() if self.ports.roots else []
+        low = cut.low[self.roots].tolist() if self.roots else []
         return Decision(low, cut.cost)
+
+    def root(self, variable: int) -> int:
+        """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
+        return self.roots[variable] if variable >= 0 else variable
 
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
@@ -266,7 +269,7 @@ class CutProblem:
         kind = self.graph.types[node.output(0)]
         if source not in self.exactly_high or kind in (None, FLOAT):
             return
-        variable = self.roots[self.ports.consumed[node.index][0]]
+        variable = self.root(self.ports.consumed[node.index][0])
         is_wider = is_lossless(element_name(FLOAT), element_name(kind))
         if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
             cost = self.cast(source, node.scope) * _ACCURACY_CASTS
@@ -292,9 +295,9 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        producer = self.roots[self.ports.produced[value]]
+        producer = self.root(self.ports.produced[value])
         read = self.ports.read(self.graph, value)
-        readers = {self.roots[variable] for variable in read} - {producer}
+        readers = {*map(self.root, read)} - {producer}
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):
@@ -367,7 +370,7 @@ class CutProblem:
         is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
         conversion would charge for less than the first.
         """
-        made = [self.roots[variable] for variable in self.ports.produced]
+        made = [*map(self.root, self.ports.produced)]
         high = {root for root, pin in self.pins.verdicts.items() if not pin.low}
         high.add(HIGH)
         computed = {value for value, root in enumerate(made) if root in high}

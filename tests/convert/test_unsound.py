@@ -4,6 +4,7 @@ The bug here is a Cast that is forgotten: nodes of one op type read what their p
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,10 +45,9 @@ def forget_casts(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
 
     def forgetful(problem: Problem, decision: Decision) -> Edits:
         edits = plan_edits(problem, decision)
-        for index, port in list(edits.inputs):
-            if problem.graph.nodes[index].key == op:
-                del edits.inputs[index, port]
-        return edits
+        nodes = problem.graph.nodes
+        kept = {key: name for key, name in edits.inputs.items() if nodes[key[0]].key != op}
+        return replace(edits, inputs=kept)
 
     monkeypatch.setattr(solved, "plan_edits", forgetful)
 
