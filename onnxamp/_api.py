@@ -14,7 +14,7 @@ from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._errors import ArgumentTypeError, warn
 from onnxamp._job import Request, Validation
-from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
+from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._options.options import OptionKeywords, Options
@@ -118,7 +118,7 @@ def convert_model(
             ops (Reshape, Relu) among ops that have no low-precision kernel.
         hazards: keep nodes in float32 if they are known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
-            longer override; None if every float initializer is an input, as some exporters write them.
+            longer override; None if nearly every float initializer is an input, as some exporters write them.
         from_dtype: first raise a model of this low-precision type to float32, without changing its inputs and outputs;
             "auto" raises any low-precision type.
         keep_functions: keep calls of model-local functions instead of inlining them.
@@ -341,7 +341,7 @@ def plan_model(
         search=Search(tolerance=tolerance, metric=metric),
         expects=samples is not None,
     )
-    plan, _ = decide(request)
+    plan, _ = plan_in_memory(request)
     return plan
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._audit import Casts, Finding, finding
-from onnxamp._convert.analysis import shapes_at
+from onnxamp._convert.estimate import shapes_at
 from onnxamp._dtypes import (
     ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,

@@ -5,6 +5,7 @@ runs.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Final
 
 import click
@@ -35,17 +36,20 @@ def make_command(name: str, summary: str) -> click.Command:
         usual=table["usual"],
         help=f"{summary}\n\n{table['more']}",
         params=[*params, _help_all(count)],
-        callback=partial(_run, name),
+        callback=partial(run_command, name),
     )
 
 
-def _run(module: str, /, **words: Any) -> None:
-    """Import the module of a command, and run it."""
+def run_command(module: str, /, **words: Any) -> None:
+    """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
-        from onnxamp._cli.common import run_command  # noqa: PLC0415 - imports onnx
+        from onnxamp._model.sources import watched_sources  # noqa: PLC0415 - imports onnx
+        from onnxamp._runtime.starting import custom_ops  # noqa: PLC0415
 
-        body = import_module(f"onnxamp._cli.{module}").run
-    run_command(body, words)
+        run = import_module(f"onnxamp._cli.{module}").run
+    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
+    with door(), watched_sources(), custom:
+        run(SimpleNamespace(**words))
 
 
 def _help_all(count: int) -> click.Option:

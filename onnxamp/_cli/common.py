@@ -15,7 +15,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from onnxamp._cli.door import door, note_report, printing
+from onnxamp._cli.door import note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
@@ -23,7 +23,6 @@ from onnxamp._job import Validation, failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
-from onnxamp._model.sources import watched_sources
 from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
@@ -32,7 +31,6 @@ from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._paths.identity import Identity, identity
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._runtime.starting import custom_ops
 from onnxamp._target import targets
 from onnxamp._workers.executor import Place
 
@@ -46,13 +44,6 @@ if TYPE_CHECKING:
 
 Given: TypeAlias = SimpleNamespace
 """The arguments and options of a command, by name."""
-
-
-def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
-    """Run a command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
-    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
-    with door(), watched_sources(), custom:
-        body(SimpleNamespace(**words))
 
 
 def tell(warnings: Iterable[str]) -> None:

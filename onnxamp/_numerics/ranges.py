@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxamp._convert.misspelled import raised
+from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
 from onnxamp._dtypes import FLOAT, FLOAT16

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxamp._convert.analysis import Analysis, RoundedWeights
+from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.compensation import RoundedWeights
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen

@@ -344,6 +344,16 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
     return between
 
 
+GROWING: Final = ("normalization", "softmax", "magnitude")
+"""Kinds of decomposed ops with inner values, such as squares, that leave the range of inputs and results."""
+
+
+def growing_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes of decomposed ops whose inner values leave the range that inputs and results have."""
+    matches = (match for kind in GROWING for match in patterns_of(graph, kind))
+    return frozenset().union(*(match.nodes for match in matches))
+
+
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
     """Return the patterns of some kinds."""
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)

@@ -274,7 +274,7 @@ class _Namer:
         source = own
         if value.producer in self.doubled:
             how = How.DEQUANTIZED
-        elif index in self.fixed:
+        elif index in self.fixed and index not in self.ports.free:
             how = How.COPY
         else:
             how = How.CAST

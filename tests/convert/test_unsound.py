@@ -45,9 +45,14 @@ def forget_casts(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
 
     def forgetful(problem: Problem, decision: Decision) -> Edits:
         edits = plan_edits(problem, decision)
-        nodes = problem.graph.nodes
-        kept = {key: name for key, name in edits.inputs.items() if nodes[key[0]].key != op}
-        return replace(edits, inputs=kept)
+        graph = problem.graph
+
+        def is_forgotten(index: int, port: int) -> bool:
+            producer = graph.values[graph.nodes[index].inputs[port]].producer
+            return graph.nodes[index].key == op and producer not in edits.removed
+
+        kept = {key: name for key, name in edits.inputs.items() if not is_forgotten(*key)}
+        return replace(edits, inputs=kept, unread=frozenset())  # what a node then reads stays
 
     monkeypatch.setattr(solved, "plan_edits", forgetful)
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from repository import ROOT
 
 from onnxamp import Samples, tune_model
-from onnxamp._convert.analysis import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

@@ -6,12 +6,12 @@ from typing import Final
 from onnxamp._decide.kinds import Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._patterns.patterns import patterns_of
+from onnxamp._patterns.patterns import GROWING, patterns_of
 
 
 def decomposed_patterns(graph: Graph) -> Iterator[Hazard]:
     """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
-    for kind in ("normalization", "softmax", "magnitude"):
+    for kind in GROWING:
         for match in patterns_of(graph, kind):
             why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
             yield from (Hazard(index, KIND, why) for index in sorted(match.nodes))
