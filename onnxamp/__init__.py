@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onnxamp._bench import BenchReport as BenchReport
     from onnxamp._bench.bench import BenchOptions as BenchOptions
     from onnxamp._bench.bench import bench_models as bench_models
+    from onnxamp._convert.op_view import OpView as OpView
+    from onnxamp._convert.op_view import describe_op as describe_op
     from onnxamp._convert.plan import Plan as Plan
     from onnxamp._convert.plan import load_plan as load_plan
     from onnxamp._errors import ArgumentError as ArgumentError
@@ -90,6 +92,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_batch.folder": ("convert_folder",),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench": ("BenchReport",),
+    "_convert.op_view": ("OpView", "describe_op"),
     "_convert.plan": ("Plan", "load_plan"),
     "_errors": (
         "ArgumentError",

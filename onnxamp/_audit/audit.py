@@ -25,12 +25,11 @@ from onnxamp._audit import (
 )
 from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
-from onnxamp._audit.hazards import RaisedGraph, low_hazards, raised
+from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.opening import broken_by_optimizers
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
-from onnxamp._decide.hazards.scales import magnitudes, with_zeros
-from onnxamp._decide.hazards.wrong_kernels import wrong_kernels
+from onnxamp._decide.kinds import kinds
 from onnxamp._dtypes import (
     FLOAT,
     FLOAT16,
@@ -44,6 +43,8 @@ from onnxamp._dtypes import (
 from onnxamp._errors import ArgumentError, ModelError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
+from onnxamp._graph.raised import RaisedGraph, raised
+from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import ABSENT, Node, scope_path
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
@@ -56,6 +57,7 @@ from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
 from onnxamp._target import known_versions, release, target_of, targets, version_of
 from onnxamp._target.kernels import check_target
+from onnxamp._target.wrong_kernels import wrong_kernels
 
 _SCALE = 1
 """Position of the scale among the inputs of nodes that quantize or dequantize."""
@@ -82,8 +84,8 @@ def scales_at_risk(
     for low in lows:
         view = view_in(low)
         lost = dict[int, str]()
-        for hazard in with_zeros(view, low):
-            lost.setdefault(hazard.node, hazard.detail)
+        for kind in kinds():
+            lost |= kind.lost_scales(view, low)
         for node in nodes:
             ports = facts.scales.get(node.key, (_SCALE,))
             read = [value for port in ports if (value := node.input(port)) != ABSENT]

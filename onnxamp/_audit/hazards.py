@@ -1,146 +1,31 @@
 """Hazards of a model that is already in low precision.
 
 Two kinds of rules look for them. The rules of :mod:`onnxamp._decide.hazards` expect float32 models, so they see this
-model raised to float32 (:class:`RaisedGraph`), and apply where a node really computes in low precision. The other rules
-look for constants that a conversion damaged: epsilons that became zero, masks that became infinite.
+model raised to float32 (:class:`onnxamp._graph.raised.RaisedGraph`), and apply where a node really computes in low
+precision. The other rules look for constants that a conversion damaged: epsilons that became zero, masks that became
+infinite.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from math import copysign, isfinite, sqrt
+from collections.abc import Callable, Collection, Iterator
+from math import isfinite, sqrt
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from onnxamp._audit import Finding, finding
-from onnxamp._decide.hazards import masks, quantized
-from onnxamp._decide.hazards.masks import mask_path, saturated
-from onnxamp._decide.verdicts import Audit, find_hazards, kinds
+from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
 from onnxamp._dtypes import (
     FLOAT,
     FLOAT16,
     FORMATS,
     Format,
 )
-from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.shapes import Shape, elements
-from onnxamp._graph.types import Types
+from onnxamp._graph.mask_paths import mask_path
+from onnxamp._graph.raised import RaisedGraph
+from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._model.weights import ConstantStats
 from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._patterns.fusion_groups import absorbed_casts
 from onnxamp._patterns.patterns import patterns_of
-
-_LARGEST: Final = float(np.finfo(np.float32).max)
-
-
-@dataclass
-class RaisedConstants(Constants):
-    """Constants with saturated sentinels restored to their values before a conversion."""
-
-    saturated: frozenset[float] = frozenset()
-    """Magnitudes to which a conversion saturates sentinels."""
-
-    def stats(self, value: int) -> ConstantStats | None:
-        """Return the statistics of the constant, with sentinels restored."""
-        stored = self.stored(value)
-        if (
-            stored is None
-            or stored.uniform is None
-            or abs(stored.uniform) not in self.saturated
-        ):
-            return stored
-        return ConstantStats(_LARGEST, copysign(_LARGEST, stored.uniform), 0.0)
-
-    def stored(self, value: int) -> ConstantStats | None:
-        """Return the statistics of the numbers as they are stored; None if the value is not constant."""
-        return super().stats(value)
-
-    def number(self, value: int) -> float | None:
-        """Return the stored number that all elements of the constant have."""
-        stored = self.stored(value)
-        return None if stored is None else stored.uniform
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RaisedGraph(Graph):
-    """A graph in which the values of one low-precision type look like float32 values."""
-
-    low: Format
-    actual: Types
-    """The real types."""
-    sizes: Sequence[Shape | None]
-    """Shapes by value index."""
-
-    @cached_property
-    def types(self) -> Types:
-        """Type by value index, with float32 for the low-precision type."""
-        return [
-            None if name is None else name.replace(self.low.tensor, FLOAT)
-            for name in self.actual
-        ]
-
-    @cached_property
-    def shapes(self) -> list[Shape | None]:
-        """Shape by value index."""
-        return list(self.sizes)
-
-    @cached_property
-    def constants(self) -> RaisedConstants:
-        """The constants, with float32 statistics for low-precision ones."""
-        return RaisedConstants(
-            self, self.types, self.folder, saturated=frozenset(saturated(self.low))
-        )
-
-    def is_low(self, node: Node) -> bool:
-        """Return whether the node computes in low precision. Casts only convert."""
-        if node.key == "Cast":
-            return False
-        return any(
-            self.low.tensor in (self.actual[v] or "")
-            for v in (*node.reads, *node.writes)
-        )
-
-    def low_inputs(self, node: Node) -> Iterator[tuple[int, int]]:
-        """Yield (position, value) of the node's low-precision tensor inputs."""
-        low = self.low.tensor
-        return (
-            (port, value)
-            for port, value in self.float_inputs(node)
-            if self.actual[value] == low
-        )
-
-    def low_stats(self, node: Node) -> list[ConstantStats]:
-        """Return the statistics of the node's low-precision constants, as they are stored."""
-        stored = (self.constants.stored(value) for _, value in self.low_inputs(node))
-        return [stats for stats in stored if stats is not None]
-
-    def low_constants(self, node: Node) -> Iterator[tuple[int, float]]:
-        """Yield (position, number) of the node's low-precision inputs that are constants with a single number."""
-        for port, value in self.low_inputs(node):
-            number = self.constants.number(value)
-            if number is not None:
-                yield port, number
-
-
-def raised(graph: Graph, low: Format, shapes: Sequence[Shape | None]) -> RaisedGraph:
-    """Return the graph with one low-precision type shown as float32; nothing is resolved or inferred again."""
-    return RaisedGraph(
-        model=graph.model,
-        book=graph.book,
-        scopes=graph.scopes,
-        nodes=graph.nodes,
-        values=graph.values,
-        results=graph.results,
-        order=graph.order,
-        folder=graph.folder,
-        low=low,
-        actual=graph.types,
-        sizes=shapes,
-    )
-
 
 _KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
 _REACH: Final = 32
@@ -176,12 +61,13 @@ def low_hazards(
     if lows or FLOAT not in present:
         return list(findings.values())
     view = view_in(FLOAT16)
-    hazards = [
-        *find_hazards(view, FLOAT16),
-        *quantized.quantized_units(view, FLOAT16, target),
-    ]
-    fused = {hazard.node for hazard in hazards if not hazard.reason.breaks}
-    kept = {hazard.node for hazard in hazards} - fused
+    anywhere = find_hazards(view, FLOAT16)
+    fused = {
+        hazard.node
+        for hazard in (*anywhere, *hazards_on(view, FLOAT16, target))
+        if hazard.reason.harm is Harm.FUSION
+    }
+    kept = {hazard.node for hazard in anywhere} - fused
     whys = {
         "they would break in float16": kept,
         "they are quantized, or are between quantized nodes": fused,
@@ -209,20 +95,19 @@ def _hazard(
 
 
 def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
-    """Yield the findings for hazard kinds that have an audit, one per low-precision node and kind."""
-    audited = [(kind, kind.audit) for kind in kinds() if kind.audit is not None]
-    masking = set[int]()
-    for kind, audit in sorted(audited, key=lambda pair: pair[1].place):
+    """Yield the findings for hazard kinds with a fault, one per low-precision node and kind."""
+    faulty = [(kind, kind.fault) for kind in kinds() if kind.fault is not None]
+    explained = set[int]()
+    for kind, fault in sorted(faulty, key=lambda pair: pair[1].effect):
         owner = ABSENT
-        rule = audit.rule or kind.rule
-        for hazard in rule(graph, graph.low) if rule is not None else ():
+        for hazard in kind.find_in_low(graph, graph.low):
             if (
                 hazard.value != ABSENT
                 and graph.actual[hazard.value] != graph.low.tensor
             ):
                 continue
             node = graph.nodes[hazard.node]
-            shown = _shown(graph, node, audit)
+            shown = _shown(graph, node, kind)
             if shown:
                 owner = hazard.node
             # A rule yields the node with the constant first, then the consequences: one finding covers them all.
@@ -232,36 +117,38 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
                 and graph.is_low(cause)
                 and repr(cause.label) in hazard.detail
             )
-            if not graph.is_low(node) or follows or (audit.must_tell and not shown):
+            if (
+                not graph.is_low(node)
+                or follows
+                or (fault.needs_constant and not shown)
+            ):
                 continue
-            if kind == masks.KIND:
-                masking.add(hazard.node)
-            elif hazard.node in masking:  # a mask times 0 or 1 stays in range
+            if fault.is_enough:
+                explained.add(hazard.node)
+            elif hazard.node in explained:
                 continue
             constants = (
                 f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
                 if shown
                 else ""
             )
-            limit = audit.limit.format(
+            limit = fault.limit.format(
                 end=graph.low.max_finite, integers=graph.low.exact_integers
             )
             yield _hazard(
                 graph,
                 node,
-                audit.text.format(detail=hazard.detail) + constants + limit,
+                fault.text.format(detail=hazard.detail) + constants + limit,
             )
 
 
-def _shown(graph: RaisedGraph, node: Node, audit: Audit) -> list[float]:
+def _shown(graph: RaisedGraph, node: Node, kind: HazardKind) -> list[float]:
     """Return the constants of a node that show its hazard."""
-    if audit.is_telling is None:
-        return []
     numbers = (graph.constants.number(value) for _, value in graph.float_inputs(node))
     return [
         number
         for number in numbers
-        if number is not None and audit.is_telling(number, graph.low)
+        if number is not None and kind.is_shown_by(number, graph.low)
     ]
 
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -27,6 +27,7 @@ from onnxamp._batch.outputs import check_outputs
 from onnxamp._batch.package import PART, STAGE, share_weights, ship
 from onnxamp._convert.misspelled import refuse_or_warn
 from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._job import Validation
 from onnxamp._job.folder import (
     FolderProgress,
     FolderReport,
@@ -85,17 +86,18 @@ def check_options(options: FolderOptions) -> None:
         raise ArgumentError(
             "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
         )
+    tolerance = options.validation.tolerance
     if options.validate and options.provider is not None:
         choose_provider(options.provider)
     is_auto(
         options.conversion.level,
-        options.tolerance,
+        tolerance,
         None,
         options.metric,
         validates=options.validate,
     )
-    if options.tolerance is not None:
-        make_limits({"rel_l2": options.tolerance})  # checks it
+    if tolerance is not None:
+        make_limits({"rel_l2": tolerance})  # checks it
     if options.accept is None:
         return
     if not isinstance(options.accept, str):
@@ -290,7 +292,7 @@ def convert_folder(
         conversion=Options.of(level, options),
         external_data=external_data,
         shard_bytes=shard_bytes,
-        tolerance=tolerance,
+        validation=Validation(tolerance=tolerance),
         metric=metric,
         validate=validate,
         samples=samples,
@@ -491,6 +493,7 @@ class _Prints(NamedTuple):
 def _fingerprints(options: FolderOptions) -> _Prints:
     names = [item.name for item in fields(options) if item.name != "conversion"]
     facts = {name: getattr(options, name) for name in names}
+    facts["validation"] = asdict(options.validation)
     facts |= {"onnxamp": own_version(), "options": options.conversion.as_json()}
     here = facts | {"runtime": runtime_version()}
     searched = {name: value for name, value in here.items() if name not in _OF_FILES}

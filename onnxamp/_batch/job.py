@@ -28,8 +28,8 @@ from onnxamp import _state
 from onnxamp._batch import Package
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
+from onnxamp._decide.kinds import kinds
 from onnxamp._decide.overrides import Unmatched
-from onnxamp._decide.verdicts import kinds
 from onnxamp._errors import (
     ExternalDataError,
     OnnxAmpError,
@@ -47,7 +47,6 @@ from onnxamp._numerics.limits import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._paths import as_path, is_remote, made_folder
-from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
@@ -190,24 +189,22 @@ _TRANSIENT: Final = (
 class FolderOptions:
     """Options for every model of a folder; see :func:`onnxamp.convert_folder`.
 
-    ``cures``: keep more nodes in float32 if that makes a model pass; ``cure_seconds``: time limit of the search for
-    them. ``libraries``: custom op libraries for all sessions. ``accept``: the importable name of the function that
-    judges outputs. ``prompts``: texts for the decoders of the folder. ``given``: the names of the conversion options
-    that the user chose, which kinds of folders do not change.
+    ``validation``: how results are validated, if ``validate``; each model adds its own limits, paths and judge.
+    ``metric``: the metric of level auto. ``libraries``: custom op libraries for all sessions. ``accept``: the
+    importable name of the function that judges outputs. ``prompts``: texts for the decoders of the folder. ``given``:
+    the names of the conversion options that the user chose, which kinds of folders do not change.
     """
 
     conversion: Options = field(default_factory=Options)
     external_data: str = "auto"
     shard_bytes: int | None = None
-    tolerance: float | None = None
+    validation: Validation = field(default_factory=Validation)
     metric: str = "auto"
     validate: bool = True
     samples: int | None = None
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     provider: Provider | None = None
-    cures: bool = True
-    cure_seconds: float = CURE_SECONDS
     libraries: tuple[str, ...] = ()
     accept: str | None = None
     prompts: Path | None = None
@@ -381,14 +378,13 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     if job.package is not None and cured is None:
         asked = job.package.kind.adapted(asked, options.given, model)
     judge = options.judge
+    tolerance = options.validation.tolerance
     inputs = _inputs(options, job, model)
-    validation = Validation(
-        tolerance=options.tolerance,
+    validation = replace(
+        options.validation,
         limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
         layers=bool(job.page) or None,
-        heals=options.cures,
-        seconds=options.cure_seconds,
         failed=job.failed,
         sampling=_sampling(options, inputs, model),
     )
@@ -408,7 +404,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
             renews=True,
         ),
         search=Search(
-            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+            tolerance=TOLERANCE if tolerance is None else tolerance,
             metric=options.metric,
             accept=judge,
         ),

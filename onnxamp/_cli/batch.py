@@ -16,6 +16,7 @@ from onnxamp._cli.common import (
     options_of,
     place_of,
     show,
+    validation_options,
 )
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelled import refuse
@@ -60,15 +61,13 @@ def convert_all(given: Given) -> None:
         conversion=options_of(given),
         external_data=given.external_data,
         shard_bytes=given.shard_size,
-        tolerance=given.tolerance,
+        validation=validation_options(given),
         metric=given.metric,
         validate=not given.no_validate,
         samples=given.samples,
         seed=given.seed,
         dims=given.dims,
         provider=given.provider,
-        cures=not given.no_cure,
-        cure_seconds=given.cure_time,
         libraries=active_libraries(),
         accept=accept,
         prompts=given.prompts,

@@ -19,7 +19,7 @@ from onnxamp._cli.door import note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
-from onnxamp._job import failed_name
+from onnxamp._job import Validation, failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
@@ -84,6 +84,15 @@ def show(
         else:
             brief = given.format == "line"
             print_report(report(), verbose=verbose, brief=brief)
+
+
+def validation_options(given: Given) -> Validation:
+    """Return how results are validated, as far as models and folders have the same options for it."""
+    return Validation(
+        tolerance=given.tolerance,
+        heals=not given.no_cure,
+        cure_time=given.cure_time,
+    )
 
 
 def write_page(page: "Page", path: Path) -> None:

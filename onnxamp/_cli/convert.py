@@ -1,5 +1,6 @@
 """``onnxamp convert``."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from onnxamp._cli.common import (
     tell,
     typed_options,
     unlike_target,
+    validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError, printable
@@ -106,14 +108,12 @@ def run(given: Given) -> None:
 
 def _validation(given: Given, model: Model) -> Validation:
     """Return how the result is validated."""
-    return Validation(
-        tolerance=given.tolerance,
+    return replace(
+        validation_options(given),
         limits=limits_in_its_folder(model),
         accept=given.accept,
         metric=given.metric,
         layers=bool(given.html) or None,
-        heals=not given.no_cure,
-        seconds=given.cure_time,
         sampling=sampling_arguments(given),
     )
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onnxamp._cli.common import Given, options_of, show, tell
+from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import (
     batch_norm_hint,
     cost_sentences,
@@ -20,6 +21,7 @@ from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
+from onnxamp._report.casts import casts_report
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
@@ -28,11 +30,16 @@ if TYPE_CHECKING:
     from onnxamp._numerics.expected import Known
 
 _LEVELS = ("O1", "O2", "O3")
+_USUAL = "O2"
+"""The level at which Casts are explained if none is given: that of ``onnxamp convert``."""
 
 
 def run(given: Given) -> None:
     """Run ``onnxamp inspect``."""
     opened = Model.of(given.model)
+    if given.cast:
+        _explain_casts(given, opened)
+        return
     plans: dict[str, tuple[Plan, dict[str, int]]] = {}
     known: Known = {}  # levels share it, as most prepare the same model
     counts: Counter[tuple[str, str]] = Counter()
@@ -90,5 +97,25 @@ def run(given: Given) -> None:
             "operators": counts,
             "levels": {level: plan for level, (plan, _) in plans.items()},
             "hints": {level: hint for level, hint in hints.items() if hint},
+        },
+    )
+
+
+def _explain_casts(given: Given, opened: Model) -> None:
+    """Show why the Casts of some values are where they are, at each level that is given."""
+    traces = list[tuple[str, CastTrace]]()
+    for level in given.levels or (_USUAL,):
+        asked = options_of(given, level)
+        refuse_misspelled(opened, asked)
+        analysis = decide(opened, asked).analysis
+        found = trace_casts(opened, analysis, given.cast)
+        traces += ((str(level), trace) for trace in found)
+    confirm_sources()
+    show(
+        given,
+        partial(casts_report, str(given.model), traces),
+        "inspect",
+        lambda: {
+            "casts": [{"level": level, "trace": trace} for level, trace in traces]
         },
     )

@@ -1,14 +1,21 @@
 """``onnxamp lists``."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from onnxamp._cli.common import Given, show
+from onnxamp._convert.op_view import describe_op
+from onnxamp._errors import ArgumentError
 from onnxamp._options.lists import PRESETS, preset
 from onnxamp._report.inspect import lists_report
+from onnxamp._report.ops import ops_report
 
 
 def run(given: Given) -> None:
     """Run ``onnxamp lists``."""
+    if given.op:
+        _show_ops(given, given.op)
+        return
     chosen = [preset(name) for name in given.presets or PRESETS]
     fields = "white", "black", "names", "forms"
     facts = {
@@ -19,4 +26,23 @@ def run(given: Given) -> None:
         partial(lists_report, chosen),
         "lists",
         lambda: {"presets": facts},
+    )
+
+
+def _show_ops(given: Given, ops: Sequence[str]) -> None:
+    """Show all that is known of some ops.
+
+    Raises:
+        ArgumentError: there is no such op, or presets are given as well.
+    """
+    if given.presets:
+        raise ArgumentError(
+            "--op shows an op in all presets: leave the names of presets out."
+        )
+    views = [describe_op(op) for op in ops]
+    show(
+        given,
+        partial(ops_report, views),
+        "lists",
+        lambda: {"ops": {view.op: view.facts for view in views}},
     )

@@ -12,11 +12,11 @@ from onnxamp._convert.estimate import estimate_on_target, time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepare_raised
 from onnxamp._convert.upgrades import Upgrades, unproven_at
-from onnxamp._decide.hazards.decomposed import decomposed_patterns
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._patterns.patterns import growing_nodes
 from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds
 from onnxamp._rewrite.prepare import Prepared
@@ -102,7 +102,7 @@ def _pinned_patterns(graph: Graph, options: Options) -> tuple[str, ...]:
     folds = graph.ask(find_folds, with_weights=False)
     pinned = set[int]()
     if folds:
-        pinned.update(one.node for one in decomposed_patterns(graph, options.low))
+        pinned.update(growing_nodes(graph))
     return tuple(
         output_of(graph, fold) for fold in folds if not pinned.isdisjoint(fold.nodes)
     )
@@ -127,7 +127,7 @@ def _only_lowered(model: Model, folded: Decided) -> Decided | None:
 def _is_surely_faster(folded: Analysis, unfolded: Graph) -> bool:
     """Return whether a model is faster with folds than it could be without, wherever Casts stood there."""
     options = folded.options
-    pinned = {one.node for one in decomposed_patterns(unfolded, options.low)}
+    pinned = growing_nodes(unfolded)
     least = estimate_on_target(unfolded, options).least_time(pinned)
     return time_on_target(folded) < least
 

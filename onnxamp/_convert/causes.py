@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis, analyze, is_low
 from onnxamp._convert.upgrades import held_back
-from onnxamp._decide.hazards import epsilons, fusions
-from onnxamp._decide.hazards.decomposed import KIND as DECOMPOSED
-from onnxamp._decide.verdicts import Basis, Reason, kinds, title_of
+from onnxamp._decide.kinds import Harm, kinds
+from onnxamp._decide.verdicts import Basis, Reason, title_of
 from onnxamp._dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -57,12 +56,12 @@ _NAMED: Final = 4
 """Op types that a sentence names."""
 
 _HAZARDS: Final[frozenset[Basis]] = frozenset(
-    kind for kind in kinds() if kind.breaks and not kind.is_of_kernels
+    kind for kind in kinds() if kind.harm in (Harm.RESULT, Harm.CAST)
 )
 """Hazards, which count together because the nodes of a decomposed norm have two or three."""
 
 _KERNELS: Final[frozenset[Basis]] = frozenset(
-    {Reason.NO_KERNEL, *(kind for kind in kinds() if kind.is_of_kernels)}
+    {Reason.NO_KERNEL, *(kind for kind in kinds() if kind.harm is Harm.KERNEL)}
 )
 """Missing and wrong kernels of the target."""
 
@@ -296,12 +295,14 @@ _OF_BATCH_NORMS: Final = frozenset({Reason.NO_KERNEL, Reason.BLACK})
 """Reasons that keep a BatchNormalization in float32, but not the Conv whose weights it is folded into."""
 
 
-_OF_CASTS: Final[frozenset[Basis]] = frozenset({fusions.KIND})
+_OF_CASTS: Final[frozenset[Basis]] = frozenset(
+    kind for kind in kinds() if kind.harm is Harm.CAST
+)
 """Reasons that keep the inputs of a decomposed pattern in float32, but not those of the single op."""
 
 
 _OF_PATTERNS: Final[frozenset[Basis]] = frozenset(
-    {DECOMPOSED, epsilons.KIND, fusions.KIND, Reason.BLACK}
+    {Reason.BLACK, *(kind for kind in kinds() if kind.ends_by_folding)}
 )
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 

@@ -8,8 +8,9 @@ from os import PathLike
 from typing import Any, Final, TypeVar
 
 from onnxamp._convert.analysis import Analysis
+from onnxamp._decide.kinds import Hazard
 from onnxamp._decide.pins import variable_names
-from onnxamp._decide.verdicts import Hazard, told
+from onnxamp._decide.verdicts import told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS
 from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._graph.graph import Graph

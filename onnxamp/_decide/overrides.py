@@ -8,9 +8,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from onnxamp._decide.kinds import Harm, Hazard, find_hazards
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
-from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict, find_hazards, told
+from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
@@ -318,7 +319,7 @@ def forced_hazards(
     risks = (
         (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
         for hazard in hazards
-        if hazard.node in forced and not hazard.reason.is_shielded
+        if hazard.node in forced and hazard.reason.harm is not Harm.CAST
     )
     return _told(risks, "lowers {}")
 
@@ -346,8 +347,7 @@ def _lost(
             else (hazard.value,)
         ):
             source = graph.constants.source(value)
-            loses = hazard.reason.loses
-            if source in weights and loses is not None and loses(graph, source, low):
+            if source in weights and hazard.reason.loses(graph, source, low):
                 yield source, hazard
 
 

@@ -3,16 +3,17 @@
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from onnxamp._decide.builder import builder_of
-from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
 from onnxamp._decide.ports import HIGH, Variable, followers, stranded
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
-from onnxamp._decide.verdicts import Basis, Hazard, Reason, Verdict
+from onnxamp._decide.verdicts import Basis, Reason, Verdict
 from onnxamp._dtypes import FLOAT16, retyped
 from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
 from onnxamp._graph.graph import Graph
@@ -66,7 +67,7 @@ class Pins(NamedTuple):
         implies: pairs (p, q) of variables: if p is low, q must be low.
         exact: variables whose low precision costs no accuracy.
         preferred: variables that gain by low precision.
-        worthy: variables of white-listed products whose float16 sums have a price.
+        worthy: variables of white-listed nodes whose error has a price -> the hazard that it is due to.
         warnings: sentences about options that match nothing or cannot be followed.
     """
 
@@ -74,7 +75,7 @@ class Pins(NamedTuple):
     implies: Sequence[tuple[int, int]]
     exact: AbstractSet[int]
     preferred: AbstractSet[int]
-    worthy: AbstractSet[int]
+    worthy: Mapping[int, HazardKind]
     warnings: tuple[str, ...]
 
 
@@ -100,11 +101,11 @@ def find_pins(
     claims = _Claims(problem, freed)
     for variable in ports.fixed_high:
         why = "shares its type with a float32 value"
-        claims.pin(claims.hard, variable, False, Reason.TIE, why)
+        claims.pin(_Strength.HARD, variable, False, Reason.TIE, why)
     for variable in ports.requested_low:
         is_weight = ports.variables[variable].param == "value"
         said = (Reason.PATTERN, _LOW_WEIGHT) if is_weight else (Reason.LEVEL, _IO)
-        claims.pin(claims.low, variable, True, *said)
+        claims.pin(_Strength.LOW, variable, True, *said)
     for index in problem.freedoms:
         if index in ports.of_node and Reason.NO_KERNEL not in freed.get(index, ()):
             claims.kernels(graph.nodes[index])
@@ -119,13 +120,12 @@ def find_pins(
         for one in problem.hazards
         if one.reason not in freed.get(one.node, ()) and claims.heeds(one)
     ]
-    beyond = beyond_init_max(graph, options) if options.init_max is not None else ()
-    for hazard in (*heeded, *beyond):
+    for hazard in (*heeded, *asked_hazards(graph, options)):
         claims.heed(hazard)
     if options.hazards and options.level != Level.O0:
         claims.warnings += signature_warnings(graph, options)
     for index, why in (unfit_nodes(graph, options) | dict(measured or {})).items():
-        claims.keep(claims.high, index, Reason.MEASURED, why)
+        claims.keep(_Strength.HIGH, index, Reason.MEASURED, why)
     claims.lists()
     verdicts = claims.settled()
     low = {root for root, verdict in verdicts.items() if verdict.low}
@@ -167,16 +167,30 @@ _Pinned: TypeAlias = dict[int, Verdict]
 """Pins of one strength, by deciding variable; the first one of a variable explains it."""
 
 
+class _Strength(IntEnum):
+    """What pins a variable, the strongest first: a pin beats all those below it."""
+
+    HARD = 0
+    """float32 by kernels and ties, which no option overrules."""
+    FORCED = 1
+    """Low by an override of the user for a node; one to float32 beside it is a contradiction."""
+    KEPT = 2
+    """float32 by an override."""
+    HIGH = 3
+    """float32 by hazards, the user's black list or a plan."""
+    ASKED = 4
+    """Low by the user's white list, which hazards overrule."""
+    DEFAULT = 5
+    """float32 by the preset's black list or the level."""
+    LOW = 6
+    """Low by the preset's white list, the level or a plan."""
+
+
 class _Claims:
     """The precision that facts, the user, lists and the level demand of variables.
 
     Attributes:
-        hard: float32 by kernels and ties.
-        forced, kept: low and float32 by an override.
-        high: float32 by hazards, the user's black list or a plan.
-        asked: low by the user's white list.
-        default: float32 by the preset's black list or the level.
-        low: low by the preset's white list, the level or a plan.
+        pinned: strength -> the pins of it.
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
         followers: nodes on no list that are low since all that they read is, where the preset says so.
@@ -192,33 +206,32 @@ class _Claims:
         self.options = problem.options
         self.ports = problem.ports
         self.builder = builder_of(self.graph, self.options.target)
-        self.hard, self.forced, self.kept = _Pinned(), _Pinned(), _Pinned()
-        self.high, self.asked = _Pinned(), _Pinned()
-        self.default, self.low = _Pinned(), _Pinned()
+        self.pinned = {strength: _Pinned() for strength in _Strength}
         self.implies = list[tuple[int, int]]()
-        self.exact, self.preferred, self.worthy = set[int](), set[int](), set[int]()
+        self.exact, self.preferred = set[int](), set[int]()
+        self.worthy = dict[int, HazardKind]()
         self.climbed = set[int]()
         self.warnings = list[str]()
         self.followers, self.stranded = frozenset[int](), frozenset[int]()
 
     def pin(
-        self, pins: _Pinned, variable: int, low: bool, reason: Basis, why: str
+        self, strength: _Strength, variable: int, low: bool, reason: Basis, why: str
     ) -> None:
         """Add a pin to those of its strength."""
         verdict = Verdict(variable, low, reason, why)
-        pins.setdefault(self.ports.root(variable), verdict)
+        self.pinned[strength].setdefault(self.ports.root(variable), verdict)
 
-    def keep(self, pins: _Pinned, node: int, reason: Basis, why: str) -> None:
+    def keep(self, strength: _Strength, node: int, reason: Basis, why: str) -> None:
         """Pin a node to float32."""
         for variable in self.ports.of(node):
-            self.pin(pins, variable, False, reason, why)
+            self.pin(strength, variable, False, reason, why)
 
     def heed(self, hazard: Hazard) -> None:
         """Pin the ports that a hazard is about to float32."""
         node = self.graph.nodes[hazard.node]
         for variable in self.ports.at(node, hazard.value):
-            self.pin(self.high, variable, False, hazard.reason, hazard.detail)
-        if self.options.user_white and not hazard.reason.is_shielded:
+            self.pin(_Strength.HIGH, variable, False, hazard.reason, hazard.detail)
+        if self.options.user_white and hazard.reason.harm is not Harm.CAST:
             for value in node.inputs if hazard.value == ABSENT else (hazard.value,):
                 self.constant(value, hazard)
 
@@ -232,7 +245,7 @@ class _Claims:
             if maker is None:
                 return
             if maker.key in self.options.user_white:
-                self.keep(self.high, maker.index, hazard.reason, why)
+                self.keep(_Strength.HIGH, maker.index, hazard.reason, why)
             value = maker.input(0)
 
     def heeds(self, hazard: Hazard) -> bool:
@@ -243,9 +256,8 @@ class _Claims:
             level == Level.AUTO and hazard.reason.is_measurable and not hazard.rare
         )
         keeps = options.hazards and not is_measured
-        if (
-            hazard.reason.is_shielded
-        ):  # a white-listed producer stays low; its Cast is shielded
+        if hazard.reason.harm is Harm.CAST:
+            # A white-listed producer stays low; its Cast is shielded.
             is_white = self.problem.listed.is_white(hazard.node)
             return (keeps or level != Level.O3) and not is_white
         return keeps
@@ -256,10 +268,10 @@ class _Claims:
         free = self.problem.freedoms[node.index]
         for param in free.high:
             why = self.no_kernel(node, param)
-            self.pin(self.hard, variables[param], False, Reason.NO_KERNEL, why)
+            self.pin(_Strength.HARD, variables[param], False, Reason.NO_KERNEL, why)
         if self.builder.reads_no_input(self.ports, node):
             why = f"on {self.options.target}, it must read an input of the model directly, without a Cast"
-            self.keep(self.hard, node.index, Reason.NO_KERNEL, why)
+            self.keep(_Strength.HARD, node.index, Reason.NO_KERNEL, why)
         for p, q in free.implies:
             self.imply(variables[p], variables[q])
         if free.only_low:
@@ -286,11 +298,13 @@ class _Claims:
         """Add the pins and implications of Casts that the target's builder rejects."""
         target = self.options.target
         for node, fact in self.builder.high_nodes():
-            self.keep(self.hard, node.index, Reason.NO_KERNEL, f"on {target}, {fact}")
+            self.keep(
+                _Strength.HARD, node.index, Reason.NO_KERNEL, f"on {target}, {fact}"
+            )
         for made, reader in self.builder.implications(self.ports):
             if reader == HIGH:
                 why = f"on {target}, its float32 reader cannot read a Cast"
-                self.pin(self.hard, made, False, Reason.TIE, why)
+                self.pin(_Strength.HARD, made, False, Reason.TIE, why)
             else:
                 self.imply(made, reader)
 
@@ -300,7 +314,7 @@ class _Claims:
         among = self.graph.nodes if wrong else ()
         nodes = [node for node in among if not wrong.isdisjoint(node.proto.output)]
         for node in nodes:
-            self.keep(self.hard, node.index, Reason.UNSOUND, "")
+            self.keep(_Strength.HARD, node.index, Reason.UNSOUND, "")
         if nodes:
             more = (
                 f" and {len(nodes) - 1} more nodes stay"
@@ -313,9 +327,9 @@ class _Claims:
         """Add the pins of overrides of single nodes."""
         self.warnings += self.problem.overrides.warnings
         for index, override in self.problem.overrides.of_node.items():
-            pins = self.forced if override.low else self.kept
+            strength = _Strength.FORCED if override.low else _Strength.KEPT
             for variable in self.ports.of(index):
-                self.pin(pins, variable, *override)
+                self.pin(strength, variable, *override)
 
     def lists(self) -> None:
         """Add the pins of the lists and, for all other ops, of the level."""
@@ -328,8 +342,9 @@ class _Claims:
             self.followers = self.find_followers()
         # In float16 few ops lack a kernel, and most of those get one by an upgrade, for which exact ops speak.
         if options.level == Level.O2 and options.strict and options.low is not FLOAT16:
-            settled = set(self.forced).union(*map(self.ports.deciding, by_user))
-            hard = self.hard.keys()
+            forced = self.pinned[_Strength.FORCED]
+            settled = set(forced).union(*map(self.ports.deciding, by_user))
+            hard = self.pinned[_Strength.HARD].keys()
             self.stranded = stranded(self.graph, self.ports, hard, settled)
         gains = options.level == Level.O2
         following = op_facts().following
@@ -349,19 +364,21 @@ class _Claims:
                 if exact:
                     self.exact.add(root)
                 if is_asked:
-                    self.pin(self.asked, variable, True, Reason.WHITE, by_user[index])
+                    self.pin(
+                        _Strength.ASKED, variable, True, Reason.WHITE, by_user[index]
+                    )
                 elif pin is None:
                     if not follows and (gains or listed.is_white(index)):
                         self.preferred.add(root)
                 elif not pin[0]:
                     is_own = index in listed.black
-                    self.pin(self.high if is_own else self.default, variable, *pin)
+                    strength = _Strength.HIGH if is_own else _Strength.DEFAULT
+                    self.pin(strength, variable, *pin)
                 elif index in problem.shares and pin[1] is Reason.WHITE:
-                    self.worthy.add(
-                        root
-                    )  # Casts may cost more than its error is worth
+                    # Casts may cost more than its error is worth.
+                    self.worthy.setdefault(root, problem.shares[index][0])
                 else:
-                    self.pin(self.low, variable, *pin)
+                    self.pin(_Strength.LOW, variable, *pin)
 
     def listed(
         self, node: Node, *, exact: bool, follows: bool
@@ -399,14 +416,16 @@ class _Claims:
 
     def find_followers(self) -> frozenset[int]:
         """Return the nodes on no list that are low since all that they read is."""
-        high = self.hard.keys() | self.kept.keys() | self.high.keys()
+        strongest = (_Strength.HARD, _Strength.KEPT, _Strength.HIGH)
+        high = set[int]().union(*(self.pinned[strength] for strength in strongest))
+        forced = self.pinned[_Strength.FORCED].keys()
         low = set[int]()
         for index in self.ports.of_node:
             roots = self.ports.deciding(index)
             if self.black_entry(index) is not None:
                 high.update(roots)
             is_white = self.problem.listed.is_white(index)
-            if is_white or not self.forced.keys().isdisjoint(roots):
+            if is_white or not forced.isdisjoint(roots):
                 low.add(index)
         return followers(self.graph, self.ports, high, low)
 
@@ -432,8 +451,8 @@ class _Claims:
                     f"The plan does not contain {key!r}: it was made for another model.{near}"
                 )
             low = decisions[key]
-            pins = self.low if low else self.high
-            self.pin(pins, variable.index, low, Reason.PLAN, "as the plan says")
+            strength = _Strength.LOW if low else _Strength.HIGH
+            self.pin(strength, variable.index, low, Reason.PLAN, "as the plan says")
         if unknown := sorted(decisions.keys() - set(keys)):
             text = f"The plan decides {first_of(unknown)}, which the model lacks: it was made for another model."
             if self.options.strict_options:
@@ -457,24 +476,23 @@ class _Claims:
         Raises:
             ContradictionError: overrides pull a variable both ways.
         """
-        for root in self.forced.keys() & self.kept.keys():
-            low = self.forced[root]
-            high = self.kept[root]
-            one, other = (f"{self.label(pin)!r} ({pin.detail})" for pin in (low, high))
+        hard, forced = self.pinned[_Strength.HARD], self.pinned[_Strength.FORCED]
+        kept = self.pinned[_Strength.KEPT]
+        for root in forced.keys() & kept.keys():
+            pins = forced[root], kept[root]
+            one, other = (f"{self.label(pin)!r} ({pin.detail})" for pin in pins)
             raise ContradictionError(
                 f"{one} and {other} share one precision: drop one of the two."
             )
         for p, q in self.implies:
             own = self.ports.root(p)
-            if own in self.forced and q not in self.kept:
-                self.forced.setdefault(q, self.forced[own])
-        for root in sorted(self.hard.keys() & self.forced.keys()):
-            label = self.label(self.forced[root])
-            why = self.hard[root].detail
+            if own in forced and q not in kept:
+                forced.setdefault(q, forced[own])
+        for root in sorted(hard.keys() & forced.keys()):
+            label = self.label(forced[root])
+            why = hard[root].detail
             self.warnings.append(f"{label!r} cannot be forced low: {why}.")
-        overrides = self.forced, self.kept
-        by_strength = self.hard, *overrides, self.high, self.asked, self.default
-        settled = dict(ChainMap(*by_strength, self.low))
+        settled = dict(ChainMap(*(self.pinned[strength] for strength in _Strength)))
         self._spread_high(settled)
         return settled
 

@@ -13,14 +13,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from onnxamp._decide.hazards import long_products
 from onnxamp._decide.mincut import INFINITE, Network
 from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
-from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
+from onnxamp._decide.verdicts import Reason, Verdict, told
 from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
@@ -33,12 +32,6 @@ from onnxamp._target import LAUNCH, MAX_ELEMENTS, target_of
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {
-    True: (Reason.WHITE, "the error of its float16 sum is worth it"),
-    False: (long_products.KIND, "the error of its float16 sum is not worth the Casts"),
-}
-"""Verdicts on white-listed products whose errors have a price, by whether they are low precision."""
 
 
 class Prices(NamedTuple):
@@ -88,7 +81,10 @@ def verdict_on(
     if own.param == "value":
         return Verdict(variable, low, Reason.CONSTANT, "follows its readers")
     if root in pins.worthy:
-        return Verdict(variable, low, *_PRICED[bool(low)])
+        kind = pins.worthy[root]
+        if low:
+            return Verdict(variable, low, Reason.WHITE, kind.price_details.low)
+        return Verdict(variable, low, kind, kind.price_details.high)
     reason = Reason.EXACT if root in pins.exact else Reason.CUT
     return Verdict(variable, low, reason, "fewest Casts")
 
@@ -126,8 +122,7 @@ class CutProblem:
 
     Attributes:
         saves: bytes that a number saves in low precision.
-        roots: as ``ports.root``, which is asked for every port: HIGH, LOW and NONE are -1, -2 and -3, and stand at the
-            end. Constants that follow their only reader have its root.
+        roots: as ``ports.roots``, but constants that follow their only reader have its root.
         tied: roots that decide for more than one variable.
         exactly_high: values that are float32, or that only exact ops stand between such values and.
         pure: those of them that carry an accuracy charge.
@@ -142,7 +137,7 @@ class CutProblem:
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
-        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
+        self.roots = [*self.ports.roots]
         self.tied = {
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
@@ -164,7 +159,7 @@ class CutProblem:
             self.measured(network, prices)
         cut = network.solve()
         self.agree(cut.low, prices)
-        low = cut.low[self.roots[:NONE]].tolist() if self.ports.roots else []
+        low = cut.low[self.roots].tolist() if self.roots else []
         return Decision(low, cut.cost)
 
     def agree(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
@@ -176,6 +171,10 @@ class CutProblem:
             needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
             if len(needed) == 1 and variable not in high:
                 low[variable] = needed.pop()
+
+    def root(self, variable: int) -> int:
+        """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
+        return self.roots[variable] if variable >= 0 else variable
 
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
@@ -190,7 +189,7 @@ class CutProblem:
             for root in self.ports.deciding(index):
                 self.network.charge_high(root, _FEWER_BYTES)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
-        worthy = self.pins.worthy - self.pins.verdicts.keys()
+        worthy = self.pins.worthy.keys() - self.pins.verdicts.keys()
         for index in self.ports.of_node:
             joined = self.problem.joined.get(index, ABSENT)
             for root in self.ports.deciding(index):
@@ -209,7 +208,8 @@ class CutProblem:
         largest = min(MAX_ELEMENTS, max(map(self.size, ends)))
         pair = 2 * self.costs.cast(largest, self.trips[node.scope], self.low)
         self.network.charge_high(root, int(pair * _WORTH))
-        self.network.charge_low(root, int(pair * self.problem.shares.get(index, 0.0)))
+        _, share = self.problem.shares.get(index, (None, 0.0))
+        self.network.charge_low(root, int(pair * share))
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
@@ -289,7 +289,7 @@ class CutProblem:
         kind = self.graph.types[node.output(0)]
         if source not in self.exactly_high or kind in (None, FLOAT):
             return
-        variable = self.roots[self.ports.consumed[node.index][0]]
+        variable = self.root(self.ports.consumed[node.index][0])
         is_wider = is_lossless(element_name(FLOAT), element_name(kind))
         if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
             cost = self.cast(source, node.scope) * _ACCURACY_CASTS
@@ -315,9 +315,9 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        producer = self.roots[self.ports.produced[value]]
+        producer = self.root(self.ports.produced[value])
         read = self.ports.read(self.graph, value)
-        readers = {self.roots[variable] for variable in read} - {producer}
+        readers = {*map(self.root, read)} - {producer}
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):
@@ -424,7 +424,7 @@ class CutProblem:
         is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
         conversion would charge for less than the first.
         """
-        made = [self.roots[variable] for variable in self.ports.produced]
+        made = [*map(self.root, self.ports.produced)]
         high = {root for root, pin in self.pins.verdicts.items() if not pin.low}
         high.add(HIGH)
         computed = {value for value, root in enumerate(made) if root in high}

@@ -6,26 +6,31 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
-from onnxamp._decide.hazards import accumulators
-from onnxamp._decide.hazards.long_products import SUM, accumulation_shares
-from onnxamp._decide.hazards.masks import sentinel_paths
-from onnxamp._decide.hazards.quantized import bounded_nodes
+from onnxamp._decide.kinds import (
+    Hazard,
+    HazardKind,
+    Known,
+    find_hazards,
+    hazards_on,
+    kinds,
+)
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.variables import find_variables
-from onnxamp._decide.verdicts import Hazard, find_hazards, hazards_on
-from onnxamp._dtypes import FLOAT16, Format
+from onnxamp._dtypes import Format
 from onnxamp._errors import OpsetError
 from onnxamp._graph.added_masks import AddedMasks, added_masks
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.mask_paths import sentinel_paths
 from onnxamp._model.protos import opset_imports
 from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
-from onnxamp._patterns.patterns import patterns_of, split_products
+from onnxamp._patterns.patterns import patterns_of
+from onnxamp._patterns.quantized_units import bounded_nodes
+from onnxamp._patterns.split_products import SUM, split_products, sums_low
 from onnxamp._public import no_collections
 from onnxamp._target import target_of
 from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
@@ -40,15 +45,15 @@ class Problem(NamedTuple):
         hazards: the places where low precision is known to break or lose values.
         overrides: the user's overrides for single nodes.
         listed: the nodes that lists refer to.
-        sentinels: nodes of mask paths, see :func:`onnxamp._decide.hazards.masks.sentinel_paths`.
+        sentinels: nodes of mask paths, see :func:`onnxamp._graph.mask_paths.sentinel_paths`.
         folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
         joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
-        shares: products that the target sums up in float16 -> their squared error as a share of what is bearable, where
-            the level lets that decide.
+        shares: nodes that lose digits by a hazard -> its kind, and their squared error as a share of what is bearable,
+            where the level lets that decide.
         twofold: nodes that may dequantize in both precisions, a node for each, in place of a Cast behind them.
-        bounded: see :func:`onnxamp._decide.hazards.quantized.bounded_nodes`.
+        bounded: see :func:`onnxamp._patterns.quantized_units.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
         masks: the masks among the inputs, which low precision bounds lest they become infinite.
@@ -66,7 +71,7 @@ class Problem(NamedTuple):
     unfit: frozenset[int]
     constant_fed: frozenset[int]
     joined: Mapping[int, int]
-    shares: Mapping[int, float]
+    shares: Mapping[int, tuple[HazardKind, float]]
     twofold: frozenset[int]
     bounded: frozenset[int]
     absorbed: frozenset[int]
@@ -106,15 +111,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
             if wished.isdisjoint((product, norm)) and norm not in listed.white
         ]
         folds += _sums_of_parts(graph, options)
-        fitting = fitting_sums(graph, options)
-        hazards += (
-            one
-            for one in graph.ask(find_hazards, low)
-            if not (one.node in overrides.scaled and one.reason.is_scaled)
-        )
-        for one in graph.ask(hazards_on, low, target):
-            if one.reason != accumulators.KIND or one.node not in fitting:
-                hazards.append(one)
+        hazards = _hazards(graph, options, overrides)
     if judged and not replayed:
         groups += _patterns(graph, wished, listed)
         groups += [*folds, *(sentinels if options.hazards else ())]
@@ -138,12 +135,32 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         unfit=unfit,
         constant_fed=_constant_fed(graph, unfit, lookups=options.level != Level.O3),
         joined=graph.ask(skip_sums),
-        shares=graph.ask(accumulation_shares, low, target) if is_priced else {},
+        shares=_shares(graph, options) if is_priced else {},
         twofold=_twofold(graph, options, freedoms) - settled,
         bounded=graph.ask(bounded_nodes, target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
         masks=_masks(graph) if judged and options.hazards else AddedMasks(),
     )
+
+
+def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazard]:
+    """Return the hazards of the graph on the target, but for nodes of which more is known."""
+    known = Known(overrides.scaled, fitting_sums(graph, options))
+    spared = {kind: kind.spared(known) for kind in kinds()}
+    found = (
+        *graph.ask(find_hazards, options.low),
+        *graph.ask(hazards_on, options.low, options.target),
+    )
+    return [one for one in found if one.node not in spared[one.reason]]
+
+
+def _shares(graph: Graph, options: Options) -> Mapping[int, tuple[HazardKind, float]]:
+    """Return the nodes whose error has a price: the kind of the hazard, and the share of what is bearable."""
+    shares = dict[int, tuple[HazardKind, float]]()
+    for kind in kinds():
+        prices = kind.prices(graph, options.low, options.target)
+        shares |= {node: (kind, share) for node, share in prices.items()}
+    return shares
 
 
 def _patterns(
@@ -158,14 +175,8 @@ def _patterns(
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
     """Return products that are split for the target, and the nodes that add their parts; none if these stay float32."""
-    is_summed = (
-        emulated_arithmetic(options.target) is not None and options.low is FLOAT16
-    )
-    return (
-        graph.ask(split_products)
-        if is_summed and SUM not in options.user_black
-        else []
-    )
+    is_summed = sums_low(options) and SUM not in options.user_black
+    return graph.ask(split_products) if is_summed else []
 
 
 def _freedoms(

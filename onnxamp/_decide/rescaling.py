@@ -11,9 +11,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnxamp._decide.exponents import Solution, solve
-from onnxamp._decide.hazards import ranges
+from onnxamp._decide.kinds import ByExponents, find_hazards
 from onnxamp._decide.relations import ZERO, Problem, Relation, Window
-from onnxamp._decide.verdicts import find_hazards
 from onnxamp._dtypes import FLOAT, Format, holds_float
 from onnxamp._errors import ArgumentError
 from onnxamp._graph.graph import Graph
@@ -476,7 +475,7 @@ def _wanted(
     kept = {
         hazard.node
         for hazard in graph.ask(find_hazards, low)
-        if not hazard.reason.is_cured_by_exponents
+        if hazard.reason.exponents is ByExponents.NOTHING
     }
     return {
         value: _window(number, low.max_finite / HEADROOM, low, _SMALL)
@@ -550,7 +549,7 @@ def _unfit(
     known = {
         hazard.node
         for hazard in graph.ask(find_hazards, low)
-        if hazard.reason != ranges.KIND
+        if hazard.reason.exponents is not ByExponents.SETTLE
     }
     for value, number in measured.items():
         exponent = 0 if value in borders else exponents.get(value, 0)

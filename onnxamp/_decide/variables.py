@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from onnxamp._decide.builder import builder_of
-from onnxamp._decide.hazards.indices import index_paths
 from onnxamp._decide.ports import (
     HIGH,
     LOW,
@@ -16,6 +15,7 @@ from onnxamp._decide.ports import (
 )
 from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.index_paths import index_paths
 from onnxamp._graph.view import (
     ABSENT,
     Node,

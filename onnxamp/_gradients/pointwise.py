@@ -366,6 +366,12 @@ SINGULAR: Final = frozenset(_TABLE["singular"])
 FORMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = _TABLE["forms"]
 WITHOUT: Final[Mapping[str, Sequence[int]]] = _TABLE["without"]
 """Values of attributes for which the rule of an op holds, and inputs that its nodes must lack."""
+FORMULAS: Final[Mapping[str, str | Sequence[str]]] = {
+    op: formula
+    for part in ("first", "several", "broadcast", "reductions", "means")
+    for op, formula in _TABLE[part].items()
+}
+"""Op -> the formula of its gradient, one for each input where several have one."""
 RULES: Final[Mapping[str, Rule]] = {
     **{op: partial(_gradient, text) for op, text in _TABLE["first"].items()},
     **{op: partial(_each, row) for op, row in _TABLE["several"].items()},

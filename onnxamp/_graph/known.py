@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS
+from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._graph.constants import MAKERS
 from onnxamp._graph.evaluate import (
     ALTERNATIVES,
@@ -127,6 +127,17 @@ def is_known(graph: Graph, value: int) -> bool:
     return graph.constants.is_constant(value) or bool(
         graph.ask(known_numbers).stats(value)
     )
+
+
+def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
+    """Return whether a constant has an element that low precision cannot hold."""
+    return any(stats.out_of_range(low) is not None for stats in stats_of(graph, value))
+
+
+def is_rounded(graph: Graph, value: int, low: Format) -> bool:
+    """Return whether low precision rounds any number of a constant."""
+    is_constant = graph.constants.stats(value) is not None
+    return is_constant and not graph.constants.fits(value, low)
 
 
 def _tells(graph: Graph, value: int) -> bool:

@@ -36,7 +36,7 @@ class Validation:
         metric: how outputs are compared.
         layers: compare all values; None to do so only if outputs miss their limits.
         heals: if the result fails, search for a conversion that passes.
-        seconds: approximate limit of that search.
+        cure_time: approximate limit of that search, in seconds.
         failed: the path for a result that fails and is not healed; None for NAME.failed.onnx beside the target.
         sampling: command-line options with which another command runs on the same inputs.
     """
@@ -47,7 +47,7 @@ class Validation:
     metric: DiffMetric = "auto"
     layers: bool | None = None
     heals: bool = True
-    seconds: float = CURE_SECONDS
+    cure_time: float = CURE_SECONDS
     failed: Path | None = None
     sampling: tuple[str, ...] = ()
 

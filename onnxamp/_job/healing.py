@@ -201,7 +201,7 @@ class _Fallbacks:
     trials: int = 0
 
     def __post_init__(self) -> None:
-        self.until = monotonic() + self.validation.seconds
+        self.until = monotonic() + self.validation.cure_time
 
     @property
     def command(self) -> tuple[str, str]:
@@ -217,7 +217,7 @@ class _Fallbacks:
     def cured(self, share: float) -> Iterator[_Way]:
         """Return a conversion with more nodes in float32, found in a share of the time."""
         compared = self.validator.comparison
-        seconds = self.validation.seconds
+        seconds = self.validation.cure_time
         trial = Trial(
             run=compared.run,
             limits=compared.limits,
@@ -267,7 +267,7 @@ class _Fallbacks:
         """Return the result of level auto."""
         job = self.job
         options = self.recipe.options
-        seconds = self.validation.seconds
+        seconds = self.validation.cure_time
         if job.search is None or not seconds:
             return
         from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail

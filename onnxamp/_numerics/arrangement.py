@@ -5,6 +5,7 @@ direction, for any op. ``_data/ops.toml`` says which inputs these are (:class:`o
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from math import prod
 from typing import Any, NamedTuple
 
@@ -358,7 +359,7 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
     return found, others
 
 
-def _lowered(analysis: Analysis) -> set[int]:
+def _lowered(analysis: Analysis) -> AbstractSet[int]:
     """Constants that are stored in low precision."""
     graph = analysis.graph
     edits = analysis.edits

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Final
 
 from onnxamp._convert.convert import convert
+from onnxamp._decide.kinds import find_hazards
 from onnxamp._decide.rescaling import find_rescaling, value_names
-from onnxamp._decide.verdicts import find_hazards
 from onnxamp._dtypes import FLOAT16, FORMATS
 from onnxamp._errors import OnnxAmpError
 from onnxamp._graph.graph import Graph

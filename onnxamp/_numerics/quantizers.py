@@ -18,7 +18,6 @@ import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._convert.analysis import Analysis, low_ports
-from onnxamp._decide.hazards.scales import grids
 from onnxamp._decide.ports import NONE
 from onnxamp._dtypes import Format
 from onnxamp._gradients.quantized import QUANTIZE
@@ -29,6 +28,7 @@ from onnxamp._graph.view import ABSENT, Node, Ports, View
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.weights import SENTINEL, rounded
 from onnxamp._ops.facts import attribute_of, is_exact, op_facts, op_key
+from onnxamp._ops.grids import grids
 from onnxamp._runtime.emulate import rounding
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, Executor, start

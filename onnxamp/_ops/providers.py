@@ -230,6 +230,11 @@ def _is_of_types(rule: Mapping[str, Any], bound: Mapping[str, str]) -> bool:
     return not rule["types"].isdisjoint(types)
 
 
+def placement_rules(provider: str, key: str) -> Sequence[Mapping[str, Any]]:
+    """Return the rows about where nodes of an op run on a provider, or fail."""
+    return _rules().get((provider, key), ())
+
+
 def has_kernel_limits(provider: str, key: str) -> bool:
     """Return whether the attributes and inputs of the op affect where it runs."""
     return (provider, key) in _rules()

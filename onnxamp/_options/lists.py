@@ -85,6 +85,15 @@ def _preset_data(lists: str) -> dict[str, Any]:
     return data if base is None else _preset_data(base) | data
 
 
+def stated_in(lists: str, field: str) -> str:
+    """Return the preset whose file states a field of a preset: its own, or that of one which it extends."""
+    data = read_table(f"oplists/{lists}")
+    while field not in data and "extends" in data:
+        lists = data["extends"]
+        data = read_table(f"oplists/{lists}")
+    return lists
+
+
 @cache
 def framework_names() -> Mapping[str, Sequence[str]]:
     """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters write."""

@@ -14,7 +14,6 @@ from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.lists import forms_named, ops_named
 from onnxamp._patterns.match import (
     Match,
-    declared_axes,
     form_table,
     maker_of,
     matches,
@@ -345,6 +344,16 @@ def _between(graph: Graph, nodes: set[int]) -> set[int]:
     return between
 
 
+GROWING: Final = ("normalization", "softmax", "magnitude")
+"""Kinds of decomposed ops with inner values, such as squares, that leave the range of inputs and results."""
+
+
+def growing_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes of decomposed ops whose inner values leave the range that inputs and results have."""
+    matches = (match for kind in GROWING for match in patterns_of(graph, kind))
+    return frozenset().union(*(match.nodes for match in matches))
+
+
 def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
     """Return the patterns of some kinds."""
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)
@@ -389,37 +398,6 @@ def is_closed(graph: Graph, match: Match) -> bool:
     made = [value for node in inner for value in node.writes]
     readers = {reader for value in made for reader, _ in graph.uses[value]}
     return readers <= match.nodes and not any(graph.results[value] for value in made)
-
-
-def split_products(graph: Graph) -> list[tuple[int, int]]:
-    """Return (product, ReduceSum) pairs that sum the products of parts of rows, which a Reshape makes, over the parts.
-
-    Complexity: linear in sums.
-    """
-    found = []
-    for node in graph.nodes_of({"ReduceSum"}):
-        source = node.input(0)
-        product = graph.producer(source, "MatMul")
-        if product is None or graph.only_reader(source) is not node:
-            continue
-        shape = graph.shapes[source]
-        axes = declared_axes(graph, node)
-        over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
-        if over_parts and _has_parts(graph, product):
-            found.append((product.index, node.index))
-    return found
-
-
-def _has_parts(graph: Graph, product: Node) -> bool:
-    """Return whether the rows of a product are parts of longer rows."""
-    turned = graph.producer(product.input(0), "Transpose")
-    rows = product.input(0) if turned is None else turned.input(0)
-    maker = graph.producer(rows, "Reshape")
-    if maker is None:
-        return False
-    before = graph.shapes[maker.input(0)]
-    after = graph.shapes[maker.outputs[0]]
-    return before is not None and after is not None and len(after) > len(before)
 
 
 def named_forms(graph: Graph, name: str) -> frozenset[int]:

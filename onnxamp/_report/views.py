@@ -47,6 +47,7 @@ _VIEWS: Final[Mapping[str, _View]] = {
     "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
     "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),
     "FolderReport": _View("batch", "batch_report", ("rows",)),
+    "OpView": _View("ops", "op_report", ("facts",)),
 }
 
 

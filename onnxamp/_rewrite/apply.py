@@ -3,7 +3,8 @@
 :mod:`onnxamp._rewrite.plan_edits` plans them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -40,6 +41,8 @@ class NewCast:
     an op that no optimization of the runtime removes."""
     bounded: str = ""
     """Name of the source bounded from below, if it is a mask: the Cast reads that instead."""
+    value: int = ABSENT
+    """The value that is cast, in the graph of the edits."""
 
 
 @record
@@ -63,7 +66,7 @@ class NewDequantize:
     elem: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Edits:
     """All changes of a model.
 
@@ -71,32 +74,33 @@ class Edits:
     """
 
     low: Format
-    casts: list[NewCast] = field(default_factory=list)
-    copies: list[NewConstant] = field(default_factory=list)
-    dequantized: list[NewDequantize] = field(default_factory=list)
-    moved: dict[int, int] = field(default_factory=dict)
+    casts: Sequence[NewCast] = ()
+    copies: Sequence[NewConstant] = ()
+    dequantized: Sequence[NewDequantize] = ()
+    moved: Mapping[int, int] = field(default_factory=dict)
     """Original Cast -> the node after which it moves (ABSENT: to the start of the scope)."""
-    removed: set[int] = field(default_factory=set)
-    inputs: dict[tuple[int, int], str] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], str] = field(default_factory=dict)
-    results: dict[tuple[int, int], str] = field(default_factory=dict)
-    types: dict[int, str] = field(default_factory=dict)
+    removed: AbstractSet[int] = frozenset()
+    """Original Casts that go."""
+    inputs: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    outputs: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    results: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    types: Mapping[int, str] = field(default_factory=dict)
     """Value -> the type to declare."""
-    result_types: dict[tuple[int, int], str] = field(default_factory=dict)
-    attributes: set[int] = field(default_factory=set)
+    result_types: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    attributes: AbstractSet[int] = frozenset()
     """Nodes whose dtype attribute, or Constant value, becomes low precision."""
-    weights: set[int] = field(default_factory=set)
+    weights: AbstractSet[int] = frozenset()
     """Initializers that become low precision in place."""
-    renamed: dict[int, str] = field(default_factory=dict)
+    renamed: Mapping[int, str] = field(default_factory=dict)
     """Values that are declared or stored under a new name: those of bodies that would shadow an outer one."""
-    rounded: dict[int, Chosen] = field(default_factory=dict)
+    rounded: Mapping[int, Chosen] = field(default_factory=dict)
     """Constants whose low-precision numbers are known beforehand, since they are not the nearest."""
-    halved: set[int] = field(default_factory=set)
+    halved: AbstractSet[int] = frozenset()
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 
     floor: str = ""
     """Name of the float32 constant that bounds masks from below; "" if none is bounded."""
-    sums: dict[int, str] = field(default_factory=dict)
+    sums: Mapping[int, str] = field(default_factory=dict)
     """Node that adds a mask in low precision -> the name of its result, once it is bounded."""
     low_floor: str = ""
     """Name of the constant that bounds these; "" if there are none."""

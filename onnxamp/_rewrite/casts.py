@@ -22,7 +22,7 @@ from functools import cache, partial
 from onnx import ModelProto
 
 from onnxamp._decide.builder import builder_of
-from onnxamp._decide.hazards.ranges import beyond_init_max
+from onnxamp._decide.kinds import asked_hazards
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._dtypes import (
     ANY_FLOAT_TENSORS,
@@ -98,8 +98,7 @@ def _kept(graph: Graph, options: Options) -> set[int]:
     """Return nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
     kept = set(find_overrides(graph, options).of_node)
     kept |= {node.index for node in graph.nodes if node.key in options.black}
-    if options.init_max is not None:
-        kept |= {hazard.node for hazard in beyond_init_max(graph, options)}
+    kept |= {hazard.node for hazard in asked_hazards(graph, options)}
     builder = builder_of(graph, options.target)
     needed = (*builder.casts_of_constants(), *builder.own_casts())
     return kept | {cast.index for _, cast in needed}

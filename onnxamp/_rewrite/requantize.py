@@ -6,7 +6,6 @@ alone. Rounding each input by the scale of the result gives the same integers, a
 
 from collections.abc import Iterator
 
-from onnxamp._decide.hazards.quantized import fused_blindly
 from onnxamp._decide.overrides import find_listed, find_overrides
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -15,6 +14,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.signature import newer_versions
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._patterns.quantized_units import fused_blindly
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._target import target_of
 from onnxamp._target.kernels import Typed, runs_on
@@ -53,13 +53,12 @@ def apply(draft: Draft, options: Options) -> Passed:
 
 def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
     """Yield float32 nodes that are fused blindly, each with the node that quantizes its result by a single scale."""
-    fused = list(fused_blindly(graph, options.low))
+    fused = list(fused_blindly(graph))
     kept = set[int]()
     if fused:
         kept.update(find_overrides(graph, options).of_node)
         kept.update(find_listed(graph, options).black)
-    for hazard in fused:
-        node = graph.nodes[hazard.node]
+    for node in fused:
         quantize = graph.only_reader(node.outputs[0])
         assert quantize is not None
         if (

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._decide.hazards.long_products import SUM, find_splits, may_split
+from onnxamp._decide.kinds import product_splits
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
@@ -20,6 +20,7 @@ from onnxamp._model.protos import copied
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
+from onnxamp._patterns.split_products import SUM, may_split
 from onnxamp._rewrite import Draft, Passed, Site
 
 _AXES_ARE_INPUT: Final = 13
@@ -34,7 +35,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     if not may_split(options):
         return Passed(draft)
     graph = draft.graph
-    found = find_splits(draft.graph, options)
+    found = product_splits(draft.graph, options)
     if not found:
         return Passed(draft)
     splitter = _Splitter(graph, found, GraphEditor(graph))

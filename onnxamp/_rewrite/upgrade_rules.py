@@ -308,6 +308,12 @@ def newest_loaded() -> int:
     return newest
 
 
+def upgrade_rows(op: str) -> Mapping[int, Mapping[str, Any]]:
+    """Return version -> the row about the step of an ai.onnx op to it."""
+    _, rows = _table()
+    return {version: row for (name, version), row in rows.items() if name == op}
+
+
 def is_silent(op: str, current: int, wanted: int) -> bool:
     """Return whether nodes of an op do not change between two opsets, whatever features they use."""
     return all(step.is_silent for step in steps_of(op, current, wanted))

@@ -4,6 +4,7 @@ The bug here is a Cast that is forgotten: nodes of one op type read what their p
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,11 +46,13 @@ def forget_casts(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     def forgetful(problem: Problem, decision: Decision) -> Edits:
         edits = plan_edits(problem, decision)
         graph = problem.graph
-        for index, port in list(edits.inputs):
+
+        def is_forgotten(index: int, port: int) -> bool:
             producer = graph.values[graph.nodes[index].inputs[port]].producer
-            if graph.nodes[index].key == op and producer not in edits.removed:
-                del edits.inputs[index, port]
-        return edits
+            return graph.nodes[index].key == op and producer not in edits.removed
+
+        kept = {key: name for key, name in edits.inputs.items() if not is_forgotten(*key)}
+        return replace(edits, inputs=kept)
 
     monkeypatch.setattr(solved, "plan_edits", forgetful)
 

@@ -26,7 +26,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._cli.command import group
-from onnxamp._decide.verdicts import kinds
+from onnxamp._decide.kinds import kinds
 from onnxamp._options.command_line import option_rows, spelled_fields
 
 GRAPHS = ROOT / "docs" / "explain" / "graphs"

@@ -125,6 +125,14 @@ def test_decisions_run_no_model() -> None:
     assert found == []
 
 
+def test_only_the_registry_names_hazards() -> None:
+    """A hazard is one module: what it overrules, how it is cured and what audits say is asked through ``kinds()``."""
+    room = "onnxamp._decide.hazards"
+    found = [(name, target) for name, targets in all_imports().items() for target in targets if target.startswith(room)]
+    assert [pair for pair in found if not pair[0].startswith(room)] == [("onnxamp._decide.kinds", room)]
+    assert [pair for pair in found if pair[1] != room] == []
+
+
 def test_optional_rooms_are_loaded_by_their_names_alone() -> None:
     """No other room imports a module that is optional, or the package that it needs."""
     providers = {row["module"]: row.get("package") for row in optional_rooms().values()}

@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper
 from passes import passed
 
 import onnxamp
-from onnxamp._decide.hazards.long_products import find_splits
+from onnxamp._decide.kinds import product_splits
 from onnxamp._graph.graph import Graph
 from onnxamp._model.sources import has_data_file
 from onnxamp._options.options import Options
@@ -91,7 +91,7 @@ def test_a_split_product_computes_what_it_did(seed: int) -> None:
     ("terms", "parts"), [(1024, None), (1409, None), (2 * 1601, None), (1536, 6), (2304, 8), (3072, 12), (4096, 16)]
 )
 def test_parts_are_the_least_divisor_that_is_accurate_enough(terms: int, parts: int | None) -> None:
-    found = find_splits(Graph.of(product(terms)), WEBGPU)
+    found = product_splits(Graph.of(product(terms)), WEBGPU)
     assert found == ({} if parts is None else {0: parts})
 
 
@@ -125,20 +125,20 @@ def test_the_parts_are_low_precision_as_one(level: str, lists: Any) -> None:
 @pytest.mark.parametrize("op", ["Gemm <alpha = 0.5> (x, w)", "Gemm <transA = 1> (u, w)", "Gemm <beta = 2.0> (x, w, k)"])
 def test_a_gemm_that_is_more_than_a_product_and_a_bias_is_not_split(op: str) -> None:
     text = f"(float[3,2048] x, float[2048,3] u, float[4] k) => (float[3,4] y) {{ y = {op} }}"
-    assert find_splits(Graph.of(add_weights(parse(text), {"w": normal(2048, 4)})), WEBGPU) == {}
+    assert product_splits(Graph.of(add_weights(parse(text), {"w": normal(2048, 4)})), WEBGPU) == {}
 
 
 def test_a_bias_that_stays_float32_at_o1_would_cost_a_cast() -> None:
     model = parse("(float[3,2048] x) => (float[3,4] y) { y = Gemm (x, w, k) }")
     add_weights(model, {"w": normal(2048, 4), "k": normal(4)})
     graph = Graph.of(model)
-    assert [bool(find_splits(graph, Options(level, target="webgpu"))) for level in ("O1", "O2")] == [False, True]
-    assert find_splits(graph, Options("O1", target="webgpu", white_list=["Add"]))
+    assert [bool(product_splits(graph, Options(level, target="webgpu"))) for level in ("O1", "O2")] == [False, True]
+    assert product_splits(graph, Options("O1", target="webgpu", white_list=["Add"]))
 
 
 def test_unknown_sizes_of_what_is_summed_up_are_those_of_the_weight() -> None:
     model = add_weights(parse("(float[a,b] x) => (float[a,4] y) { y = MatMul (x, w) }"), {"w": normal(2048, 4)})
-    assert find_splits(Graph.of(model), WEBGPU) == {0: 8}
+    assert product_splits(Graph.of(model), WEBGPU) == {0: 8}
 
 
 # --- weights --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 """Hazards: nodes that are known to break in low precision before anything runs. A module here is one hazard.
 
-It contains its rule and its ``KIND``: the title, what may overrule it, and its text in audits. No list names them.
+It holds a subclass of :class:`onnxamp._decide.kinds.HazardKind` and its only object, ``KIND``: where the hazard is,
+what may overrule it, how it is cured, and what audits say of it. No list names these modules.
 """

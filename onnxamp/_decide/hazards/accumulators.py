@@ -1,12 +1,14 @@
 """Sums and means that a target accumulates in float16, where they overflow or cancel."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.kinds import Hazard, HazardKind, Known
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
+from onnxamp._ops import target_names
 from onnxamp._ops.providers import Profile, profile_of
 
 _USUAL: Final = 64
@@ -41,8 +43,23 @@ def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, f"{profile.name} subtracts the mean in float16")
 
 
-KIND: Final = Kind(
-    "float16 accumulator",
-    title="the target would sum up or subtract in float16",
-    on_target=accumulator_hazards,
-)
+class _Accumulators(HazardKind):
+    value = "float16 accumulator"
+    title = "the target would sum up or subtract in float16"
+
+    def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
+        return accumulator_hazards(graph, low, target)
+
+    def ops(self) -> AbstractSet[str]:
+        found = set[str]()
+        for profile in filter(None, map(profile_of, target_names())):
+            found |= profile.cancelling
+            found |= {op for op, fact in profile.sums.items() if fact.overflows}
+        return found
+
+    def spared(self, known: Known, /) -> AbstractSet[int]:
+        """Measured sums overrule estimates."""
+        return known.fitting
+
+
+KIND: Final = _Accumulators()

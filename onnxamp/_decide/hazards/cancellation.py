@@ -8,7 +8,7 @@ anyway, and validation measures them. A variance as the difference of two means,
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._dtypes import FLOAT_TENSORS, Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
@@ -17,7 +17,7 @@ from onnxamp._patterns.match import declared_axes
 from onnxamp._patterns.patterns import squared_value
 
 
-def cancellations(graph: Graph, _low: Format) -> Iterator[Hazard]:
+def cancellations(graph: Graph) -> Iterator[Hazard]:
     """Yield normalizations of an input of the model, with the nodes in between, and differences of two means.
 
     Complexity: linear.
@@ -171,10 +171,15 @@ def _variance(graph: Graph, node: Node) -> Iterator[Hazard]:
     yield from (Hazard(index, KIND, why) for index in sorted(nodes))
 
 
-KIND: Final = Kind(
-    "cancellation",
-    title="a mean is subtracted from numbers that low precision cannot tell apart",
-    rule=cancellations,
-    is_measurable=True,
-    audit=Audit(7, "{detail}, in LOW"),
-)
+class _Cancellation(HazardKind):
+    value = "cancellation"
+    title = "a mean is subtracted from numbers that low precision cannot tell apart"
+    looks_at = ("centering", "means")
+    is_measurable = True
+    fault = Fault(Effect.ROUNDS_AWAY, "{detail}, in LOW")
+
+    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        return cancellations(graph)
+
+
+KIND: Final = _Cancellation()

@@ -3,23 +3,29 @@
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.kinds import Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._patterns.patterns import patterns_of
+from onnxamp._patterns.patterns import GROWING, patterns_of
 
 
-def decomposed_patterns(graph: Graph, _low: Format) -> Iterator[Hazard]:
+def decomposed_patterns(graph: Graph) -> Iterator[Hazard]:
     """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
-    for kind in ("normalization", "softmax", "magnitude"):
+    for kind in GROWING:
         for match in patterns_of(graph, kind):
             why = f"part of the {kind} around {graph.nodes[match.core].label!r}"
             yield from (Hazard(index, KIND, why) for index in sorted(match.nodes))
 
 
-KIND: Final = Kind(
-    "decomposed pattern",
-    title="part of a decomposed op whose intermediate values exceed the range of low precision",
-    rule=decomposed_patterns,
-    is_measurable=True,
-)
+class _Decomposed(HazardKind):
+    value = "decomposed pattern"
+    title = "part of a decomposed op whose intermediate values exceed the range of low precision"
+    looks_at = ("core_of",)
+    is_measurable = True
+    ends_by_folding = True
+
+    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        return decomposed_patterns(graph)
+
+
+KIND: Final = _Decomposed()

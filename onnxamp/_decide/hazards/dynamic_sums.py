@@ -6,10 +6,10 @@ precision. bfloat16 has the range of float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.hazards.quantized import quantized_values
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind, Known
 from onnxamp._dtypes import Format
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
@@ -18,6 +18,7 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import op_facts
 from onnxamp._patterns.patterns import patterns_of
+from onnxamp._patterns.quantized_units import quantized_values
 
 
 def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -191,12 +192,20 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
                 stack.append((reader, True))
 
 
-KIND: Final = Kind(
-    "dynamic sum",
-    title="a sum that grows with the size of an input",
-    rule=dynamic_sums,
-    is_measurable=True,
-    is_cured_by_exponents=True,
-    is_scaled=True,
-    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
-)
+class _DynamicSums(HazardKind):
+    value = "dynamic sum"
+    title = "a sum that grows with the size of an input"
+    looks_at = ("growing_reductions", "running_sums", "contractions")
+    exponents = ByExponents.CURE
+    is_measurable = True
+    fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return dynamic_sums(graph, low)
+
+    def spared(self, known: Known, /) -> AbstractSet[int]:
+        """The sums of gradients shrink with the loss scale, however many terms they have."""
+        return known.scaled
+
+
+KIND: Final = _DynamicSums()

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from onnxamp._decide.computing import computing, passed_on
-from onnxamp._decide.extremes import exploding
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._dtypes import Format
+from onnxamp._graph.extremes import exploding
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_known, stats_of
+from onnxamp._graph.passed import passed_on
 from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
 
@@ -24,7 +24,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     zeros = set[int]()
     for value, stats in floats_of(graph):
         number = stats.uniform
-        if number is not None and _is_telling(number, low):
+        if number is not None and _is_tiny(number, low):
             tiny[value] = min(number, tiny.get(value, number), key=abs)
             if abs(number) <= low.smallest_subnormal / 2:
                 zeros.add(value)
@@ -64,11 +64,6 @@ def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node, guard, number, value in exploding(graph, low):
         why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
         yield Hazard(node.index, KIND, why, rare=True, value=value)
-
-
-def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from epsilons(graph, low)
-    yield from inverses(graph, low)
 
 
 class _Walks:
@@ -191,27 +186,31 @@ def _is_lost(number: float, low: Format, key: str) -> bool:
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
 
 
-def _is_telling(number: float, low: Format) -> bool:
+def _is_tiny(number: float, low: Format) -> bool:
     return 0 < abs(number) < low.smallest_normal
 
 
-def _loses(graph: Graph, value: int, low: Format) -> bool:
-    return any(
-        stats.uniform is not None and _is_telling(stats.uniform, low)
-        for stats in stats_of(graph, value)
+class _Epsilons(HazardKind):
+    value = "epsilon"
+    title = "low precision loses an epsilon, or the small values that it guards"
+    looks_at = ("epsilons", "guarded")
+    is_measurable = True
+    ends_by_folding = True
+    fault = Fault(
+        Effect.LOSES_EPSILON,
+        "LOW loses an epsilon here, or the small values that it guards",
     )
 
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        yield from epsilons(graph, low)
+        yield from inverses(graph, low)
 
-KIND: Final = Kind(
-    "epsilon",
-    title="low precision loses an epsilon, or the small values that it guards",
-    rule=_rule,
-    is_measurable=True,
-    audit=Audit(
-        3,
-        "LOW loses an epsilon here, or the small values that it guards",
-        "",
-        _is_telling,
-    ),
-    loses=_loses,
-)
+    def is_shown_by(self, number: float, low: Format, /) -> bool:
+        return _is_tiny(number, low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        numbers = (stats.uniform for stats in stats_of(graph, weight))
+        return any(one is not None and _is_tiny(one, low) for one in numbers)
+
+
+KIND: Final = _Epsilons()

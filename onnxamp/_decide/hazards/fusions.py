@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.verdicts import Hazard, Kind
+from onnxamp._decide.kinds import ByExponents, Harm, Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._patterns.fusion_groups import absorbed_casts
@@ -18,10 +18,16 @@ def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
             yield Hazard(producer.index, KIND, why)
 
 
-KIND: Final = Kind(
-    "runtime fusion",
-    title="a Cast here would be absorbed by a fusion of the runtime",
-    rule=cast_absorbed,
-    is_shielded=True,
-    is_cured_by_exponents=True,
-)
+class _Fusions(HazardKind):
+    value = "runtime fusion"
+    title = "a Cast here would be absorbed by a fusion of the runtime"
+    looks_at = ("core_of",)
+    harm = Harm.CAST
+    exponents = ByExponents.CURE
+    ends_by_folding = True
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return cast_absorbed(graph, low)
+
+
+KIND: Final = _Fusions()

@@ -1,160 +1,15 @@
 """Integers carried in floats: indices, sizes, counters. float16 is exact up to 2048, bfloat16 up to 256."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
-import numpy as np
-
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, FORMATS, Format
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, transfers
+from onnxamp._graph.index_paths import INTEGERS, index_paths
+from onnxamp._graph.known import is_rounded
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
-
-_WIDE = frozenset({FLOAT, "tensor(double)"})
-INTEGERS = frozenset(
-    f"tensor({name})"
-    for name in (
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-    )
-    if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
-)
-"""Integer types with values that low precision cannot represent. Those of 8 bits are exact in float16 and
-in bfloat16.
-"""
-
-
-class Indices(NamedTuple):
-    """Numbers that become integers, sizes or steps: their hazards, and all values on the way, with a description."""
-
-    hazards: tuple[Hazard, ...]
-    values: Mapping[int, str]
-
-
-def index_paths(graph: Graph) -> Indices:
-    """Index arithmetic upstream of Casts to integers, and of sizes and scales, stays float32, and so do these reads.
-
-    The walk stops at all ops that compute something else (Conv, MatMul, activations), so an image that is cast to
-    integers at the end does not keep a whole network in float32. Casts and control flow pass indices on. Complexity:
-    linear; each value is visited once.
-    """
-    walk = op_facts().index_arithmetic
-    passes = _passes(graph)
-    counting = _counting(graph, passes)
-    hazards = list[Hazard]()
-    values = dict[int, str]()
-    seen: set[int] = set()
-    stack: list[tuple[int, str]] = []
-    for node, value, why in _counted(graph):
-        stack.append((value, f"{why} {node.label!r}"))
-        if node.key == "Range" and node.index not in seen:
-            seen.add(node.index)
-            hazards.append(Hazard(node.index, KIND, "counts in floating point"))
-        elif node.key != "Cast" or value in counting or _counts(graph, value):
-            text = "reads integers that are stored as floats"
-            hazards.append(Hazard(node.index, KIND, text, value=value))
-    while stack:
-        value, why = stack.pop()
-        if value in values:
-            continue
-        values[value] = why
-        producer = graph.producer(value)
-        for owner, source in passes.get(value, ()) if value in counting else ():
-            port = value if value in graph.nodes[owner].outputs else source
-            hazards.append(Hazard(owner, KIND, why, value=port))
-            stack.append((source, why))
-        if producer is None or producer.index in seen:
-            continue
-        is_counted = producer.key == "Cast" and _counts(graph, value)
-        if producer.key in walk or is_counted:
-            seen.add(producer.index)
-            hazards.append(Hazard(producer.index, KIND, why))
-        if producer.key in walk:
-            stack += [
-                (source, why) for source in producer.inputs if _is_wide(graph, source)
-            ]
-    return Indices(tuple(hazards), values)
-
-
-def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
-    """Yield (node, input, description) where a float becomes integers or is a size."""
-    sized = op_facts().index_inputs
-    for node in graph.nodes_of({"Cast", *sized}):
-        is_cast = node.key == "Cast" and _is_wide(graph, node.input(0))
-        if is_cast and graph.types[node.outputs[0]] in INTEGERS:
-            yield node, node.inputs[0], "becomes integers at"
-        for port in sized.get(node.key, ()):
-            value = node.input(port)
-            if graph.types[value] == FLOAT and not _is_roi(node, port):
-                yield node, value, "is a size or step of"
-
-
-def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    """Value -> (node, value) that passes it on: into bodies, out of them, or as another type of float."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for node in graph.nodes_of({"Cast", *op_facts().control_flow}):
-        if node.key == "Cast":
-            pairs: Iterable[tuple[int, int]] = [(node.input(0), node.outputs[0])]
-        else:
-            pairs = transfers(graph, node)
-        for source, result in pairs:
-            if _is_wide(graph, source) and _is_wide(graph, result):
-                found.setdefault(result, []).append((node.index, source))
-    return found
-
-
-def _counting(
-    graph: Graph, passes: Mapping[int, Sequence[tuple[int, int]]]
-) -> set[int]:
-    """Return values that are passed on and may be integers because their sources are."""
-    results: dict[int, list[int]] = {}
-    for result, sources in passes.items():
-        for _, source in sources:
-            results.setdefault(source, []).append(result)
-    ends = (
-        source for source in results if source not in passes and _counts(graph, source)
-    )
-    stack = [source for source in ends if graph.constants.uniform(source) is None]
-    found: set[int] = set()
-    while stack:
-        for result in results.get(stack.pop(), ()):
-            if result not in found:
-                found.add(result)
-                stack.append(result)
-    return found
-
-
-def _counts(graph: Graph, value: int) -> bool:
-    """Return whether a value may be an integer: an input, a constant, integers as floats, or a value computed from
-    these.
-    """
-    producer = graph.producer(value)
-    if producer is None or producer.key == "Constant":
-        return graph.constants.is_constant(value) or graph.values[value].scope == 0
-    if producer.key == "Cast":
-        return graph.types[producer.input(0)] in INTEGERS
-    return producer.key in op_facts().index_arithmetic
-
-
-def _is_wide(graph: Graph, value: int) -> bool:
-    """Return whether a value is a float that low precision would round."""
-    return graph.types[value] in _WIDE
-
-
-def _is_roi(node: Node, port: int) -> bool:
-    """Return whether the port is a region of interest."""
-    region = op_facts().region.get(node.key)
-    signature = node.signature
-    if region is None or signature is None:
-        return False
-    return port == region["input"] and signature.since >= region["since"]
 
 
 def box_offsets(graph: Graph) -> Iterator[Hazard]:
@@ -230,29 +85,25 @@ def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
     return (list(seen), has_largest) if is_class or has_largest else ([], False)
 
 
-def index_hazards(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Integers and sizes carried in floats."""
-    yield from graph.ask(index_paths).hazards
-    yield from box_offsets(graph)
-    for node in graph.nodes_of(op_facts().position_sources):
-        yield Hazard(node.index, KIND, "counts in floating point")
-
-
-def loses(graph: Graph, value: int, low: Format) -> bool:
-    """Return whether low precision rounds any number of a weight."""
-    return graph.constants.stats(value) is not None and not graph.constants.fits(
-        value, low
-    )
-
-
-KIND: Final = Kind(
-    "index path",
-    title="indices, counters or sizes carried in floats",
-    rule=index_hazards,
-    audit=Audit(
-        4,
+class _Indices(HazardKind):
+    value = "index path"
+    title = "indices, counters or sizes carried in floats"
+    looks_at = ("index_inputs", "position_sources", "boxes")
+    fault = Fault(
+        Effect.MISCOUNTS,
         "computes integers or sizes in LOW",
         ", which counts exactly up to {integers} only",
-    ),
-    loses=loses,
-)
+    )
+
+    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        for use in graph.ask(index_paths).uses:
+            yield Hazard(use.node, KIND, use.why, value=use.value)
+        yield from box_offsets(graph)
+        for node in graph.nodes_of(op_facts().position_sources):
+            yield Hazard(node.index, KIND, "counts in floating point")
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return is_rounded(graph, weight, low)
+
+
+KIND: Final = _Indices()

@@ -8,15 +8,15 @@ then, although float32's is an ordinary number.
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.hazards.ranges import readers_through_exact
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._ops.facts import op_facts
 
 
-def logarithms(graph: Graph, _low: Format) -> Iterator[Hazard]:
+def logarithms(graph: Graph) -> Iterator[Hazard]:
     """Yield the nodes from a probability to the logarithm or division that it reaches, both ends included.
 
     Inputs of the model count as probabilities where they reach a logarithm: they may be some.
@@ -111,13 +111,18 @@ def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Haz
                 stack += node.inputs
 
 
-KIND: Final = Kind(
-    "logarithm",
-    title="low precision rounds a probability to 0 or 1 before its logarithm or odds",
-    rule=logarithms,
-    is_measurable=True,
-    audit=Audit(
-        7,
+class _Logarithms(HazardKind):
+    value = "logarithm"
+    title = "low precision rounds a probability to 0 or 1 before its logarithm or odds"
+    looks_at = ("logarithms", "divisors", "saturating")
+    is_measurable = True
+    fault = Fault(
+        Effect.ROUNDS_AWAY,
         "rounds a probability in LOW before its logarithm or odds, which become infinite where it rounds to 0 or 1",
-    ),
-)
+    )
+
+    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        return logarithms(graph)
+
+
+KIND: Final = _Logarithms()

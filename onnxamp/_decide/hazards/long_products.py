@@ -6,23 +6,27 @@ are off by less. Products that stay float32 for other reasons stay whole, as far
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
+from onnxamp._decide.kinds import Hazard, HazardKind, PriceDetails, hazards_on
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._decide.verdicts import Hazard, Kind, hazards_on
 from onnxamp._dtypes import FLOAT16, Format
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
+from onnxamp._ops import target_names
 from onnxamp._ops.facts import attribute
 from onnxamp._ops.providers import (
+    Accumulation,
     Profile,
     emulated_arithmetic,
     profile_of,
 )
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._patterns.split_products import SUM, may_split
 from onnxamp._target.kernels import float_types
 
 _BEARABLE: Final = 5e-3
@@ -32,9 +36,6 @@ NEGLIGIBLE: Final = _BEARABLE / 2
 """Relative error of one product up to which it pays nothing for it."""
 _FEWEST: Final = 64
 """Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
-
-SUM: Final = "ReduceSum"
-"""The op that adds the results of parts; op lists do not refer to it."""
 
 _MOVES: Final = ("Reshape", "Transpose")
 _RESHAPE: Final = 5
@@ -71,33 +72,20 @@ def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, 
 
 def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
     """Products that are summed up in float16, their terms and their relative errors."""
-    lossy = {
-        op: fact
-        for op, fact in profile.products.items()
-        if fact.accumulator == "float16"
-    }
+    lossy = _lossy(profile)
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
         if terms is not None:
             yield node.index, terms, lossy[node.key].error(terms)
 
 
-KIND: Final = Kind(
-    "long float16 product",
-    title="the target would lose digits of a long product, which it sums up in float16",
-    on_target=long_products,
-    is_measurable=True,
-)
-
-
-def may_split(options: Options) -> bool:
-    """Return whether the target accumulates float16 in float16, and products may be split for it."""
-    return (
-        emulated_arithmetic(options.target) is not None
-        and options.low is FLOAT16
-        and options.split_k
-        and options.level != Level.O0
-    )
+def _lossy(profile: Profile) -> Mapping[str, Accumulation]:
+    """Return the products that a target sums up in float16."""
+    return {
+        op: fact
+        for op, fact in profile.products.items()
+        if fact.accumulator == "float16"
+    }
 
 
 def find_splits(graph: Graph, options: Options) -> dict[int, int]:
@@ -110,7 +98,7 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
     if profile is None or not may_split(options):
         return {}
     hazards = graph.ask(hazards_on, low, options.target)
-    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason == KIND]
+    long = [graph.nodes[hazard.node] for hazard in hazards if hazard.reason is KIND]
     able = [
         node
         for node in long
@@ -177,3 +165,31 @@ def _kept(graph: Graph, options: Options) -> set[int]:
         *unfit_nodes(graph, options),
         *(node for node, override in overrides.items() if not override.low),
     }
+
+
+class _LongProducts(HazardKind):
+    value = "long float16 product"
+    title = (
+        "the target would lose digits of a long product, which it sums up in float16"
+    )
+    is_measurable = True
+    price_details = PriceDetails(
+        low="the error of its float16 sum is worth it",
+        high="the error of its float16 sum is not worth the Casts",
+    )
+
+    def find_on(self, graph: Graph, low: Format, target: str, /) -> Iterator[Hazard]:
+        return long_products(graph, low, target)
+
+    def ops(self) -> AbstractSet[str]:
+        profiles = filter(None, map(profile_of, target_names()))
+        return frozenset().union(*map(_lossy, profiles))
+
+    def prices(self, graph: Graph, low: Format, target: str, /) -> Mapping[int, float]:
+        return accumulation_shares(graph, low, target)
+
+    def splits(self, graph: Graph, options: Options, /) -> Mapping[int, int]:
+        return find_splits(graph, options)
+
+
+KIND: Final = _LongProducts()

@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.computing import computing
-from onnxamp._decide.hazards.ranges import is_out_of_range
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._dtypes import LOW_TENSORS, Format
 from onnxamp._graph.added_masks import casts_to_float
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import known_numbers, stats_of
+from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
+from onnxamp._graph.mask_paths import (
+    holds_sentinel,
+    mask_arithmetic,
+    mask_path,
+    saturated,
+)
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL, ConstantStats
 from onnxamp._ops.facts import op_facts
@@ -24,7 +28,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     Complexity: linear; a path is walked once, however many of its nodes read large constants.
     """
-    leading = _leading(graph)
+    leading = mask_arithmetic(graph)
     walked: set[int] = set()
     kept: set[int] = set()
     for node in graph.at(leading):
@@ -42,7 +46,7 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
                 else found
             )
             path = list[int]()
-            if found is None and _holds_sentinel(graph, low, value):
+            if found is None and holds_sentinel(graph, low, value):
                 if node.index not in walked:
                     path = mask_path(graph, node)
                     walked.update(path)
@@ -90,11 +94,6 @@ def _is_cast(graph: Graph, node: Node) -> bool:
     return bool(casts) and len(casts) == len(readers)
 
 
-def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from masks(graph, low)
-    yield from given_masks(graph, low)
-
-
 def _computed_sentinel(
     graph: Graph, low: Format, value: int, leading: AbstractSet[int]
 ) -> float | None:
@@ -116,7 +115,7 @@ def _computed_sentinel(
     sources = (source for maker in arithmetic for source in maker.reads)
     return (
         None
-        if any(_holds_sentinel(graph, low, source) for source in sources)
+        if any(holds_sentinel(graph, low, source) for source in sources)
         else largest
     )
 
@@ -125,32 +124,6 @@ def _large(low: Format, stats: ConstantStats) -> float | None:
     """Return a large element of the constant that is no sentinel."""
     is_large = 1 / low.epsilon <= abs(stats.uniform or 0.0) < SENTINEL
     return stats.uniform if is_large else stats.out_of_range(low)
-
-
-def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
-    """Return groups of nodes in one precision: the ops from a sentinel constant to its Softmax, both ends included."""
-    groups = []
-    leading = _leading(graph)
-    walked: set[int] = set()
-    for node in graph.at(leading):
-        read = (value for _, value in graph.float_inputs(node))
-        values = [value for value in read if _holds_sentinel(graph, low, value)]
-        if not values:
-            continue
-        path = [node.index] if node.index in walked else mask_path(graph, node)
-        walked.update(path)
-        # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
-        makers = (graph.producer(graph.constants.source(value)) for value in values)
-        if path:
-            groups.append(
-                [*path, *(maker.index for maker in makers if maker is not None)]
-            )
-    return groups
-
-
-def _holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
-    stats = graph.constants.stats(value)
-    return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
 
 
 def _makers(graph: Graph, value: int, path: list[int]) -> Iterator[Node]:
@@ -171,72 +144,26 @@ def _stays_high(low: Format, maker: Node) -> bool:
     return low.tensor not in maker.signature.params.get(port.type, frozenset())
 
 
-def _leading(graph: Graph) -> set[int]:
-    """Return nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
-    walk = op_facts().mask_arithmetic
-    sinks = op_facts().mask_sinks
-    stack = graph.nodes_of(sinks)
-    found = {node.index for node in stack if node.key in walk}
-    while stack:
-        for _, value in graph.float_inputs(stack.pop()):
-            maker = graph.producer(value)
-            if maker is not None and maker.index not in found and maker.key in walk:
-                found.add(maker.index)
-                stack.append(maker)
-    return found
-
-
-def mask_path(graph: Graph, start: Node) -> list[int]:
-    """Return nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
-    walk = op_facts().mask_arithmetic
-    sinks = op_facts().mask_sinks
-    previous: dict[int, list[int]] = {start.index: []}
-    stack = [start]
-    found = []
-    while stack:
-        node = stack.pop()
-        if node.key in sinks:
-            found.append(node.index)
-            continue
-        if node.key not in walk or not graph.is_float_output(node):
-            continue
-        for reader, _ in graph.readers(node):
-            if reader.index not in previous and len(previous) < _MASK_REACH:
-                previous[reader.index] = []
-                stack.append(reader)
-            previous.get(reader.index, []).append(node.index)
-    path: set[int] = set()
-    while found:
-        index = found.pop()
-        if index not in path:
-            path.add(index)
-            found += previous[index]
-    return sorted(path)
-
-
-_MASK_REACH = 4096
-"""Limit on the nodes visited from one mask; deep models share one mask among all layers."""
-
-
-def _is_telling(number: float, low: Format) -> bool:
-    return abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low)
-
-
-def saturated(low: Format) -> tuple[float, float]:
-    """Return the saturated value of a sentinel: the largest number of the type, or half of it."""
-    return low.max_finite, low.max_finite / 2
-
-
-KIND: Final = Kind(
-    "mask",
-    title="low precision would change an attention mask",
-    rule=_rule,
-    audit=Audit(
-        1,
+class _Masks(HazardKind):
+    value = "mask"
+    title = "low precision would change an attention mask"
+    looks_at = ("mask_sinks", "bounding_epsilons")
+    fault = Fault(
+        Effect.SPOILS_MASK,
         "adds a mask in LOW that is so large that a fully masked row loses its scores",
-        "",
-        _is_telling,
-        must_tell=True,
-    ),
-    loses=is_out_of_range,
-)
+        needs_constant=True,
+        is_enough=True,  # a mask times 0 or 1 stays in range
+    )
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        yield from masks(graph, low)
+        yield from given_masks(graph, low)
+
+    def is_shown_by(self, number: float, low: Format, /) -> bool:
+        return abs(number) * low.epsilon >= 1 and abs(number) not in saturated(low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return is_out_of_range(graph, weight, low)
+
+
+KIND: Final = _Masks()

@@ -10,12 +10,12 @@ Coordinates are positions with a computed part, such as the center of a box: the
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from onnxamp._decide.accumulation import accumulated
-from onnxamp._decide.counted import COUNTED, INVERSE, POSITION, Counted, counted
-from onnxamp._decide.hazards.indices import loses
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._graph.accumulation import accumulated
+from onnxamp._graph.counted import COUNTED, INVERSE, POSITION, Counted, counted
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import is_rounded
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._ops.facts import op_facts
 
@@ -140,14 +140,21 @@ def _upstream(
         stack += sorted(fresh)
 
 
-KIND: Final = Kind(
-    "position",
-    title="positions, or angles that grow with them",
-    rule=position_hazards,
-    audit=Audit(
-        4,
+class _Positions(HazardKind):
+    value = "position"
+    title = "positions, or angles that grow with them"
+    looks_at = ("position_sources", "position_sinks")
+    fault = Fault(
+        Effect.MISCOUNTS,
         "computes positions, or angles that grow with them, in LOW",
         ", which counts exactly up to {integers} only",
-    ),
-    loses=loses,
-)
+    )
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return position_hazards(graph, low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return is_rounded(graph, weight, low)
+
+
+KIND: Final = _Positions()

@@ -1,18 +1,18 @@
 """Quantized ops that a target fuses into integer kernels."""
 
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Harm, Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import Node, Origin
+from onnxamp._graph.view import Node
 from onnxamp._ops.facts import op_facts
+from onnxamp._patterns.quantized_units import between_integers, fused_blindly
 from onnxamp._target import target_of
 
 
-def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]:
+def quantized_units(graph: Graph, target: str) -> Iterator[Hazard]:
     """Quantize and dequantize nodes and the nodes between them, where the target fuses them into integer kernels.
 
     Complexity: linear in nodes.
@@ -24,103 +24,12 @@ def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]
         if node.key in quantizing:
             yield Hazard(node.index, KIND, "quantizes or dequantizes")
             continue
-        fed, feeds = _between(graph, node)
+        fed, feeds = between_integers(graph, node)
         if fed or (feeds and node.key not in op_facts().kernel_free):
             yield Hazard(node.index, KIND, "is between dequantize and quantize nodes")
 
 
-def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
-    """Return whether all floats that a node reads are dequantized, and whether a result is quantized."""
-    ops = op_facts().dequantize
-    fed = [graph.producer(value, *ops) for _, value in graph.float_inputs(node)]
-    feeds = any(
-        reader.key in op_facts().quantize and port == 0
-        for value in node.outputs
-        for reader, port in graph.consumers(value)
-    )
-    return bool(fed) and None not in fed, feeds
-
-
-def quantized_values(graph: Graph) -> frozenset[int]:
-    """Return the values that are quantized, as they are or behind exact ops, and that nothing else reads.
-
-    What leaves their grid saturates, whether it is finite or not. Complexity: linear in nodes.
-    """
-    quantize = op_facts().quantize
-    found = set[int]()
-    for node in reversed(graph.order) if graph.nodes_of(quantize) else ():
-        for value in node.writes:
-            readers = list(graph.consumers(value))
-            if graph.results[value] or not readers:
-                continue
-            if all(
-                port == 0
-                if reader.key in quantize
-                else reader.index in graph.exact and found.issuperset(reader.writes)
-                for reader, port in readers
-            ):
-                found.add(value)
-    return frozenset(found)
-
-
-def dequantized_values(graph: Graph) -> frozenset[int]:
-    """Return the values that are dequantized, or that exact ops make of such values and of stored parameters.
-
-    Complexity: linear in nodes.
-    """
-    dequantize = op_facts().dequantize
-    found = set[int]()
-    for node in graph.order if graph.nodes_of(dequantize) else ():
-        is_moved = node.index in graph.exact and _reads_integers(graph, node, found)
-        if is_moved or node.key in dequantize:
-            found.update(node.writes)
-    return frozenset(found)
-
-
-def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
-    """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
-
-    A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
-    sixteenth of what that will do. Exact ops between the node and the integers add nothing. Complexity: linear in
-    nodes.
-    """
-    nodes = graph.nodes_of(op_facts().pointwise)
-    if not nodes or target_of(target).fuses_quantized:
-        return frozenset()
-    before = graph.ask(dequantized_values)
-    after = graph.ask(quantized_values)
-    return frozenset(
-        node.index
-        for node in nodes
-        if after.issuperset(node.writes) and _reads_integers(graph, node, before)
-    )
-
-
-def _reads_integers(graph: Graph, node: Node, dequantized: AbstractSet[int]) -> bool:
-    """Return whether a node reads dequantized numbers and stored parameters alone."""
-    computed = [
-        value
-        for _, value in graph.float_inputs(node)
-        if graph.values[value].origin is not Origin.DEFAULT
-        and not graph.constants.is_constant(value)
-    ]
-    return bool(computed) and dequantized >= {*computed}
-
-
-def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
-    """Yield nodes that ONNX Runtime's CPU provider fuses regardless of the type of the scales around them."""
-    for node in graph.nodes_of(op_facts().fused_blindly):
-        reader = graph.only_reader(node.outputs[0])
-        if (
-            reader is not None
-            and reader.key in op_facts().quantize
-            and reader.input(0) == node.outputs[0]
-            and _between(graph, node)[0]
-        ):
-            yield Hazard(node.index, KIND, "ONNX Runtime loads it only in float32")
-
-
-def integer_products(graph: Graph, _low: Format) -> Iterator[Hazard]:
+def integer_products(graph: Graph) -> Iterator[Hazard]:
     """Ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
     seen: set[int] = set()
     for node in graph.nodes_of(op_facts().integer_products):
@@ -156,21 +65,28 @@ def _adds_constant(graph: Graph, node: Node) -> bool:
     )
 
 
-def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from fused_blindly(graph, low)
-    yield from integer_products(graph, low)
-
-
-KIND: Final = Kind(
-    "quantized unit",
-    title="fused into integer kernels by the runtime",
-    rule=_rule,
-    on_target=quantized_units,
-    breaks=False,
-    audit=Audit(
-        5,
+class _QuantizedUnits(HazardKind):
+    value = "quantized unit"
+    title = "fused into integer kernels by the runtime"
+    looks_at = ("quantize", "dequantize", "fused_blindly", "integer_products")
+    harm = Harm.FUSION
+    fault = Fault(
+        Effect.SCALES_SUMS,
         "scales integer sums in LOW, which exceed its range",
         ": it ends at {end:.6g}",
-        rule=integer_products,
-    ),
-)
+    )
+
+    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        for node in fused_blindly(graph):
+            yield Hazard(node.index, KIND, "ONNX Runtime loads it only in float32")
+        yield from integer_products(graph)
+
+    def find_on(self, graph: Graph, _low: Format, target: str, /) -> Iterator[Hazard]:
+        return quantized_units(graph, target)
+
+    def find_in_low(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
+        """Return the nodes whose values leave the range."""
+        return integer_products(graph)
+
+
+KIND: Final = _QuantizedUnits()

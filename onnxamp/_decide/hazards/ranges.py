@@ -7,13 +7,21 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._decide.computing import computing, damaged
-from onnxamp._decide.extremes import shrinking
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import (
+    ByExponents,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    computing,
+)
 from onnxamp._dtypes import Format
+from onnxamp._graph.damaged import damaged
+from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
+from onnxamp._graph.extremes import shrinking
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import floats_of, stats_of
-from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.known import floats_of, is_out_of_range, stats_of
+from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
 from onnxamp._ops.facts import attribute, attribute_of, op_facts
 from onnxamp._options.options import Options
@@ -61,13 +69,6 @@ def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
             node.index, KIND, f"computes a constant, and a wrong one in {low.name}"
         )
         yield from computing(graph, node.outputs[0], node, KIND)
-
-
-def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from constant_ranges(graph, low)
-    yield from tiny_factors(graph, low)
-    yield from held_numbers(graph, low)
-    yield from damaged_constants(graph, low)
 
 
 def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -174,56 +175,31 @@ def _carries(graph: Graph, node: Node) -> bool:
     return bool(node.outputs) and bool(stats_of(graph, node.outputs[0]))
 
 
-def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
-    """Yield nodes that are not yet in ``seen`` and read the node's outputs, directly or through exact ops, which are
-    included.
-
-    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
-    """
-    stack = [node]
-    while stack:
-        for reader, _ in graph.readers(stack.pop()):
-            if reader.index in seen:
-                continue
-            seen.add(reader.index)
-            yield reader
-            if reader.index in graph.exact and graph.is_float_output(reader):
-                stack.append(reader)
-
-
-def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
-    """Yield the nodes that compute a value, and the exact ops between."""
-    stack = [value]
-    seen = {ABSENT}
-    while stack:
-        value = stack.pop()
-        maker = None if value in seen else graph.producer(value)
-        seen.add(value)
-        if maker is not None:
-            yield maker
-            if maker.index in graph.exact:
-                stack += (value for _, value in graph.float_inputs(maker))
-
-
-def _is_telling(number: float, low: Format) -> bool:
-    return abs(number) > low.max_finite / 8
-
-
-def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:
-    """Return whether a constant has an element that low precision cannot hold."""
-    return any(stats.out_of_range(low) is not None for stats in stats_of(graph, value))
-
-
-KIND: Final = Kind(
-    "constant range",
-    title="a constant exceeds the range of low precision",
-    rule=_rule,
-    is_cured_by_exponents=True,
-    audit=Audit(
-        2,
+class _Ranges(HazardKind):
+    value = "constant range"
+    title = "a constant exceeds the range of low precision"
+    looks_at = ("input_numbers", "result_numbers")
+    exponents = ByExponents.SETTLE
+    fault = Fault(
+        Effect.LEAVES_RANGE,
         "computes in LOW near the end of its range",
         ": it ends at {end:.6g}",
-        _is_telling,
-    ),
-    loses=is_out_of_range,
-)
+    )
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        yield from constant_ranges(graph, low)
+        yield from tiny_factors(graph, low)
+        yield from held_numbers(graph, low)
+        yield from damaged_constants(graph, low)
+
+    def find_asked(self, graph: Graph, options: Options, /) -> Iterable[Hazard]:
+        return () if options.init_max is None else beyond_init_max(graph, options)
+
+    def is_shown_by(self, number: float, low: Format, /) -> bool:
+        return abs(number) > low.max_finite / 8
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return is_out_of_range(graph, weight, low)
+
+
+KIND: Final = _Ranges()

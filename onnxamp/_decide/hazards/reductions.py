@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind
 from onnxamp._dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
@@ -30,11 +30,16 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
             yield Hazard(node.index, KIND, f"sums {count} elements at a time")
 
 
-KIND: Final = Kind(
-    "large reduction",
-    title="a sum over very many elements",
-    rule=large_reductions,
-    is_measurable=True,
-    is_cured_by_exponents=True,
-    audit=Audit(6, "{detail} in LOW", ", which ends at {end:.6g}"),
-)
+class _LargeReductions(HazardKind):
+    value = "large reduction"
+    title = "a sum over very many elements"
+    looks_at = ("growing_reductions",)
+    exponents = ByExponents.CURE
+    is_measurable = True
+    fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return large_reductions(graph, low)
+
+
+KIND: Final = _LargeReductions()

@@ -1,38 +1,30 @@
-"""Scales of quantized numbers that low precision cannot hold, from ``_data/grids.toml``."""
+"""Scales of quantized numbers that low precision cannot hold."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._decide.computing import computing
-from onnxamp._decide.hazards.ranges import makers_through_exact, readers_through_exact
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import (
+    ByExponents,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    computing,
+)
 from onnxamp._dtypes import Format, element_name
+from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import known_numbers
+from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import read_array
-from onnxamp._ops import read_table
 from onnxamp._ops.facts import op_facts
+from onnxamp._ops.grids import Grid, grids
 
 _SHARE: Final = 1.0
 """Steps by which rounding a scale may move the end of its grid."""
-
-
-class Grid(NamedTuple):
-    """The numbers of a quantized type; ``_data/grids.toml`` explains the fields."""
-
-    end: float
-    steps: int
-
-
-@cache
-def grids() -> Mapping[str, Grid]:
-    """Return the grids by the name of their type."""
-    return {name: Grid(**row) for name, row in read_table("grids").items()}
 
 
 def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -117,18 +109,6 @@ def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
     return (float(scales.min()), float(scales.max())) if scales.size else None
 
 
-def magnitudes(graph: Graph, scale: int) -> NDArray[np.float32] | None:
-    """Return the magnitudes of a scale, stored or known though computed; None if it is not known."""
-    tensor = graph.constants.tensors.get(graph.constants.source(scale))
-    if tensor is None:
-        arrays = [
-            one.array.reshape(-1)
-            for one in graph.ask(known_numbers).numbers.get(scale, ())
-        ]
-        return np.abs(np.concatenate(arrays).astype(np.float32)) if arrays else None
-    return np.abs(read_array(tensor, graph.folder).astype(np.float32))
-
-
 def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
     """Return what low precision loses of scales; "" if nothing."""
     if largest >= low.overflow:
@@ -141,25 +121,40 @@ def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
     return f"rounding a scale of {smallest:.6g} to {low.name} moves the end of its grid by up to {moved:.3g} steps"
 
 
-def _rule(graph: Graph, low: Format) -> Iterator[Hazard]:
-    yield from scale_hazards(graph, low)
-    yield from contrib_scales(graph, low)
-
-
-def with_zeros(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield all of these in a converted model, where a scale may have become zero."""
+def zero_scales(graph: Graph) -> Iterator[Hazard]:
+    """Yield the nodes of a converted model with a scale that is 0."""
     facts = op_facts()
     for node in graph.nodes_of(facts.quantize | facts.dequantize):
         tensor = graph.constants.tensors.get(node.input(1))
         if tensor is not None and not read_array(tensor, graph.folder).all():
             yield Hazard(node.index, KIND, "a scale is 0")
-    yield from _rule(graph, low)
 
 
-KIND: Final = Kind(
-    "scale",
-    title="low precision cannot hold its scale, or the numbers that it scales to",
-    rule=_rule,
-    is_cured_by_exponents=True,
-    audit=Audit(6, "its scale does not suit LOW: {detail}", rule=with_zeros),
-)
+class _Scales(HazardKind):
+    value = "scale"
+    title = "low precision cannot hold its scale, or the numbers that it scales to"
+    looks_at = ("quantize", "dequantize", "scales")
+    exponents = ByExponents.CURE
+    fault = Fault(Effect.GROWS, "its scale does not suit LOW: {detail}")
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        yield from scale_hazards(graph, low)
+        yield from contrib_scales(graph, low)
+
+    def find_in_low(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        yield from zero_scales(graph)
+        yield from self.find(graph, low)
+
+    def low_numbers(
+        self, graph: Graph, low: Format, /
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        return vanishing_scales(graph, low)
+
+    def lost_scales(self, graph: Graph, low: Format, /) -> Mapping[int, str]:
+        lost = dict[int, str]()
+        for hazard in self.find_in_low(graph, low):
+            lost.setdefault(hazard.node, hazard.detail)
+        return lost
+
+
+KIND: Final = _Scales()

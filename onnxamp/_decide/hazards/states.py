@@ -7,11 +7,11 @@ lose what they add, and products leave the range. Samples with few iterations do
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.accumulation import accumulated
-from onnxamp._decide.hazards.indices import loses
-from onnxamp._decide.verdicts import Audit, Hazard, Kind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
 from onnxamp._dtypes import Format, holds_float
+from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import is_rounded
 from onnxamp._graph.view import ABSENT
 from onnxamp._ops.facts import op_facts
 
@@ -27,14 +27,21 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, "multiplies all that comes before")
 
 
-KIND: Final = Kind(
-    "accumulated state",
-    title="state that accumulates from one iteration to the next",
-    rule=state_hazards,
-    audit=Audit(
-        4,
+class _States(HazardKind):
+    value = "accumulated state"
+    title = "state that accumulates from one iteration to the next"
+    looks_at = ("cumulative", "repeats")
+    fault = Fault(
+        Effect.MISCOUNTS,
         "accumulates state in LOW: {detail}",
         ", so that its rounding errors add up",
-    ),
-    loses=loses,
-)
+    )
+
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return state_hazards(graph, low)
+
+    def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
+        return is_rounded(graph, weight, low)
+
+
+KIND: Final = _States()

@@ -1,0 +1,358 @@
+"""All that is known of an op, gathered from every table: the answer to "why is this op treated like that?".
+
+Each table has a function here that turns the rows of one op into facts. :data:`_TOPICS` orders them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any, Final
+
+from onnx.defs import get_all_schemas_with_history
+
+from onnxamp._decide.kinds import kinds
+from onnxamp._dtypes import FORMATS, LOW_TENSORS
+from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._gradients.pointwise import FORMULAS
+from onnxamp._gradients.walk import RULES as GRADIENTS
+from onnxamp._graph.quantized import OPERATORS
+from onnxamp._ops import target_json, target_table
+from onnxamp._ops.facts import op_facts
+from onnxamp._ops.providers import placement_rules
+from onnxamp._ops.relations import ALL, Term, dimension_rules, exponent_rules
+from onnxamp._options.lists import (
+    PRESETS,
+    is_known,
+    nearest_name,
+    ops_named,
+    preset,
+    stated_in,
+)
+from onnxamp._patterns.match import form_table
+from onnxamp._public import Shown
+from onnxamp._rewrite.upgrade_rules import upgrade_rows
+from onnxamp._target import known_versions, targets
+from onnxamp._target.kernels import float32_accumulators, kernel_table
+
+
+@dataclass(frozen=True, slots=True)
+class OpFact:
+    """A fact about an op.
+
+    Attributes:
+        topic: what it is about: "list", "kernel", "accumulator", "placement", "hazard", "gradient", ...
+        text: the fact in words.
+        file: where it is stated: a file of ``onnxamp/_data``, or else the module.
+        source: the source that the row states; "" if the head of the file states one for all rows.
+        target: the target that it is true of; "" if of all.
+    """
+
+    topic: str
+    text: str
+    file: str
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OpView(Shown):
+    """All that is known of an op.
+
+    Attributes:
+        op: its type, with the domain outside ai.onnx ("com.microsoft::Gelu").
+        facts: the facts, by topic.
+
+    Example:
+        >>> import onnxamp
+        >>> view = onnxamp.describe_op("LayerNormalization")
+        >>> {fact.file for fact in view.facts if fact.topic == "fold"}
+        {'folds.toml'}
+    """
+
+    op: str
+    facts: tuple[OpFact, ...]
+
+
+def describe_op(op: str) -> OpView:
+    """Return all that is known of an op: lists, kernels, hazards, gradients, folds, upgrades, and what it computes.
+
+    Args:
+        op: the op type, with the domain outside ai.onnx ("com.microsoft::Gelu").
+
+    Raises:
+        ArgumentError: no op has that name.
+        ArgumentTypeError: ``op`` is not a string.
+
+    Example:
+        >>> import onnxamp
+        >>> view = onnxamp.describe_op("Softmax")
+        >>> [fact.text for fact in view.facts if fact.topic == "gradient"]
+        ['y * (dy - (dy * y).sum([axis]))']
+    """
+    if not isinstance(op, str):
+        raise ArgumentTypeError(
+            f"op must be a string such as 'Softmax', not {type(op).__name__}."
+        )
+    meant = ops_named(op)
+    if not is_known(op) or meant != (op,):
+        near = ", ".join(meant) if is_known(op) else nearest_name(op)
+        hint = f" Did you mean {near}?" if near else ""
+        raise ArgumentError(f"There is no op type {op!r}.{hint}")
+    return OpView(op, tuple(fact for find in _TOPICS for fact in find(op)))
+
+
+def _lists(op: str) -> Iterator[OpFact]:
+    """Yield the entries of the presets, and the names of frameworks that mean the op."""
+    for name in PRESETS:
+        known = preset(name)
+        for color, entries in (("white", known.white), ("black", known.black)):
+            if op not in entries:
+                continue
+            file = f"oplists/{stated_in(name, color)}.toml"
+            text = f"{color} in {name}"
+            if color == "black" and known.trusts_kernels:
+                text += _exceptions(op)
+            yield OpFact("list", text, file, entries[op])
+        names = [own for own, ops in known.names.items() if op in ops]
+        if names:
+            text = f"{name} calls it {', '.join(names)}"
+            yield OpFact("list", text, f"oplists/{stated_in(name, 'names')}.toml")
+
+
+def _exceptions(op: str) -> str:
+    """Return where a preset that trusts kernels does not keep a black-listed op in float32, in a clause."""
+    lows = [
+        f"{name} ({' and '.join(low)})"
+        for name in targets()
+        if (low := [low for low in FORMATS if op in float32_accumulators(name, low)])
+    ]
+    return (
+        f", but not where kernels sum up in float32: {', '.join(lows)}" if lows else ""
+    )
+
+
+def _exactness(op: str) -> Iterator[OpFact]:
+    """Yield the flags and columns of the op, and whether it is exact."""
+    facts = op_facts()
+    file = "ops.toml"
+    if op in facts.exact:
+        text = "exact: commutes with rounding, so either precision computes the same"
+        when = facts.exact_when.get(op)
+        condition = f" if {_words(when)}" if when else ""
+        yield OpFact("exactness", text + condition, file)
+    else:
+        yield OpFact("exactness", "not exact: low precision rounds its results", file)
+    flags = list[str]()
+    for column in fields(facts):
+        entries = getattr(facts, column.name)
+        if op not in entries:
+            continue
+        if isinstance(entries, AbstractSet):
+            flags.append(column.name)
+        else:
+            yield OpFact("column", f"{column.name} = {_words(entries[op])}", file)
+    if flags:
+        yield OpFact("flags", ", ".join(flags), file)
+
+
+def _kernels(op: str) -> Iterator[OpFact]:
+    """Yield the low-precision types of kernels, by target and by version of ONNX Runtime."""
+    for name, target in targets().items():
+        if not target.has_kernels and not target.builds:
+            continue
+        versions = known_versions(name) if target.versioned else ("",)
+        low = [(version, _low_kernels(name, version, op)) for version in versions]
+        made = {key: target_json(name, "kernels").get(key) for key in _MAKERS}
+        source = ", ".join(f"{key} {value}" for key, value in made.items() if value)
+        for text, group in groupby(low, key=lambda pair: pair[1]):
+            same = [version for version, _ in group]
+            span = f"{same[0]} to {same[-1]}: " if same[0] else ""
+            span = f"{same[0]}: " if same[0] and len(same) == 1 else span
+            newest = versions[-1] in same
+            file = "kernels.json" if newest else "history.json"
+            yield OpFact("kernel", span + text, f"targets/{name}/{file}", source, name)
+
+
+_MAKERS: Final = ("onnxruntime", "tensorrt_rtx", "package")
+"""Fields of kernel tables that say what was asked."""
+
+
+def _low_kernels(name: str, version: str, op: str) -> str:
+    """Return the low-precision types that kernels take, with the versions of the op."""
+    provider = f"{name}@{version}" if version else name
+    rows = list[str]()
+    table = kernel_table(provider).get(op, ())
+    for row in sorted(table, key=lambda row: row.since):
+        taken = set[str]().union(*row.types.values())
+        names = [low.name for kind, low in LOW_TENSORS.items() if kind in taken]
+        end = "" if row.until is None else f" to {row.until}"
+        if names:
+            rows.append(f"{' and '.join(names)} for version {row.since}{end}")
+    if rows:
+        return "; ".join(dict.fromkeys(rows))
+    return "float32 only" if table else "no kernel"
+
+
+def _of_targets(op: str) -> Iterator[OpFact]:
+    """Yield what targets say of the op besides its kernels."""
+    for name in targets():
+        folder = f"targets/{name}"
+        for row in target_table(name, "accumulate").get("rows", ()):
+            if row["op"] == op:
+                span = " ".join(
+                    f"{key} {row[key]}" for key in ("since", "before") if key in row
+                )
+                text = f"{' and '.join(row['types'])} summed up in {row['accumulator']} {span}"
+                file = f"{folder}/accumulate.toml"
+                source = row.get("source", "")
+                yield OpFact("accumulator", text.rstrip(), file, source, name)
+        yield from _arithmetic(op, name)
+        # "any" has no rows of its own: those in its name are failures on all other targets.
+        is_own = bool(target_table(name, "placement"))
+        for row in placement_rules(name, op) if is_own else ():
+            source = row.get("source", "")
+            file = f"{folder}/placement.toml"
+            yield OpFact("placement", row["because"], file, source, name)
+        for table, topic in (("wrong", "wrong kernel"), ("optimizers", "optimizer")):
+            for row in target_table(name, table).get("rows", ()):
+                if op in row["ops"]:
+                    source = row.get("source", "")
+                    file = f"{folder}/{table}.toml"
+                    yield OpFact(topic, row["because"], file, source, name)
+
+
+def _arithmetic(op: str, target: str) -> Iterator[OpFact]:
+    """Yield how a target computes the op in float16."""
+    data = target_table(target, "arithmetic")
+    for part in ("products", "sums", "normalizations", "steps", "elementwise"):
+        for name, row in data.get(part, {}).items():
+            if name.partition(" ")[0] == op:
+                form = name.removeprefix(op).strip()
+                text = f"{form}: {_words(row)}" if form else _words(row)
+                file = f"targets/{target}/arithmetic.toml"
+                yield OpFact("arithmetic", text, file, data.get("source", ""), target)
+
+
+def _hazards(op: str) -> Iterator[OpFact]:
+    """Yield the hazards that begin at nodes of the op."""
+    for kind in kinds():
+        if op in kind.ops():
+            module = type(kind).__module__.replace(".", "/")
+            yield OpFact("hazard", f"{kind.value}: {kind.title}", f"{module}.py")
+
+
+def _gradients(op: str) -> Iterator[OpFact]:
+    """Yield the formula of the gradient, or the module with its rule."""
+    if op in FORMULAS:
+        formula = FORMULAS[op]
+        yield OpFact(
+            "gradient",
+            formula if isinstance(formula, str) else "; ".join(formula),
+            "gradients.toml",
+        )
+    elif op in GRADIENTS:
+        yield OpFact("gradient", "a rule in code", "onnxamp/_gradients")
+    else:
+        yield OpFact(
+            "gradient", "no rule, so no gradient passes it", "onnxamp/_gradients"
+        )
+
+
+def _folds(op: str) -> Iterator[OpFact]:
+    """Yield the decomposed forms that become the op."""
+    table = form_table()
+    for name, kind in table.kinds.items():
+        own = [target for target, made in kind.own.items() if made == op]
+        if op != kind.op and not own:
+            continue
+        count = sum(form.kind == name for form in table.forms)
+        where = f"on {', '.join(own)}" if own else f"from opset {kind.opset} on"
+        text = f"{count} decomposed forms of {kind.called} become it {where}"
+        yield OpFact("fold", text, "folds.toml")
+
+
+def _upgrades(op: str) -> Iterator[OpFact]:
+    """Yield the versions of the op, and what upgrades to them change."""
+    if "::" in op:
+        return
+    rows = upgrade_rows(op)
+    schemas = get_all_schemas_with_history()
+    versions = {
+        one.since_version for one in schemas if (one.domain, one.name) == ("", op)
+    }
+    for version in sorted(versions)[1:]:
+        row = rows.get(version)
+        changes = (
+            {}
+            if row is None
+            else {key: value for key, value in row.items() if key not in ("ops", "to")}
+        )
+        text = _words(changes) if changes else "changes nothing but types"
+        yield OpFact("upgrade", f"to version {version}: {text}", "upgrades.toml")
+
+
+def _relations(op: str) -> Iterator[OpFact]:
+    """Yield how dimensions and exponents of inputs and outputs depend on each other."""
+    for rule in dimension_rules().get(op, ()):
+        terms = rule.inputs or (() if rule.every is None else (rule.every,))
+        shown = [" ".join(one) if one is not None else "any" for one in terms]
+        text = ", ".join(f"[{one}]" for one in shown) or "see the row"
+        yield OpFact("shapes", f"inputs {text}", "dimensions.toml")
+    exponents = exponent_rules().get(op)
+    if exponents is not None and exponents.same:
+        yield OpFact("exponents", "all float ports share one", "exponents.toml")
+    elif exponents is not None:
+        sides = (" = ".join(map(_sum, sides)) for sides in exponents.equations)
+        yield OpFact("exponents", "; ".join(sides) or "any", "exponents.toml")
+
+
+def _sum(side: tuple[Term, ...]) -> str:
+    """Return a side of an equation as in the table."""
+    terms = list[str]()
+    for number, is_output, position in side:
+        port = f"{'y' if is_output else 'x'}{'*' if position == ALL else position}"
+        terms.append(port if number == 1 else f"{number} {port}")
+    return " + ".join(terms) or "0"
+
+
+def _quantized(op: str) -> Iterator[OpFact]:
+    """Yield the float form of an op on integers."""
+    if op in OPERATORS:
+        text = f"on integers what {OPERATORS[op].op} is on floats"
+        yield OpFact("quantized", text, "operators.toml")
+
+
+def _words(value: Any) -> str:
+    """Return a value of a table in a line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+    if isinstance(value, range):
+        return "all"
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(map(str, value)))
+    if hasattr(value, "_asdict"):
+        held = {
+            key: item
+            for key, item in value._asdict().items()
+            if item not in (None, ())
+        }
+        return f"({_words(held)})"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    return str(value)
+
+
+_TOPICS: Final[tuple[Callable[[str], Iterator[OpFact]], ...]] = (
+    _lists,
+    _hazards,
+    _exactness,
+    _kernels,
+    _of_targets,
+    _gradients,
+    _folds,
+    _upgrades,
+    _relations,
+    _quantized,
+)
+"""The functions that gather facts, in the order of reports."""

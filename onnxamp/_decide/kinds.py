@@ -1,0 +1,264 @@
+"""What a hazard says of itself, and the only way to ask about hazards.
+
+A module of :mod:`onnxamp._decide.hazards` is one hazard: a subclass of :class:`HazardKind` and its only object,
+``KIND``. Code outside that folder names no hazard. It asks the functions of this module, or all :func:`kinds`.
+"""
+
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum, IntEnum
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple
+
+from numpy.typing import NDArray
+
+from onnxamp._decide import hazards
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import known_numbers
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._model.protos import record
+from onnxamp._ops.facts import op_facts
+from onnxamp._options.options import Options
+
+
+class Harm(Enum):
+    """What low precision harms at a node."""
+
+    RESULT = "its results"
+    CAST = "only a Cast after it, which can be shielded where the node stays low"
+    FUSION = "only a fusion of the runtime, without which the results are right"
+    KERNEL = "its results, through the fault of a kernel of the target"
+
+
+class ByExponents(Enum):
+    """What exponents (``--rescale``) can do about a hazard."""
+
+    NOTHING = "its nodes stay float32, so that no exponent needs to suit their values"
+    CURE = "they may bring its values into range, so that its nodes want to be low"
+    SETTLE = "the same, and a value that no exponent brings into range is reported"
+
+
+class Effect(IntEnum):
+    """What a hazard does to a node that is already low precision.
+
+    Audits report the effects in this order, because readers mend the first one of a node: numbers that are wrong for
+    every input come before those that are wrong for large models or rare inputs.
+    """
+
+    SPOILS_MASK = 1
+    LEAVES_RANGE = 2
+    LOSES_EPSILON = 3
+    MISCOUNTS = 4
+    SCALES_SUMS = 5
+    GROWS = 6
+    ROUNDS_AWAY = 7
+
+
+class Fault(NamedTuple):
+    """What audits say of a low-precision node with a hazard.
+
+    Attributes:
+        effect: what happens, which orders the reports.
+        text: the fault; LOW stands for the type, ``{detail}`` for the detail of the hazard.
+        limit: the text after it: ``{end}`` is the largest number of the type, ``{integers}`` its last exact integer.
+        needs_constant: whether there is no fault unless a constant of the node shows it, see
+            :meth:`HazardKind.is_shown_by`.
+        is_enough: whether later effects at the same node are not reported, because they follow from this one.
+    """
+
+    effect: Effect
+    text: str
+    limit: str = ""
+    needs_constant: bool = False
+    is_enough: bool = False
+
+
+class PriceDetails(NamedTuple):
+    """Why a node is low or float32 whose error has a price, see :meth:`HazardKind.prices`."""
+
+    low: str
+    high: str
+
+
+class Known(NamedTuple):
+    """Nodes of which more is known than static rules see.
+
+    Attributes:
+        scaled: nodes whose values a loss scale keeps in range.
+        fitting: nodes whose sums were measured and fit float16.
+    """
+
+    scaled: AbstractSet[int]
+    fitting: AbstractSet[int]
+
+
+class HazardKind:
+    """A kind of hazard. Modules override the fields and methods in which their hazard differs.
+
+    Attributes:
+        value: its name in plans, like that of a :class:`Reason`.
+        title: the reason in plain words, as a clause about a node.
+        harm: what low precision harms.
+        exponents: what exponents can do about it.
+        looks_at: flags and columns of ``_data/ops.toml`` at whose ops it begins; none if a constant of any op shows it.
+        is_measurable: whether samples show it, so that level "auto" measures it instead.
+        ends_by_folding: whether it keeps nodes of a decomposed op in float32, but not the single op that replaces them.
+        fault: what audits say of low-precision nodes; None if only the audit's own rules find them.
+        price_details: verdicts on nodes with a price.
+    """
+
+    value: ClassVar[str]
+    title: ClassVar[str]
+    harm: ClassVar[Harm] = Harm.RESULT
+    exponents: ClassVar[ByExponents] = ByExponents.NOTHING
+    looks_at: ClassVar[tuple[str, ...]] = ()
+    is_measurable: ClassVar[bool] = False
+    ends_by_folding: ClassVar[bool] = False
+    fault: ClassVar[Fault | None] = None
+    price_details: ClassVar[PriceDetails] = PriceDetails("", "")
+
+    # -- where it is ---------------------------------------------------------------------------------------------
+
+    def find(self, _graph: Graph, _low: Format, /) -> Iterable["Hazard"]:
+        """Return the hazards of a graph in a format, on any target."""
+        return ()
+
+    def find_on(
+        self, _graph: Graph, _low: Format, _target: str, /
+    ) -> Iterable["Hazard"]:
+        """Return the hazards of a graph in a format that a target adds."""
+        return ()
+
+    def find_asked(self, _graph: Graph, _options: Options, /) -> Iterable["Hazard"]:
+        """Return the hazards that exist only because the user's options ask for them."""
+        return ()
+
+    def find_in_low(self, graph: Graph, low: Format, /) -> Iterable["Hazard"]:
+        """Return the hazards of a model that was converted before, which is shown as float32."""
+        return self.find(graph, low)
+
+    def ops(self) -> AbstractSet[str]:
+        """Return the op types at which it begins."""
+        facts = op_facts()
+        return frozenset().union(*(getattr(facts, name) for name in self.looks_at))
+
+    # -- what overrules it, and what it overrules -----------------------------------------------------------------
+
+    def spared(self, _known: Known, /) -> AbstractSet[int]:
+        """Return the nodes that the hazard spares, because more is known of them."""
+        return frozenset()
+
+    def loses(self, _graph: Graph, _weight: int, _low: Format, /) -> bool:
+        """Return whether a weight, stored low, loses the numbers that the hazard is about."""
+        return False
+
+    def prices(
+        self, _graph: Graph, _low: Format, _target: str, /
+    ) -> Mapping[int, float]:
+        """Return nodes that lose digits by the hazard, but too few to keep them in float32.
+
+        The map holds their squared error as a share of the error from which on they stay float32.
+        """
+        return {}
+
+    # -- how it is cured ------------------------------------------------------------------------------------------
+
+    def splits(self, _graph: Graph, _options: Options, /) -> Mapping[int, int]:
+        """Return products that are free of the hazard in parts: node -> the number of parts."""
+        return {}
+
+    def low_numbers(
+        self, _graph: Graph, _low: Format, /
+    ) -> Iterable[tuple[int, NDArray[Any]]]:
+        """Return weights that must not become 0 when they are stored low, with their numbers."""
+        return ()
+
+    # -- what audits show -----------------------------------------------------------------------------------------
+
+    def is_shown_by(self, _number: float, _low: Format, /) -> bool:
+        """Return whether a constant of a low-precision node shows the hazard."""
+        return False
+
+    def lost_scales(self, _graph: Graph, _low: Format, /) -> Mapping[int, str]:
+        """Return nodes whose scales of quantized numbers the hazard is about -> what low precision loses of them."""
+        return {}
+
+
+@record
+class Hazard:
+    """A node that static analysis expects to break, or to lose values, in low precision.
+
+    ``rare``: it shows only on inputs that samples may lack, unlike others with its reason. ``value``: the input or
+    output of the node that must not be rounded; ABSENT where that is true of all.
+    """
+
+    node: int
+    reason: HazardKind
+    detail: str
+    rare: bool = False
+    value: int = ABSENT
+
+
+@cache
+def kinds() -> tuple[HazardKind, ...]:
+    """Return the kinds of hazards, one for each module of their folder, in the order of the modules' names."""
+    modules = pkgutil.iter_modules(hazards.__path__, f"{hazards.__name__}.")
+    return tuple(import_module(module.name).KIND for module in modules)
+
+
+def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
+    """Return all hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones
+    first.
+    """
+    found = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
+    ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
+    unique = {
+        (hazard.node, hazard.reason, hazard.value): hazard
+        for hazard in reversed(ranked)
+    }
+    return sorted(
+        unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value)
+    )
+
+
+def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
+    """Return the hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
+    found = [hazard for kind in kinds() for hazard in kind.find_on(graph, low, target)]
+    return sorted(
+        found, key=lambda hazard: (hazard.reason.harm is Harm.KERNEL, hazard.node)
+    )
+
+
+def asked_hazards(graph: Graph, options: Options) -> list[Hazard]:
+    """Return the hazards that the user's options ask for."""
+    return [hazard for kind in kinds() for hazard in kind.find_asked(graph, options)]
+
+
+def product_splits(graph: Graph, options: Options) -> dict[int, int]:
+    """Return products that are free of hazards in parts: node -> the number of parts."""
+    splits = dict[int, int]()
+    for kind in kinds():
+        splits.update(kind.splits(graph, options))
+    return splits
+
+
+def computing(
+    graph: Graph, value: int, reader: Node, kind: HazardKind, *, rare: bool = False
+) -> Iterator[Hazard]:
+    """Yield the nodes that compute a constant for a node that a hazard is about; none if a tensor stores it.
+
+    What makes a constant in either precision at no cost follows its readers anyway.
+    """
+    known = graph.ask(known_numbers)
+    if value not in known.numbers:
+        return
+    why = f"computes a number for {reader.label!r}"
+    for origin in known.origins(value):
+        maker = graph.producer(origin)
+        if maker is not None and maker.key not in op_facts().representable:
+            yield Hazard(
+                maker.index, kind, why, rare, origin if maker.bodies else ABSENT
+            )

@@ -1,0 +1,37 @@
+"""Walks through exact ops, which hand on what they read."""
+
+from collections.abc import Iterator
+
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+
+
+def readers_through_exact(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
+    """Yield nodes that are not yet in ``seen`` and read the node's outputs, directly or through exact ops, which are
+    included.
+
+    Nodes are added to ``seen``, so that all walks of a graph together take linear time.
+    """
+    stack = [node]
+    while stack:
+        for reader, _ in graph.readers(stack.pop()):
+            if reader.index in seen:
+                continue
+            seen.add(reader.index)
+            yield reader
+            if reader.index in graph.exact and graph.is_float_output(reader):
+                stack.append(reader)
+
+
+def makers_through_exact(graph: Graph, value: int) -> Iterator[Node]:
+    """Yield the nodes that compute a value, and the exact ops between."""
+    stack = [value]
+    seen = {ABSENT}
+    while stack:
+        value = stack.pop()
+        maker = None if value in seen else graph.producer(value)
+        seen.add(value)
+        if maker is not None:
+            yield maker
+            if maker.index in graph.exact:
+                stack += (value for _, value in graph.float_inputs(maker))

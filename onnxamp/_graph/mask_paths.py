@@ -1,0 +1,86 @@
+"""Paths of attention masks: from a constant through mask arithmetic to each Softmax that it reaches."""
+
+from onnxamp._dtypes import Format
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
+from onnxamp._model.weights import SENTINEL
+from onnxamp._ops.facts import op_facts
+
+
+def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
+    """Return groups of nodes in one precision: the ops from a sentinel constant to its Softmax, both ends included."""
+    groups = []
+    leading = mask_arithmetic(graph)
+    walked: set[int] = set()
+    for node in graph.at(leading):
+        read = (value for _, value in graph.float_inputs(node))
+        values = [value for value in read if holds_sentinel(graph, low, value)]
+        if not values:
+            continue
+        path = [node.index] if node.index in walked else mask_path(graph, node)
+        walked.update(path)
+        # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
+        makers = (graph.producer(graph.constants.source(value)) for value in values)
+        if path:
+            groups.append(
+                [*path, *(maker.index for maker in makers if maker is not None)]
+            )
+    return groups
+
+
+def holds_sentinel(graph: Graph, low: Format, value: int) -> bool:
+    """Return whether a value is a constant with an element that is a sentinel, and infinite in low precision."""
+    stats = graph.constants.stats(value)
+    return stats is not None and stats.has_sentinel(low) and stats.largest >= SENTINEL
+
+
+def mask_arithmetic(graph: Graph) -> set[int]:
+    """Return nodes of mask arithmetic that lead to a Softmax, found upstream from all of them at once."""
+    walk = op_facts().mask_arithmetic
+    sinks = op_facts().mask_sinks
+    stack = graph.nodes_of(sinks)
+    found = {node.index for node in stack if node.key in walk}
+    while stack:
+        for _, value in graph.float_inputs(stack.pop()):
+            maker = graph.producer(value)
+            if maker is not None and maker.index not in found and maker.key in walk:
+                found.add(maker.index)
+                stack.append(maker)
+    return found
+
+
+def mask_path(graph: Graph, start: Node) -> list[int]:
+    """Return nodes from ``start`` through mask arithmetic to each Softmax that it reaches, both ends included."""
+    walk = op_facts().mask_arithmetic
+    sinks = op_facts().mask_sinks
+    previous: dict[int, list[int]] = {start.index: []}
+    stack = [start]
+    found = []
+    while stack:
+        node = stack.pop()
+        if node.key in sinks:
+            found.append(node.index)
+            continue
+        if node.key not in walk or not graph.is_float_output(node):
+            continue
+        for reader, _ in graph.readers(node):
+            if reader.index not in previous and len(previous) < _MASK_REACH:
+                previous[reader.index] = []
+                stack.append(reader)
+            previous.get(reader.index, []).append(node.index)
+    path: set[int] = set()
+    while found:
+        index = found.pop()
+        if index not in path:
+            path.add(index)
+            found += previous[index]
+    return sorted(path)
+
+
+_MASK_REACH = 4096
+"""Limit on the nodes visited from one mask; deep models share one mask among all layers."""
+
+
+def saturated(low: Format) -> tuple[float, float]:
+    """Return the saturated value of a sentinel: the largest number of the type, or half of it."""
+    return low.max_finite, low.max_finite / 2

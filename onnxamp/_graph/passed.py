@@ -1,0 +1,40 @@
+"""The results of a node, followed into bodies and out of them."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node, passed_values
+
+
+class Passed(NamedTuple):
+    """The results of a node, and what control flow passes them on as.
+
+    Attributes:
+        values: the results and these values.
+        owners: nodes of control flow, each with the value that it passes on.
+    """
+
+    values: Collection[int]
+    owners: Sequence[tuple[int, int]]
+
+    def readers(self, graph: Graph) -> Iterator[tuple[Node, int]]:
+        """Return nodes that read any of the values, with the input position."""
+        return (use for value in self.values for use in graph.consumers(value))
+
+
+def passed_on(graph: Graph, node: Node) -> Passed:
+    """Return the results of a node, also as they enter and leave bodies."""
+    passed = graph.ask(passed_values)
+    seen = dict.fromkeys(node.writes)
+    stack = [*seen] if passed else []
+    owners = list[tuple[int, int]]()
+    while stack:
+        for value in passed.get(stack.pop(), ()):
+            if value not in seen:
+                seen[value] = None
+                stack.append(value)
+                maker = graph.values[value].producer
+                scope = graph.scopes[graph.values[value].scope]
+                owners.append((scope.owner if maker == ABSENT else maker, value))
+    return Passed(seen, owners)

@@ -1,0 +1,87 @@
+"""What ``onnxamp lists --op`` says: all that is known of an op, each fact with its file."""
+
+import json
+
+import pytest
+from commands import run
+from repository import ROOT
+
+import onnxamp
+from onnxamp._decide.kinds import kinds
+from onnxamp._ops.facts import op_facts
+from onnxamp._options.lists import PRESETS, preset
+
+OPS = (
+    "LayerNormalization",
+    "Softmax",
+    "Conv",
+    "Concat",
+    "Resize",
+    "QLinearConv",
+    "com.microsoft::SkipLayerNormalization",
+)
+
+
+def topics(op: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for fact in onnxamp.describe_op(op).facts:
+        found.setdefault(fact.topic, []).append(fact.text)
+    return found
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_each_fact_names_a_file_that_states_it(op):
+    for fact in onnxamp.describe_op(op).facts:
+        paths = (ROOT / "onnxamp" / "_data" / fact.file, ROOT / fact.file)
+        (path,) = [path for path in paths if path.exists()]
+        if path.suffix == ".toml" and fact.topic not in ("upgrade", "placement"):
+            assert op.rpartition("::")[2] in path.read_text() or "no row" in fact.text or fact.topic == "exactness"
+
+
+def test_a_normalization():
+    found = topics("LayerNormalization")
+    assert found["fold"] == ["3 decomposed forms of LayerNorm become it from opset 17 on"]
+    assert any("cancellation" in text for text in found["hazard"])
+    assert any("summed up in float32 since 1.27" in text for text in found["accumulator"])
+    assert any(text.startswith("black in default, but not where kernels") for text in found["list"])
+    assert "inputs [... h], [h], [h]" in found["shapes"]
+    assert found["exactness"] == ["not exact: low precision rounds its results"]
+
+
+def test_lists_are_those_of_the_presets():
+    for name in PRESETS:
+        op = next(iter(preset(name).white))
+        assert f"white in {name}" in topics(op)["list"]
+
+
+def test_versions_of_the_runtime_differ():
+    rows = [fact for fact in onnxamp.describe_op("Conv").facts if fact.topic == "kernel" and fact.target == "cuda"]
+    assert [fact.file for fact in rows] == ["targets/cuda/history.json", "targets/cuda/kernels.json"]
+
+
+def test_upgrades_and_quantized_forms():
+    assert "to version 4: set axis 1" in topics("Concat")["upgrade"]
+    assert topics("QLinearConv")["quantized"] == ["on integers what Conv is on floats"]
+
+
+def test_hazards_begin_at_ops_that_facts_name():
+    flags = set(op_facts().__dataclass_fields__)
+    for kind in kinds():
+        assert set(kind.looks_at) <= flags
+        assert kind.ops(), kind.value
+
+
+@pytest.mark.parametrize(("op", "meant"), [("Sofmax", "Softmax"), ("conv2d", "Conv")])
+def test_an_unknown_op(op, meant):
+    with pytest.raises(onnxamp.ArgumentError, match=f"Did you mean {meant}"):
+        onnxamp.describe_op(op)
+    with pytest.raises(onnxamp.ArgumentTypeError):
+        onnxamp.describe_op(1)
+
+
+def test_the_command():
+    done = run("lists", "--op", "Softmax", "--op", "Relu", "--format", "json")
+    assert set(json.loads(done.output)["ops"]) == {"Softmax", "Relu"}
+    assert "gradients.toml" in run("lists", "--op", "Relu").output
+    assert run("lists", "default", "--op", "Relu").exit_code == 2
+    assert str(onnxamp.describe_op("Relu")).startswith("Relu")
