@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from onnxamp._api import tune_model as tune_model
     from onnxamp._audit import Audit as Audit
     from onnxamp._audit.audit import audit_model as audit_model
-    from onnxamp._batch.folder import convert_folder as convert_folder
     from onnxamp._bench import BenchReport as BenchReport
     from onnxamp._bench.bench import BenchOptions as BenchOptions
     from onnxamp._bench.bench import bench_models as bench_models
@@ -48,7 +47,8 @@ if TYPE_CHECKING:
     from onnxamp._errors import OutputError as OutputError
     from onnxamp._errors import RuntimeFailure as RuntimeFailure
     from onnxamp._errors import SourceChangedError as SourceChangedError
-    from onnxamp._job.folder import FolderReport as FolderReport
+    from onnxamp._fleet.folder import convert_folder as convert_folder
+    from onnxamp._fleet.outcome import FolderReport as FolderReport
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
     from onnxamp._numerics.diff import diff_models as diff_models
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from onnxamp._options.options import Options as Options
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
-    from onnxamp._runtime.decoder import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
     from onnxamp._runtime.starting import custom_ops as custom_ops
+    from onnxamp._text.decoder import Prompts as Prompts
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
     from onnxamp.amp import auto_cast as auto_cast
@@ -87,7 +87,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "_audit.audit": ("audit_model",),
     "_audit": ("Audit",),
-    "_batch.folder": ("convert_folder",),
+    "_fleet.folder": ("convert_folder",),
     "_bench.bench": ("BenchOptions", "bench_models"),
     "_bench": ("BenchReport",),
     "_convert.plan": ("Plan", "load_plan"),
@@ -115,7 +115,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RuntimeFailure",
         "SourceChangedError",
     ),
-    "_job.folder": ("FolderReport",),
+    "_fleet.outcome": ("FolderReport",),
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
     "_ops.signature": ("CustomOp",),
@@ -125,7 +125,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_options.options": ("Options",),
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
-    "_runtime.decoder": ("Prompts",),
+    "_text.decoder": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_runtime.starting": ("custom_ops",),
     "_tuning.results": ("Tuned", "TunedModel"),

@@ -1,44 +1,16 @@
-"""Optional packages: those of optional rooms, and ONNX Runtime.
+"""Optional packages: whether they are installed, ONNX Runtime among them, and what to say if not."""
 
-``_data/optional.toml`` lists the optional rooms, which are loaded when they are first used. Each implements an
-interface of the core, which knows only its name in that list.
-"""
-
-import tomllib
 from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from onnxamp._errors import MissingPackageError
 
 LEAST_RUNTIME: Final = "1.30"
 """The oldest supported ONNX Runtime. Older versions crash the process on float16 defaults of inputs (up to 1.29) and on
 bound outputs (1.28)."""
-
-
-@cache
-def rooms() -> dict[str, dict[str, str]]:
-    """Return the list of optional rooms by name."""
-    path = Path(__file__).parent / "_data" / "optional.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def optional(name: str, needs: str = "") -> Any:
-    """Return the module of an optional room.
-
-    Args:
-        name: its name in the list.
-        needs: the beginning of the message if its package is missing, as in "--cluster needs".
-
-    Raises:
-        MissingPackageError: its package is not installed.
-    """
-    room = rooms()[name]
-    require(room["package"], f"{needs} {room['title']}", room["extra"])
-    return import_module(room["module"])
 
 
 def _is_installed(package: str) -> bool:

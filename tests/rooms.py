@@ -1,9 +1,10 @@
 """The rooms of the package."""
 
-ROOMS = (
+CORE = (
     "_public",
     "_errors",
     "_optional",
+    "_extensions",
     "_dtypes",
     "_workers",
     "_paths",
@@ -26,7 +27,13 @@ ROOMS = (
     "_job",
     "_api",
     "_report",
-    "_batch",
+    "_cli",
+)
+"""What converts, validates and explains one model, in the way of the data. A room imports from those before it."""
+
+APART = (
+    "_text",
+    "_fleet",
     "_amp",
     "debugging",
     "train",
@@ -34,8 +41,10 @@ ROOMS = (
     "compat",
     "ir",
     "olive",
-    "",
-    "_cli",
-    "__main__",
 )
-"""The way of the data. A room imports from those before it; "" is ``onnxamp`` itself, which gathers public names."""
+"""What stands apart: a core room names none of these. Each imports from the core and from those before it."""
+
+ENDS = ("", "__main__")
+"""``onnxamp`` itself, which gathers the public names of both groups, and what starts the command line."""
+
+ROOMS = (*CORE, *APART, *ENDS)

@@ -14,6 +14,7 @@ from onnxamp import __version__
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
+from onnxamp._extensions import extensions
 from onnxamp._ops import read_table
 from onnxamp._options.command_line import option_rows, option_table
 from onnxamp._public import no_collections
@@ -39,13 +40,19 @@ def make_command(name: str, summary: str) -> click.Command:
     )
 
 
-def _run(module: str, /, **words: Any) -> None:
+def _run(command: str, /, **words: Any) -> None:
     """Import the module of a command, and run it."""
     with no_collections():  # modules stay, so that there is nothing to collect
         from onnxamp._cli.common import run_command  # noqa: PLC0415 - imports onnx
 
-        body = import_module(f"onnxamp._cli.{module}").run
+        body = _module_of(command).run
     run_command(body, words)
+
+
+def _module_of(command: str) -> Any:
+    """Return the module of a command: that of a room apart which offers it, or else one of this room."""
+    offer = extensions("commands").get(command)
+    return import_module(f"onnxamp._cli.{command}") if offer is None else offer.load()
 
 
 def _help_all(count: int) -> click.Option:

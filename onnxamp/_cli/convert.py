@@ -24,6 +24,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._errors import ArgumentError, printable
+from onnxamp._extensions import extensions
 from onnxamp._job import Request, Validation
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
 def run(given: Given) -> None:
     """Run ``onnxamp convert``."""
     if given.model.is_dir():
-        from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - few convert folders
-
-        convert_all(given)
+        extensions("commands")["convert folder"].load().run(given)
     else:
         _convert(given)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, printable
+from onnxamp._errors import MissingPackageError, OnnxAmpError, printable
+from onnxamp._extensions import extensions
 from onnxamp._ops import read_table, target_names
 from onnxamp._options.command_line import OptionRow
 from onnxamp._paths import as_path, is_remote
@@ -183,24 +184,19 @@ def _batches(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _loss_scale(text: str) -> Any:
-    """Return the manager that ``--loss-scale`` spells."""
-    from onnxamp import train  # noqa: PLC0415 - imports onnx
+class _Offered(click.ParamType):
+    """A type that a room apart offers. Help and completion do not load it."""
 
-    if text in ("", "none"):
-        return None if text else train.FROM_LEVEL
-    kind, *number = text.split(":", 1)
-    managers = {
-        "fixed": train.FixedLossScaleManager,
-        "dynamic": train.DynamicLossScaleManager,
-    }
-    try:
-        return managers[kind](*map(float, number))
-    except (KeyError, ValueError) as error:
-        why = f": {error}" if isinstance(error, ArgumentError) else ""
-        raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
-        ) from None
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the meaning of a value."""
+        del param, ctx
+        offer = extensions("types")[self.name]
+        return getattr(offer.load(), offer.function)(value)
 
 
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
@@ -222,7 +218,6 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "target": (_target, "TARGET"),
     "provider": (_provider, "PROVIDER"),
     "accept": (_accept, "PACKAGE:FUNCTION"),
-    "loss scale": (_loss_scale, "SCALE"),
 }
 """The type of a row -> click's type, and the placeholder for its value in help. Types of words are made
 from the words.
@@ -364,6 +359,8 @@ def _type_of(row: OptionRow) -> tuple[Any, str | None]:
             return click.Choice(words_of(row)), None
         case "flag":
             return None, None
+        case name if name in extensions("types"):
+            return _Offered(name), None
     return TYPES[row.type]
 
 

@@ -20,7 +20,7 @@ from onnxamp._errors import (
     OutputError,
     suggestion,
 )
-from onnxamp._optional import optional
+from onnxamp._extensions import extensions
 
 URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)://(.*)", re.DOTALL)
 """A URL. Its scheme has at least two letters, because a single letter is a drive."""
@@ -56,9 +56,8 @@ def as_path(given: str | PathLike[str]) -> Path:
     if found is None:
         return Path(text)
     scheme = found[1].lower()
-    path: Path = optional("remote", f"URLs such as {scheme}://... need").RemotePath.of(
-        text
-    )
+    remote = extensions("paths")["remote"].load(f"URLs such as {scheme}://... need")
+    path: Path = remote.RemotePath.of(text)
     return path
 
 

@@ -13,7 +13,7 @@ list of these          one per item. A tuple holds arrays in the order of the mo
                        as labels, is left out
 other iterable         likewise: a generator, or a loader of PyTorch. Items are taken one by one, when they are needed,
                        and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.sample_files`)
-Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._runtime.decoder`)
+Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._text.decoder`)
 Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================

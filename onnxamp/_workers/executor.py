@@ -37,7 +37,7 @@ from typing import (
 )
 
 from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._optional import optional
+from onnxamp._extensions import extensions
 from onnxamp._workers.signals import (
     Watch,
     cleaned_up,
@@ -548,8 +548,8 @@ class Place:
         """
         workers: Workers
         if self.cluster is not None:
-            connect = optional("cluster", "--cluster needs").connect
-            workers = connect(self.cluster, self.jobs, most, gpus, once=once)
+            cluster = extensions("workers")["cluster"].load("--cluster needs")
+            workers = cluster.connect(self.cluster, self.jobs, most, gpus, once=once)
         else:
             cores = core_count()
             wanted = self.jobs or cores

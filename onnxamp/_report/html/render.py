@@ -78,7 +78,7 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
-    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.batch`."""
+    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._fleet.report`."""
     return _document(
         "index.html.jinja", _static("index.js"), report=report, lines=lines
     )

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import click
+
 from onnxamp._cli.common import Given, check_outputs, show
 from onnxamp._dtypes import low_type
 from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
@@ -15,7 +17,15 @@ from onnxamp._model.saving import save_model
 from onnxamp._model.sources import confirm_sources, release_sources
 from onnxamp._report import parts
 from onnxamp._runtime.sample_files import read_npz
-from onnxamp.train import Batches, StepResult, TrainNetwork, build_train_network
+from onnxamp.train import (
+    FROM_LEVEL,
+    Batches,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    StepResult,
+    TrainNetwork,
+    build_train_network,
+)
 from onnxamp.train._losses import LOSSES
 from onnxamp.train._optimizers import OPTIMIZERS
 
@@ -158,3 +168,22 @@ def _network(model: Model, batches: Batches, given: Given) -> TrainNetwork:
             " missing or unknown."
         )
     return net
+
+
+def loss_scale(text: str) -> object:
+    """Return the manager that ``--loss-scale`` spells.
+
+    Raises:
+        click.BadParameter: it spells none.
+    """
+    if text in ("", "none"):
+        return None if text else FROM_LEVEL
+    kind, *number = text.split(":", 1)
+    managers = {"fixed": FixedLossScaleManager, "dynamic": DynamicLossScaleManager}
+    try:
+        return managers[kind](*map(float, number))
+    except (KeyError, ValueError) as error:
+        why = f": {error}" if isinstance(error, ArgumentError) else ""
+        raise click.BadParameter(
+            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
+        ) from None

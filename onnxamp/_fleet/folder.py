@@ -10,8 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._batch import SAME, Packages, files_below
-from onnxamp._batch.job import (
+from onnxamp._convert.misspelled import refuse_or_warn
+from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._fleet.job import (
     NAME,
     Entry,
     FolderOptions,
@@ -23,11 +24,8 @@ from onnxamp._batch.job import (
     run_job,
     written_by,
 )
-from onnxamp._batch.outputs import check_outputs
-from onnxamp._batch.package import PART, STAGE, share_weights, ship
-from onnxamp._convert.misspelled import refuse_or_warn
-from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
-from onnxamp._job.folder import (
+from onnxamp._fleet.kinds import SAME, Packages, files_below
+from onnxamp._fleet.outcome import (
     FolderProgress,
     FolderReport,
     Outcome,
@@ -35,6 +33,8 @@ from onnxamp._job.folder import (
     Shipped,
     page_of,
 )
+from onnxamp._fleet.outputs import check_outputs
+from onnxamp._fleet.package import PART, STAGE, share_weights, ship
 from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
@@ -399,7 +399,7 @@ def run_folder(
         shipped=shipped,
     )
     if index is not None:
-        from onnxamp._report.batch import write_index  # noqa: PLC0415 - only pages need it
+        from onnxamp._fleet.report import write_index  # noqa: PLC0415 - only pages need it
 
         write_index(report, index)
     return report

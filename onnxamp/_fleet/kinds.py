@@ -235,5 +235,11 @@ class Packages:
         return self._known[folder]
 
 
+def package_of(model: Path) -> Package | None:
+    """Return the package that a model is in: its folder, or the folder above."""
+    path = model.absolute()
+    return Packages(path.parent.parent).of(path)
+
+
 def _fits(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)

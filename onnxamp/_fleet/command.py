@@ -7,8 +7,6 @@ from typing import Final
 
 import click
 
-from onnxamp._batch.folder import Told, run_folder
-from onnxamp._batch.job import FolderOptions
 from onnxamp._cli.common import (
     Given,
     chosen_options,
@@ -20,9 +18,11 @@ from onnxamp._cli.common import (
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelled import refuse
 from onnxamp._errors import ArgumentError, printable
-from onnxamp._job.folder import FolderProgress
+from onnxamp._fleet.folder import Told, run_folder
+from onnxamp._fleet.job import FolderOptions
+from onnxamp._fleet.outcome import FolderProgress
+from onnxamp._fleet.report import batch_report, row_line
 from onnxamp._paths import as_path
-from onnxamp._report.batch import batch_report, row_line
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.starting import active_libraries
@@ -31,7 +31,7 @@ _SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
 """Options that apply to one model."""
 
 
-def convert_all(given: Given) -> None:
+def run(given: Given) -> None:
     """Convert a folder with the options of ``onnxamp convert``, and report.
 
     Raises:

@@ -93,7 +93,7 @@ def test_an_earlier_folder_stays_whole() -> None:
 def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it fills up with results, or with what is beside them."""
     two_models()
-    write = onnxamp._batch.package.write_file
+    write = onnxamp._fleet.package.write_file
 
     def full(path: Path, data: bytes) -> None:
         if path.name == "tokenizer.json":
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(monkeypatch: pytest
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("onnxamp._batch.package.write_file", full)
+        patch.setattr("onnxamp._fleet.package.write_file", full)
         with pytest.raises(onnxamp.OutputError, match="No space left"):
             convert()
     assert contents(Path("out")) == {}

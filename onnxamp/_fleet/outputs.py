@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from onnxamp._batch.job import NAME, Job
-from onnxamp._batch.package import REPLACED, companions_of
 from onnxamp._errors import ArgumentError
+from onnxamp._fleet.job import NAME, Job
+from onnxamp._fleet.package import REPLACED, companions_of
 from onnxamp._paths import is_remote
 from onnxamp._paths.identity import Identity, identity, is_within
 

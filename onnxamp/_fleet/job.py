@@ -25,7 +25,6 @@ from typing import Any, Final
 from onnx import ModelProto
 
 from onnxamp import _state
-from onnxamp._batch import Package
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.overrides import Unmatched
@@ -36,8 +35,9 @@ from onnxamp._errors import (
     OutputError,
     SourceChangedError,
 )
+from onnxamp._fleet.kinds import Package
+from onnxamp._fleet.outcome import Row
 from onnxamp._job import Request, Validation
-from onnxamp._job.folder import Row
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.data_files import data_files_of
@@ -48,13 +48,13 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime import CURE_SECONDS
-from onnxamp._runtime.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._state import Part, from_data
+from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._tuning.results import Search
 
 NAME: Final = ".onnxamp.json"
@@ -231,7 +231,7 @@ class Job:
     """One model: its name, its file, the path of the result or the failure, its inputs, and its folder of results.
 
     With ``stage``, a hidden folder in ``home``, results wait there until all results of the ``package`` are there (see
-    :mod:`onnxamp._batch.package`). ``cure`` has the options that passed in an earlier run; None if none are known.
+    :mod:`onnxamp._fleet.package`). ``cure`` has the options that passed in an earlier run; None if none are known.
     ``page`` is the path of its report, ``search`` the path of level auto's measurements, and ``shared`` are files that
     all models depend on. ``package`` is the folder that it is part of, if its kind is known.
     """

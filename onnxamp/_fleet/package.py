@@ -7,7 +7,7 @@ recognizes the package. The new files then move to their places, with those file
 contains the earlier files, the new ones, or a state that no software recognizes as a package.
 
 If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the remaining
-ones, because it finds results in either place (:meth:`onnxamp._batch.job.Job.found`).
+ones, because it finds results in either place (:meth:`onnxamp._fleet.job.Job.found`).
 
 Results share a data file if the models do, such as a decoder with and without caches. Each is first written by itself,
 with all its weights. Then weights with equal bytes are dropped from all results but one. A result to whose weights
@@ -25,11 +25,11 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._batch import Kind, Package, files_below, is_companion, stores_of
-from onnxamp._batch.job import Entry, FolderOptions, Job, sink_of
 from onnxamp._dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
 from onnxamp._errors import OutputError
-from onnxamp._job.folder import Shipped
+from onnxamp._fleet.job import Entry, FolderOptions, Job, sink_of
+from onnxamp._fleet.kinds import Kind, Package, files_below, is_companion, stores_of
+from onnxamp._fleet.outcome import Shipped
 from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
 from onnxamp._model.data_files import (

@@ -17,7 +17,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import onnxamp
 from onnxamp import FolderReport
-from onnxamp._batch import kinds
+from onnxamp._extensions import extensions
+from onnxamp._fleet.kinds import kinds
 from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 
@@ -48,6 +49,11 @@ def types(model: ModelProto) -> dict[str, int]:
 def runner(path: str) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, feeds)
+
+
+def test_the_core_looks_for_a_mark_of_each_kind() -> None:
+    beside = set(extensions("folders")["packages"].beside)
+    assert [kind.name for kind in kinds() if not beside.intersection(kind.marks)] == []
 
 
 def test_rows_name_options_and_presets_that_exist() -> None:

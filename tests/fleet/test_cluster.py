@@ -22,9 +22,9 @@ from commands import MODELS
 from repository import ROOT
 
 import onnxamp
-from onnxamp._job.folder import FolderProgress
+from onnxamp._fleet.cluster import Cluster, connect
+from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._report.formats import diff_json
-from onnxamp._workers.cluster import Cluster, connect
 from onnxamp._workers.executor import Crash, Work
 from onnxamp._workers.executor import run as work_on
 
@@ -247,7 +247,7 @@ def test_ctrl_c_leaves_what_is_done_and_the_cluster(machines: Any, tmp_path: Pat
 ALONE = """
 import os, subprocess, sys
 from contextlib import closing
-from onnxamp._workers.cluster import connect
+from onnxamp._fleet.cluster import connect
 
 with closing(connect("local", 1)) as cluster:
     address = cluster.ray.get_runtime_context().gcs_address

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from onnx import ModelProto
 
 from onnxamp._errors import ArgumentError, MissingPackageError
+from onnxamp._extensions import extensions
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
 from onnxamp._optional import require
@@ -26,10 +27,10 @@ from onnxamp._runtime.sample_files import Spool, quoted
 from onnxamp._runtime.samples import Samples, SampleSource, draw_of, suited
 from onnxamp._runtime.values import Feeds, check_inputs
 
-_TOKENS: Final = ("input_ids", "decoder_input_ids")
-"""Names that exporters give to the input for tokens."""
-LOGITS: Final = "logits"
-"""Names that exporters give to the output for the next tokens."""
+_NAMES: Final = extensions("comparisons")["texts"]
+"""The names that exporters give to what makes a model a decoder."""
+(LOGITS,) = _NAMES.outputs
+"""The output for the next tokens."""
 _CACHES: Final = (
     ("past_key_values.", "present."),
     ("past_key_values_", "present_key_values_"),
@@ -59,7 +60,7 @@ def tokens_input(model: ModelProto) -> str | None:
     given = {entry.name for entry in model.graph.input}
     if all(entry.name != LOGITS for entry in model.graph.output):
         return None
-    return next((name for name in _TOKENS if name in given), None)
+    return next((name for name in _NAMES.inputs if name in given), None)
 
 
 def logits_of(outputs: Outputs) -> npt.NDArray[Any]:
@@ -109,7 +110,7 @@ class Decoder(NamedTuple):
         if tokens is None:
             given = ", ".join(sorted(entry.name for entry in graph.input)[:5])
             raise ArgumentError(
-                f"Prompts are for decoders, which take {' or '.join(_TOKENS)} and return {LOGITS}: this model takes"
+                f"Prompts are for decoders, which take {' or '.join(_NAMES.inputs)} and return {LOGITS}: this model takes"
                 f" {given} and returns {', '.join(sorted(outputs)[:5])}."
             )
         maker = input_maker(model.ask(graph_of))

@@ -21,7 +21,7 @@ from states import samples_in
 from stored import inline
 
 import onnxamp
-from onnxamp._batch.job import NAME
+from onnxamp._fleet.job import NAME
 from onnxamp._state import opened
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
