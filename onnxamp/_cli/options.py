@@ -184,19 +184,14 @@ def _batches(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-class _Offered(click.ParamType):
-    """A type that a room apart offers. Help and completion do not load it."""
+def _offered(name: str) -> Callable[[str], Any]:
+    """Return what converts a value of a type that a room apart offers. Help and completion do not load it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def meaning(text: str) -> Any:
+        offer = extensions("types")[name]
+        return getattr(offer.load(), offer.function)(text)
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Return the meaning of a value."""
-        del param, ctx
-        offer = extensions("types")[self.name]
-        return getattr(offer.load(), offer.function)(value)
+    return meaning
 
 
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
@@ -360,7 +355,7 @@ def _type_of(row: OptionRow) -> tuple[Any, str | None]:
         case "flag":
             return None, None
         case name if name in extensions("types"):
-            return _Offered(name), None
+            return _offered(name), None
     return TYPES[row.type]
 
 
