@@ -1,6 +1,6 @@
 """``python -m onnxamp``, and the command ``onnxamp``."""
 
-from onnxamp._workers.signals import obey
+from onnxamp._base.signals import obey
 
 
 def main() -> None:

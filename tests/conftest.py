@@ -48,7 +48,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if trouble := openvino_trouble():
             pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
-        from onnxamp._errors import RuntimeFailure
+        from onnxamp._base.errors import RuntimeFailure
         from onnxamp._runtime.plugins import engine_called
 
         try:

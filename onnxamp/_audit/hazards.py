@@ -14,24 +14,19 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from onnxamp._audit import Finding, finding
+from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.hazards import masks, quantized
 from onnxamp._decide.hazards.masks import mask_path, saturated
+from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.verdicts import Audit, find_hazards, kinds
-from onnxamp._dtypes import (
-    FLOAT,
-    FLOAT16,
-    FORMATS,
-    Format,
-)
+from onnxamp._facts.dtypes import FLOAT, FLOAT16, FORMATS, Format
+from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import ConstantStats
-from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.fusion_groups import absorbed_casts
-from onnxamp._patterns.patterns import patterns_of
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 

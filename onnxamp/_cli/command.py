@@ -10,14 +10,14 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp import __version__
+from onnxamp import _base
+from onnxamp._base.extensions import extensions
+from onnxamp._base.public import no_collections
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
-from onnxamp._extensions import extensions
-from onnxamp._ops import read_table
+from onnxamp._facts.tables import read_table
 from onnxamp._options.command_line import option_rows, option_table
-from onnxamp._public import no_collections
 
 _COLUMN: Final = 28
 """Columns for flags and values; help is to the right."""
@@ -262,6 +262,6 @@ class _LazyGroup(click.Group):
         "max_content_width": 100,
     },
 )
-@click.version_option(__version__, message=VERSION)
+@click.version_option(_base.VERSION, message=VERSION)
 def group() -> None:
     """Run the command that is named."""

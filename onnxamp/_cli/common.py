@@ -15,27 +15,27 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
+from onnxamp._base.errors import ArgumentError, OnnxAmpError, OutputError, printable
+from onnxamp._base.executor import Place
+from onnxamp._base.extensions import extensions
+from onnxamp._base.identity import Identity, identity
+from onnxamp._base.paths import as_path, is_remote, made_folder
 from onnxamp._cli.door import door, note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
-from onnxamp._extensions import extensions
+from onnxamp._facts.dtypes import low_type
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import targets
 from onnxamp._job import failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
-from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import as_path, is_remote, made_folder
-from onnxamp._paths.identity import Identity, identity
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
 from onnxamp._runtime.starting import custom_ops
-from onnxamp._target import targets
-from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
     from onnxamp._job.pipeline import Outcome

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxamp._base.errors import ArgumentError, printable
+from onnxamp._base.extensions import extensions
+from onnxamp._base.optional import has_runtime
 from onnxamp._cli.common import (
     Given,
     check_dims,
@@ -23,12 +26,9 @@ from onnxamp._cli.common import (
     unlike_target,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._errors import ArgumentError, printable
-from onnxamp._extensions import extensions
 from onnxamp._job import Request, Validation
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
-from onnxamp._optional import has_runtime
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.values import TOLERANCE, Level, is_auto
 from onnxamp._report.progress import progress_bar

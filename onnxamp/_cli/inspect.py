@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from onnxamp._base.errors import OpsetError
 from onnxamp._cli.common import Given, options_of, show, tell
 from onnxamp._convert.causes import (
     batch_norm_hint,
@@ -15,7 +16,6 @@ from onnxamp._convert.convert import analyse_safely
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
-from onnxamp._errors import OpsetError
 from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
@@ -25,7 +25,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.expected import Known
+    from onnxamp._gradients.expected import Known
 
 _LEVELS = ("O1", "O2", "O3")
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._errors import MissingPackageError, OnnxAmpError, printable
-from onnxamp._extensions import extensions
-from onnxamp._ops import read_table, target_names
+from onnxamp._base.errors import MissingPackageError, OnnxAmpError, printable
+from onnxamp._base.extensions import extensions
+from onnxamp._base.paths import as_path, is_remote
+from onnxamp._facts.tables import read_table, target_names
 from onnxamp._options.command_line import OptionRow
-from onnxamp._paths import as_path, is_remote
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
@@ -89,7 +89,7 @@ class _Words(click.Choice[str]):
         if self.named and str(value).startswith(f"{self.named}:"):
             return value
         if "bfloat16" in self.choices:
-            from onnxamp._dtypes import dtype_name  # noqa: PLC0415 - imports numpy
+            from onnxamp._facts.dtypes import dtype_name  # noqa: PLC0415 - imports numpy
 
             value = dtype_name(value)
         if self.named and str(value).lower() not in self.choices:
@@ -139,7 +139,7 @@ def _target(text: str) -> str:
     """Return a target, possibly with a version of ONNX Runtime."""
     import warnings  # noqa: PLC0415
 
-    from onnxamp._target.kernels import check_target  # noqa: PLC0415 - imports onnx
+    from onnxamp._facts.targets import check_target  # noqa: PLC0415 - imports onnx
 
     with _refused(), warnings.catch_warnings(record=True, action="always") as caught:
         target = check_target(text.lower())

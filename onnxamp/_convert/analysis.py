@@ -2,7 +2,7 @@
 device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
 
 The time of a model is the sum over its nodes of a launch and the node's own time
-(:mod:`onnxamp._target`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
+(:mod:`onnxamp._facts.targets`), and of a launch and the traffic of each Cast. Fusions, which save launches in both
 precisions, are not foreseen. Nodes without floats run on the host or are shapes: they do not count.
 """
 
@@ -14,34 +14,28 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.public import no_collections
 from onnxamp._decide.pins import Pins, find_pins
 from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._decide.precision import CutProblem, Decision, Prices, verdict_on
 from onnxamp._decide.problem import Problem, find_problem
 from onnxamp._decide.verdicts import Basis, Verdict
-from onnxamp._dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.devices import DEFAULT_DEVICE, Device, device_called
+from onnxamp._facts.dtypes import FLOAT, FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import profile_of
+from onnxamp._facts.targets import LAUNCH, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node, Ports
+from onnxamp._graph.work import Work, work_of
 from onnxamp._model.blobs import Chosen
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
-from onnxamp._public import no_collections
 from onnxamp._rewrite.apply import Edits
 from onnxamp._rewrite.plan_edits import plan_edits
-from onnxamp._target import (
-    DEFAULT_DEVICE,
-    LAUNCH,
-    Device,
-    Work,
-    device_called,
-    target_of,
-    work_of,
-)
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed

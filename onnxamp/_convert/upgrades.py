@@ -11,27 +11,28 @@ from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Final
 
+from onnxamp._base.errors import OpsetError
 from onnxamp._convert.analysis import Analysis, analyze, time_on_target
 from onnxamp._convert.misspelled import prepared as raised
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.verdicts import Reason
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, retyped
-from onnxamp._errors import OpsetError
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS, retyped
+from onnxamp._facts.kernels import float_types
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.signature import Signature, lookup, newer_versions
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import CPU, cpu_of, release, target_of, with_kernels
+from onnxamp._graph.freedom import Typed, freedom, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
-from onnxamp._ops import device_of
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import Signature, lookup, newer_versions
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.upgrade import Obstacle, plan_upgrade
 from onnxamp._rewrite.upgrade_rules import newest_loaded, steps_of
-from onnxamp._target import CPU, cpu_of, release, target_of, with_kernels
-from onnxamp._target.kernels import Typed, float_types, freedom, runs_on
 
 
 @dataclass(frozen=True)

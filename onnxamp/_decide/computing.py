@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxamp._decide.verdicts import Hazard, Kind
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._facts.dtypes import FLOAT, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.evaluate import Computation, Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
 from onnxamp._graph.view import ABSENT, Node, passed_values
-from onnxamp._ops.facts import op_facts
 
 
 def computing(

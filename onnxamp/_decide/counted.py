@@ -18,13 +18,13 @@ import numpy as np
 from onnxamp._decide.accumulation import accumulated, passed_ports
 from onnxamp._decide.fading import clip_bounds
 from onnxamp._decide.hazards.indices import INTEGERS
-from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import Count, attribute, op_facts
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_known
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
-from onnxamp._ops.facts import Count, attribute, op_facts
 
 POSITION: Final = 1
 COUNTING: Final = 2

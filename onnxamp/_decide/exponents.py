@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._base.optional import require
 from onnxamp._decide.relations import (
     ABSENT,
     ZERO,
@@ -33,7 +34,6 @@ from onnxamp._decide.relations import (
     Window,
     find_forced,
 )
-from onnxamp._optional import require
 
 
 def components(

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnxamp._decide import hazards
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import record
-from onnxamp._ops import read_table
 
 
 class Reason(Enum):

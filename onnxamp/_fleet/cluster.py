@@ -1,6 +1,6 @@
 """Worker processes of a Ray cluster: each is one actor, so that the state that it creates serves all its items.
 
-Ray starts processes, moves data, and notices crashes. :mod:`onnxamp._workers.executor` and this module decide which
+Ray starts processes, moves data, and notices crashes. :mod:`onnxamp._base.executor` and this module decide which
 worker gets an item: an item whose worker died goes to another machine if one is free.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._workers.executor import THREADS, Crash, Station, Work, core_count
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import THREADS, Crash, Station, Work, core_count
 
 LOCAL: Final = "local"
 """The address that starts a cluster on this machine for as long as it is needed."""

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from onnxamp._base.errors import ArgumentError, printable
+from onnxamp._base.paths import as_path
 from onnxamp._cli.common import (
     Given,
     chosen_options,
@@ -17,12 +19,10 @@ from onnxamp._cli.common import (
 )
 from onnxamp._cli.options import IN_FOLDER
 from onnxamp._convert.misspelled import refuse
-from onnxamp._errors import ArgumentError, printable
 from onnxamp._fleet.folder import Told, run_folder
 from onnxamp._fleet.job import FolderOptions
 from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._fleet.report import batch_report, row_line
-from onnxamp._paths import as_path
 from onnxamp._report.progress import progress_bar
 from onnxamp._report.terminal import make_console
 from onnxamp._runtime.starting import active_libraries

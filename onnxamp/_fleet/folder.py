@@ -10,8 +10,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.executor import Crash, Failed, Memory, Place, Work, run
+from onnxamp._base.identity import is_within, resolved
+from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.signals import cleaned_up
+from onnxamp._base.state import Part, State, as_data, opened
 from onnxamp._convert.misspelled import refuse_or_warn
-from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
 from onnxamp._fleet.job import (
     NAME,
     Entry,
@@ -40,14 +45,9 @@ from onnxamp._model.staging import sweep
 from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName, is_auto
-from onnxamp._paths import as_path, is_remote, made_folder
-from onnxamp._paths.identity import is_within, resolved
 from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
-from onnxamp._state import Part, State, as_data, opened
-from onnxamp._workers.executor import Crash, Failed, Memory, Place, Work, run
-from onnxamp._workers.signals import cleaned_up
 
 
 def index_of(html: Path | None) -> Path | None:

@@ -24,17 +24,19 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
-from onnxamp import _state
-from onnxamp._convert.misspelled import misspelled
-from onnxamp._convert.plan import Plan
-from onnxamp._decide.overrides import Unmatched
-from onnxamp._decide.verdicts import kinds
-from onnxamp._errors import (
+from onnxamp._base import state
+from onnxamp._base.errors import (
     ExternalDataError,
     OnnxAmpError,
     OutputError,
     SourceChangedError,
 )
+from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.state import Part, from_data
+from onnxamp._convert.misspelled import misspelled
+from onnxamp._convert.plan import Plan
+from onnxamp._decide.overrides import Unmatched
+from onnxamp._decide.verdicts import kinds
 from onnxamp._fleet.kinds import Package
 from onnxamp._fleet.outcome import Row
 from onnxamp._job import Request, Validation
@@ -46,14 +48,12 @@ from onnxamp._model.sources import stamp_now, watched_sources
 from onnxamp._numerics.limits import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
-from onnxamp._paths import as_path, is_remote, made_folder
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import custom_ops, disabled_sentence
-from onnxamp._state import Part, from_data
 from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._tuning.results import Search
 
@@ -154,7 +154,7 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
             return str(item)
         return item.pattern if isinstance(item, re.Pattern) else sorted(item)
 
-    return _state.fingerprint(json.dumps(facts, sort_keys=True, default=plain))
+    return state.fingerprint(json.dumps(facts, sort_keys=True, default=plain))
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, Self, get_args
 
 from onnx import TensorProto
 
-from onnxamp._dtypes import DtypeName
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.paths import cannot_read, is_remote
+from onnxamp._facts.dtypes import DtypeName
+from onnxamp._facts.tables import read_table
 from onnxamp._model.model import Model
-from onnxamp._ops import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths import cannot_read, is_remote
 
 
 class Name(NamedTuple):

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from onnxamp._base.public import Shown
 from onnxamp._convert.misspelled import everywhere
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._numerics.metrics import Perplexity, TensorDiff
 from onnxamp._numerics.results import Parting
-from onnxamp._public import Shown
 
 Outcome = Literal["converted", "up to date", "failed", "failed before"]
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.identity import Identity, identity, is_within
+from onnxamp._base.paths import is_remote
 from onnxamp._fleet.job import NAME, Job
 from onnxamp._fleet.package import REPLACED, companions_of
-from onnxamp._paths import is_remote
-from onnxamp._paths.identity import Identity, identity, is_within
 
 
 class _Output(NamedTuple):

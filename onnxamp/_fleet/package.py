@@ -25,8 +25,11 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
-from onnxamp._errors import OutputError
+from onnxamp._base.errors import OutputError
+from onnxamp._base.identity import is_within
+from onnxamp._base.paths import is_remote, made_folder
+from onnxamp._base.state import Part, fingerprint
+from onnxamp._facts.dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
 from onnxamp._fleet.job import Entry, FolderOptions, Job, sink_of
 from onnxamp._fleet.kinds import Kind, Package, files_below, is_companion, stores_of
 from onnxamp._fleet.outcome import Shipped
@@ -49,9 +52,6 @@ from onnxamp._model.sources import (
     has_data_file,
 )
 from onnxamp._model.staging import sync, unwritable, write_file
-from onnxamp._paths import is_remote, made_folder
-from onnxamp._paths.identity import is_within
-from onnxamp._state import Part, fingerprint
 
 STAGE: Final = ".onnxamp.new"
 """The folder in which files wait."""

@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 import fsspec
 
-from onnxamp._errors import ArgumentError, ExternalDataError, MissingPackageError
-from onnxamp._paths import URL, Remote, reason_of
+from onnxamp._base.errors import ArgumentError, ExternalDataError, MissingPackageError
+from onnxamp._base.paths import URL, Remote, reason_of
 
 _LOCAL: Final[type[Path]] = type(Path())
 if TYPE_CHECKING:

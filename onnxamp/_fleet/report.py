@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 from urllib.parse import quote
 
+from onnxamp._base.paths import made_folder
 from onnxamp._decide.verdicts import title_of
 from onnxamp._fleet.outcome import FolderReport, Shipped, page_of
 from onnxamp._fleet.outcome import Outcome as OutcomeName
 from onnxamp._fleet.outcome import Row as Outcome
 from onnxamp._model.staging import write_file
-from onnxamp._paths import made_folder
 from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (

@@ -12,8 +12,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.paths import made_folder
+from onnxamp._base.state import Part
 from onnxamp._convert.plan import Plan
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._facts.providers import computes_low
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import older_installed, target_of, version_meant
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
 from onnxamp._model.model import Model
@@ -31,11 +36,8 @@ from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._ops import device_of
-from onnxamp._ops.providers import computes_low
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
-from onnxamp._paths import made_folder
 from onnxamp._runtime.building import (
     OPENED,
     Loaded,
@@ -45,8 +47,6 @@ from onnxamp._runtime.building import (
 )
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
-from onnxamp._state import Part
-from onnxamp._target import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._numerics.results import Parting
-from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.engines import Outputs, Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import run_alone

@@ -8,18 +8,15 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import Memory
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._numerics.chosen_tokens import chosen_tokens
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
-from onnxamp._numerics.metrics import (
-    LOWNESS,
-    TOLERANCES,
-    Perplexity,
-    TensorDiff,
-)
+from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.paired import (
     Compared,
     PairedOutputs,
@@ -30,7 +27,6 @@ from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.texts import TextReader, text_reader
-from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.engines import (
     Engine,
@@ -44,7 +40,6 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.values import Feeds, check_inputs
-from onnxamp._workers.executor import Memory
 
 
 @dataclass(frozen=True, slots=True)

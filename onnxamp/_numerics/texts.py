@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from onnxamp._extensions import extensions
+from onnxamp._base.extensions import extensions
 from onnxamp._model.model import Model
 from onnxamp._numerics.metrics import Perplexity
 from onnxamp._numerics.results import Parting

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from typing import Final, Protocol
 
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
-from onnxamp._errors import ArgumentError, MissingPackageError
-from onnxamp._extensions import extensions
+from onnxamp._base.errors import ArgumentError, MissingPackageError
+from onnxamp._base.extensions import extensions
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import as_text
 

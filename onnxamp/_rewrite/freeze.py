@@ -5,7 +5,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._facts.dtypes import LOW_ELEMS
 from onnxamp._graph.editor import WEIGHTS_ALONE
 from onnxamp._model.protos import copy_without
 from onnxamp._options.options import Options

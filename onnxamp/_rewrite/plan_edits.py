@@ -11,13 +11,13 @@ from onnxamp._decide.hazards.scales import vanishing_scales
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._dtypes import FLOAT, retyped
+from onnxamp._facts.dtypes import FLOAT, retyped
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
-from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.apply import Edits, NewCast, NewConstant, NewDequantize
 
 _STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._numerics.compare import log_softmax
 from onnxamp._numerics.metrics import Perplexity

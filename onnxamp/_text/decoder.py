@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, MissingPackageError
-from onnxamp._extensions import extensions
+from onnxamp._base.errors import ArgumentError, MissingPackageError
+from onnxamp._base.extensions import extensions
+from onnxamp._base.optional import require
+from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource, weight_bytes
-from onnxamp._optional import require
-from onnxamp._paths import as_path, cannot_read
 from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
 from onnxamp._runtime.inputs import Role, dim_name, is_open
 from onnxamp._runtime.random_inputs import InputMaker, input_maker

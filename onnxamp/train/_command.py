@@ -8,9 +8,9 @@ from typing import Final
 
 import click
 
+from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
 from onnxamp._cli.common import Given, check_outputs, show
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
+from onnxamp._facts.dtypes import low_type
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import INLINE_LIMIT, Model, weight_bytes
 from onnxamp._model.saving import save_model

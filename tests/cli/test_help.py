@@ -14,13 +14,14 @@ from onnxamp import Options
 from onnxamp._cli.command import group
 from onnxamp._cli.options import SOURCES, words_of
 from onnxamp._cli.summary import COMMANDS
-from onnxamp._dtypes import DtypeName
+from onnxamp._facts.devices import devices
+from onnxamp._facts.dtypes import DtypeName
+from onnxamp._facts.targets import targets
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
 from onnxamp._options.values import TOLERANCE, DiffMetric, Level, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
-from onnxamp._target import devices, targets
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import RUNS, SECONDS, TIMES
 from onnxamp.train._build import BOOSTS

@@ -22,11 +22,11 @@ from commands import MODELS
 from repository import ROOT
 
 import onnxamp
+from onnxamp._base.executor import Crash, Work
+from onnxamp._base.executor import run as work_on
 from onnxamp._fleet.cluster import Cluster, connect
 from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._report.formats import diff_json
-from onnxamp._workers.executor import Crash, Work
-from onnxamp._workers.executor import run as work_on
 
 ray: Any = pytest.importorskip("ray", reason="needs Ray: pip install onnxamp[ray]")
 

@@ -21,8 +21,8 @@ from states import samples_in
 from stored import inline
 
 import onnxamp
+from onnxamp._base.state import opened
 from onnxamp._fleet.job import NAME
-from onnxamp._state import opened
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 

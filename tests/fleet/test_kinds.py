@@ -17,9 +17,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import onnxamp
 from onnxamp import FolderReport
-from onnxamp._extensions import extensions
+from onnxamp._base.extensions import extensions
+from onnxamp._facts.tables import read_table
 from onnxamp._fleet.kinds import kinds
-from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 
 pytestmark = pytest.mark.usefixtures("forked")

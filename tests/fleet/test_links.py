@@ -10,8 +10,8 @@ from click.testing import Result
 from commands import run, small
 
 import onnxamp
-from onnxamp._paths import identity as module
-from onnxamp._paths.identity import identity, is_within
+from onnxamp._base import identity as module
+from onnxamp._base.identity import identity, is_within
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 

@@ -21,9 +21,9 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import ArgumentError, MissingPackageError, ModelError, OutputError
+from onnxamp._base.paths import as_path, is_remote, read_range, writing
 from onnxamp._fleet.remote import RemotePath, file_system
 from onnxamp._model.model import Model
-from onnxamp._paths import as_path, is_remote, read_range, writing
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install onnxamp[remote]")
 

@@ -16,7 +16,7 @@ import pytest
 from rooms import APART, CORE, ROOMS
 
 import onnxamp
-from onnxamp._extensions import Extension, extensions
+from onnxamp._base.extensions import Extension, all_extensions
 
 MAX_MODULE_LINES = 575
 MAX_FUNCTION_LINES = 70
@@ -37,11 +37,10 @@ THEIRS = {
 } | {"onnxamp.compat.onnxruntime_transformers.float16", "onnxamp.amp.debugging"}
 """Modules as other packages have them, with names that are elsewhere here."""
 PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.ir", "onnxamp.olive", "onnxamp.train")
-INTERFACES = ("paths", "workers", "commands", "views", "folders", "samples", "comparisons", "types", "tools")
-OFFERS = [offer for name in INTERFACES for offer in extensions(name).values()]
-READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
+OFFERS = [offer for offers in all_extensions().values() for offer in offers.values()]
+READERS = frozenset({"_base", "_facts", "_model", "_graph"})
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
-DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
+DECIDERS = frozenset({"_options", "_decide", "_rewrite"})
 TAKEN = {"onnxamp._runtime.samples": {"ray"}}
 """Modules that take objects of an optional package, which their users have imported."""
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
@@ -109,12 +108,9 @@ def test_every_import_is_of_a_module_that_exists() -> None:
 
 
 def test_rooms_are_in_the_order_of_their_imports() -> None:
-    """``onnxamp`` names public modules of all rooms, which it imports when they are used."""
     assert {room(name) for name in FILES} == set(ROOMS)
     floor = {name: number for number, name in enumerate(ROOMS)}
-    against = {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]}
-    own_version = {(name, "") for name in FILES if room(name) == "_cli"}
-    assert against <= own_version
+    assert {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]} == set()
 
 
 def test_the_core_names_no_room_apart() -> None:
@@ -330,11 +326,11 @@ def test_public_modules_list_what_they_offer(name: str) -> None:
 @pytest.mark.parametrize("name", ["onnxamp", "onnxamp.debugging", "onnxamp.train"])
 def test_what_a_public_package_imports_is_public(name: str) -> None:
     imported = {item for module, item in imports(trees()[name], name) if module.partition(".")[0] == "onnxamp"}
-    assert imported - {"", "export", "Shown"} == set(importlib.import_module(name).__all__) - {"__version__"}
+    assert imported - {"", "export", "Shown", "VERSION"} == set(importlib.import_module(name).__all__) - {"__version__"}
 
 
 def test_every_error_and_warning_is_public() -> None:
-    tree = {node.name for node in trees()["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
+    tree = {node.name for node in trees()["onnxamp._base.errors"].body if isinstance(node, ast.ClassDef)}
     assert tree <= set(onnxamp.__all__)
     for name in tree:
         assert issubclass(getattr(onnxamp, name), (onnxamp.OnnxAmpError, onnxamp.OnnxAmpWarning))
@@ -343,7 +339,9 @@ def test_every_error_and_warning_is_public() -> None:
 def test_lazy_names_are_where_the_package_says() -> None:
     """``onnxamp`` imports a name from where type checkers see it, and nothing before it is used."""
     found = imports(trees()["onnxamp"], "onnxamp")
-    static = {item: module for module, item in found if module.startswith("onnxamp.") and item not in ("", "Shown")}
+    static = {
+        item: module for module, item in found if module.startswith("onnxamp.") and item not in ("", "Shown", "VERSION")
+    }
     for name, module in static.items():
         assert getattr(onnxamp, name) is getattr(importlib.import_module(module), name)
     code = "import onnxamp, sys; print('onnx' in sys.modules)"

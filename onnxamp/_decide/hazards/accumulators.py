@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.verdicts import Hazard, Kind
-from onnxamp._dtypes import FLOAT16, Format
+from onnxamp._facts.dtypes import FLOAT16, Format
+from onnxamp._facts.providers import Profile, profile_of
 from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.providers import Profile, profile_of
 
 _USUAL: Final = 64
 """Magnitude of activations that means and norms should tolerate."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.verdicts import Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._patterns.patterns import patterns_of
 
 
 def decomposed_patterns(graph: Graph, _low: Format) -> Iterator[Hazard]:

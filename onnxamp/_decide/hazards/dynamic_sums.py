@@ -7,15 +7,15 @@ not, and neither do sums weighted by numbers that add up to 1, as in attention. 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.patterns import patterns_of
 
 
 def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:

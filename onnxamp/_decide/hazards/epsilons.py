@@ -6,11 +6,11 @@ from typing import Final
 from onnxamp._decide.computing import computing, passed_on
 from onnxamp._decide.extremes import exploding
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_known, stats_of
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import op_facts
 
 
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:

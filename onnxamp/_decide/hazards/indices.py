@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT, FORMATS, Format
+from onnxamp._facts.dtypes import FLOAT, FORMATS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node, transfers
-from onnxamp._ops.facts import op_facts
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 INTEGERS = frozenset(

@@ -10,10 +10,10 @@ from typing import Final
 
 from onnxamp._decide.hazards.ranges import readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import op_facts
 
 
 def logarithms(graph: Graph, _low: Format) -> Iterator[Hazard]:

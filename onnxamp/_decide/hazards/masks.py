@@ -7,13 +7,13 @@ from typing import Final
 from onnxamp._decide.computing import computing
 from onnxamp._decide.hazards.ranges import is_out_of_range
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import LOW_TENSORS, Format
+from onnxamp._facts.dtypes import LOW_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.added_masks import casts_to_float
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL, ConstantStats
-from onnxamp._ops.facts import op_facts
 
 
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -14,10 +14,10 @@ from onnxamp._decide.accumulation import accumulated
 from onnxamp._decide.counted import COUNTED, INVERSE, POSITION, Counted, counted
 from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
 
 _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.targets import target_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node, Origin
-from onnxamp._ops.facts import op_facts
-from onnxamp._target import target_of
 
 
 def quantized_units(graph: Graph, _low: Format, target: str) -> Iterator[Hazard]:

@@ -10,12 +10,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxamp._decide.computing import computing, damaged
 from onnxamp._decide.extremes import shrinking
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, stats_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import attribute, attribute_of, op_facts
 from onnxamp._options.options import Options
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from onnxamp._decide.computing import computing
 from onnxamp._decide.hazards.ranges import makers_through_exact, readers_through_exact
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format, element_name
+from onnxamp._facts.dtypes import Format, element_name
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import read_array
-from onnxamp._ops import read_table
-from onnxamp._ops.facts import op_facts
 
 _SHARE: Final = 1.0
 """Steps by which rounding a scale may move the end of its grid."""

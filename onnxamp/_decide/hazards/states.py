@@ -10,10 +10,10 @@ from typing import Final
 from onnxamp._decide.accumulation import accumulated
 from onnxamp._decide.hazards.indices import loses
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
-from onnxamp._dtypes import Format, holds_float
+from onnxamp._facts.dtypes import Format, holds_float
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._ops.facts import op_facts
 
 
 def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -5,12 +5,12 @@ from functools import cache
 from typing import Any, Final
 
 from onnxamp._decide.verdicts import Hazard, Kind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.tables import device_of, is_older, target_table
+from onnxamp._facts.targets import version_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops import device_of, is_older, target_table
-from onnxamp._ops.facts import attribute
-from onnxamp._target import version_of
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:
