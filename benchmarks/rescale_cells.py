@@ -26,7 +26,7 @@ from overflowing import MODELS, REAL
 from rescale_picture import MOST
 
 import onnxamp
-from onnxamp._convert.analysis import LAUNCH_US, Estimate, bound_shapes
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes
 from onnxamp._facts.devices import device_called
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph

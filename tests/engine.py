@@ -7,7 +7,8 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxamp._convert.analysis import Analysis, Estimate, analyze
+from onnxamp._convert.analysis import Analysis, analyze
+from onnxamp._convert.estimate import Estimate
 from onnxamp._facts.devices import device_called
 from onnxamp._gradients.expected import ExpectedErrors
 from onnxamp._gradients.quantizers import Settled

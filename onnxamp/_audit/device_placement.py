@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from onnxamp._audit import Finding, finding
 from onnxamp._audit.faults import Sized, element_bytes
-from onnxamp._convert.analysis import constant_nodes
+from onnxamp._convert.estimate import constant_nodes
 from onnxamp._facts.dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
 from onnxamp._facts.kernels import Kernel, carries, kernel_table
 from onnxamp._facts.ops import op_facts

@@ -9,7 +9,7 @@ from onnx import ModelProto, helper
 
 from onnxamp._audit import Casts, Finding, finding
 from onnxamp._base.optional import has_runtime
-from onnxamp._convert.analysis import shapes_at
+from onnxamp._convert.estimate import shapes_at
 from onnxamp._facts.dtypes import (
     ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,

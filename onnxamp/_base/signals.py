@@ -340,20 +340,21 @@ def _end_children() -> None:
             child.kill()
 
 
-def obey(command: Callable[[], object]) -> None:
-    """Run the command of a program. Interrupts, termination requests and hang-ups end it within seconds.
+@contextmanager
+def obeyed_signals() -> Iterator[None]:
+    """Run a program. Interrupts, termination requests and hang-ups end it within seconds.
 
     A signal does not tear down the interpreter: the code and threads of native libraries may be
     in any state, and C++ may abort in its clean-up. All clean-up happens while unwinding, or in registered actions. The
     exit code is therefore always 128 plus the number of the signal.
 
     Raises:
-        Any error of the command, if no signal came.
+        Any error of the program, if no signal came.
     """
     watch = Watch(ENDING)
     survive_truncation()
     try:
-        command()
+        yield
     except BaseException:
         if not watch.number:
             raise

@@ -5,6 +5,7 @@ runs.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Final
 
 import click
@@ -36,17 +37,20 @@ def make_command(name: str, summary: str) -> click.Command:
         usual=table["usual"],
         help=f"{summary}\n\n{table['more']}",
         params=[*params, _help_all(count)],
-        callback=partial(_run, name),
+        callback=partial(run_command, name),
     )
 
 
-def _run(command: str, /, **words: Any) -> None:
-    """Import the module of a command, and run it."""
+def run_command(command: str, /, **words: Any) -> None:
+    """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
-        from onnxamp._cli.common import run_command  # noqa: PLC0415 - imports onnx
+        from onnxamp._model.sources import watched_sources  # noqa: PLC0415 - imports onnx
+        from onnxamp._runtime.starting import custom_ops  # noqa: PLC0415
 
-        body = _module_of(command).run
-    run_command(body, words)
+        run = _module_of(command).run
+    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
+    with door(), watched_sources(), custom:
+        run(SimpleNamespace(**words))
 
 
 def _module_of(command: str) -> Any:

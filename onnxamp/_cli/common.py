@@ -20,7 +20,7 @@ from onnxamp._base.executor import Place
 from onnxamp._base.extensions import extensions
 from onnxamp._base.identity import Identity, identity
 from onnxamp._base.paths import as_path, is_remote, made_folder
-from onnxamp._cli.door import door, note_report, printing
+from onnxamp._cli.door import note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._facts.dtypes import low_type
 from onnxamp._facts.tables import device_of
@@ -29,13 +29,11 @@ from onnxamp._job import failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
-from onnxamp._model.sources import watched_sources
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._runtime.starting import custom_ops
 
 if TYPE_CHECKING:
     from onnxamp._job.pipeline import Outcome
@@ -65,13 +63,6 @@ class FolderKind(Protocol):
 
     def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
         """Return the limits that suffice for a model, by metric and output."""
-
-
-def run_command(body: Callable[[Given], None], words: dict[str, Any]) -> None:
-    """Run a command with the custom ops that its options name. Errors leave by :func:`onnxamp._cli.door.door`."""
-    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
-    with door(), watched_sources(), custom:
-        body(SimpleNamespace(**words))
 
 
 def tell(warnings: Iterable[str]) -> None:

@@ -42,11 +42,7 @@ def run(given: Given) -> None:
     """Run ``onnxamp convert``."""
     if given.model.is_dir():
         extensions("commands")["convert folder"].load().run(given)
-    else:
-        _convert(given)
-
-
-def _convert(given: Given) -> None:
+        return
     if given.retry:
         raise ArgumentError("--retry is for a folder of models.")
     validates = not given.no_validate
@@ -86,6 +82,7 @@ def _convert(given: Given) -> None:
             ),
             validation=_validation(given, model) if validates else None,
             expects=given.expected_error,
+            explains=not given.quiet or bool(given.html),
             warn=tell
             if plan is None
             else lambda _: None,  # they were printed with the plan

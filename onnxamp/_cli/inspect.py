@@ -12,7 +12,7 @@ from onnxamp._convert.causes import (
     fold_hint,
     opset_hint,
 )
-from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.convert import decide
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
@@ -44,11 +44,13 @@ def run(given: Given) -> None:
             asked = options_of(given, level)
             try:
                 refuse_misspelled(opened, asked)
-                ready, analysis = analyse_safely(opened, asked)
+                decided = decide(opened, asked)
             except OpsetError:
                 if level == "O0":
                     raise
                 continue
+            ready = decided.prepared
+            analysis = decided.analysis
             if level == "O0":
                 counts = operator_counts(analysis.graph, analysis.graph.types)
             else:

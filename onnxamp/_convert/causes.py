@@ -11,8 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from onnxamp._convert.analysis import Analysis, analyze
-from onnxamp._convert.convert import is_low
+from onnxamp._convert.analysis import Analysis, analyze, is_low
 from onnxamp._convert.upgrades import held_back
 from onnxamp._decide.fusion_groups import constant_batch_norms
 from onnxamp._decide.hazards import epsilons, fusions

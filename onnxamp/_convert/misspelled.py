@@ -1,129 +1,22 @@
 """Names in options that a model does not have, found before anything slow runs."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
+from onnxamp._convert.raising import prepare_raised
 from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
-from onnxamp._facts.dtypes import FORMATS, element_name, readable_types
 from onnxamp._graph.graph import Graph, graph_of
-from onnxamp._graph.view import inline_functions
-from onnxamp._model.model import Model, weight_bytes
+from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._options.values import Level
-from onnxamp._rewrite.casts import remove_redundant_casts
-from onnxamp._rewrite.prepare import Prepared, prepare
-
-
-def prepared(model: Model, options: Options) -> Prepared:
-    """:func:`onnxamp._rewrite.prepare.prepare` of the model, raised to float32 first if the options say so.
-
-    Raises:
-        ArgumentError: the model holds low-precision values of a type other than it is said to come from. Others as
-            :func:`onnxamp._rewrite.prepare.prepare`, and, for weights that cannot be read, ExternalDataError.
-    """
-    source = raised(model, options)
-    ready = prepare(source, options)
-    if options.from_dtype is None:
-        return ready
-    if source is model:
-        wanted = (
-            "low-precision" if options.from_dtype == "auto" else options.from_dtype
-        )
-        note = f"The model has no {wanted} values, so --from has no effect."
-        return replace(ready, notes=(note, *ready.notes))
-    warn(_changed(model.ask(graph_of), options))
-    held = held_types(model.ask(graph_of))
-    note = (
-        f"The weights were {' and '.join(held)} before: everything was raised to float32 first (--from), which does not"
-        " restore the digits that were rounded away."
-    )
-    widened = weight_bytes(source.proto) - model.stock.size
-    return replace(ready, notes=(note, *ready.notes), requested=True, widened=widened)
-
-
-def raised(model: Model, options: Options) -> Model:
-    """Return the model in float32, if the options ask for it and it is not; else the same.
-
-    Raises:
-        ArgumentError: the model holds low-precision values of a type other than it is said to come from.
-        ExternalDataError: a weight cannot be read.
-    """
-    held = [] if options.from_dtype is None else held_types(model.ask(graph_of))
-    if held and options.from_dtype not in ("auto", *held[: len(held) == 1]):
-        raise ArgumentError(
-            f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
-            " (from_dtype='auto') raises all low-precision values."
-        )
-    return model.ask(_raised, options.keep_io_types) if held else model
-
-
-def reference_of(model: Model, options: Options) -> Model:
-    """Return the reference of results: the model, raised to float32 first if requested, because rounding may have
-    broken it.
-
-    Raises:
-        As :func:`raised`.
-    """
-    return raised(model, replace(options, keep_io_types=True))
-
-
-def held_types(graph: Graph) -> list[str]:
-    """Return the low-precision types of a model's values, by name."""
-    kinds = {kind for kind in graph.types if kind is not None}
-    return [
-        low.name
-        for low in FORMATS.values()
-        if any(low.tensor in kind for kind in kinds)
-    ]
-
-
-def _changed(graph: Graph, options: Options) -> Iterator[str]:
-    """Sentences about inputs and outputs that cannot keep their types."""
-    main = graph.scopes[0]
-    for value in dict.fromkeys((*main.inputs, *main.outputs)):
-        name = graph.values[value].name
-        kind = graph.types[value] or ""
-        is_low = any(low.tensor in kind for low in FORMATS.values())
-        if is_low and element_name(kind) == "" and options.keeps_io(name):
-            yield (
-                f"{name!r} is a {readable_types(kind)}, which no Cast converts, so it becomes float32 although"
-                " keep_io_types (--io-types) asks to keep its type: from_dtype (--from) raises the whole model."
-            )
-
-
-def low_note(graph: Graph, options: Options) -> str | None:
-    """Return a note about a model in another low-precision type than the requested one; None for other models."""
-    others = [name for name in held_types(graph) if name != options.dtype]
-    if not others or options.from_dtype is not None or options.level == Level.O0:
-        return None
-    return (
-        f"The {others[0]} values of the model stay {others[0]}: --from {others[0]} raises them to float32 first, so that"
-        f" they can become {options.dtype}."
-    )
-
-
-def _raised(model: Model, keep_io_types: bool | frozenset[str]) -> Model:
-    """Return the model in float32, with all weights inside."""
-    graph = Graph.of(inline_functions(model.proto), model.folder)
-    from onnxamp._runtime.emulate import emulate_graph  # noqa: PLC0415 - few models are low already
-
-    if isinstance(keep_io_types, bool):
-        listed = (*graph.model.graph.input, *graph.model.graph.output)
-        names = (entry.name for entry in listed)
-        keep_io_types = frozenset(names if keep_io_types else ())
-    proto = emulate_graph(
-        graph, base_dir=model.folder, rounds=False, keeps=keep_io_types
-    )
-    return Model(remove_redundant_casts(proto))
 
 
 def misspelled(model: Model, options: Options) -> list[Unmatched]:
     """Return the names that match nothing, neither in the model as it is nor after folding and inlining.
 
     Raises:
-        As :func:`prepared`.
+        As :func:`onnxamp._convert.raising.prepare_raised`.
     """
     found = unmatched_names(model.ask(graph_of), options) if options.has_names else ()
     if not found:
@@ -137,7 +30,7 @@ def _decided_on(model: Model, options: Options) -> tuple[Graph, Options]:
     """Return the graph whose nodes are decided, and the options, as far as both are known before measurements."""
     if options.lacks_ranges:
         options = replace(options, rescale=False, data_max=None)
-    return prepared(model, options).graph, options
+    return prepare_raised(model, options).graph, options
 
 
 def refuse_misspelled(model: Model, options: Options) -> None:

@@ -309,7 +309,7 @@ class CutProblem:
         if value in self.ports.free and self.is_stored(value):
             self.weight(producer, readers, self.bytes_saved(value))
             return
-        if value in self.fixed:
+        if value in self.fixed and value not in self.ports.free:
             self.casts(producer, readers, DUPLICATE, DUPLICATE)
             return
         cost = self.cast(value, self.graph.values[value].scope)

@@ -394,6 +394,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
     )
     return Request(
         model=model,
+        explains=job.page is not None,
         asked=replace(
             asked, strict_options=False
         ),  # names are checked once all models are known

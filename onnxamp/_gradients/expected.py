@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from onnxamp._base.errors import OnnxAmpError, RuntimeFailure
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.convert import analyse_safely
+from onnxamp._convert.convert import decide
 from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
@@ -501,7 +501,7 @@ def expected_errors(
     Raises:
         OnnxAmpError: the model does not run, or its results are random.
     """
-    analysis = analyse_safely(model, plan.options, plan)[1]
+    analysis = decide(model, plan.options, plan).analysis
     graph = analysis.graph
     low = plan.options.low
     if graph.nodes_of(op_facts().random):

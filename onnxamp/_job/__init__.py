@@ -65,6 +65,7 @@ class Request:
             at level auto, and to leave it out of a validation.
         validation: how the result is validated; None to leave that out.
         expects: whether plans contain the expected error.
+        explains: find out what keeps nodes in float32, and which options would save Casts.
         compares: compare a result of level auto that is not validated with the original, with all values or without;
             None to leave that out.
         warn: receives warnings: early ones before anything runs, the others at the end.
@@ -77,6 +78,7 @@ class Request:
     search: Search | None = None
     validation: Validation | None = None
     expects: bool = False
+    explains: bool = True
     compares: bool | None = None
     warn: Callable[[Iterable[str]], None] = warn
 
@@ -117,6 +119,7 @@ class Job:
         rounder: rounds weights with compensation if the options ask for it.
         tuned: the outcome of level auto, if that was the level.
         search: how level auto searches if nothing else passes the validation.
+        explains: as :attr:`Request.explains`.
     """
 
     model: Model
@@ -126,3 +129,4 @@ class Job:
     rounder: "WeightRounder | None" = None
     tuned: "Tuned | None" = None
     search: Search | None = None
+    explains: bool = True

@@ -17,7 +17,7 @@ from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.targets import AUTO
 from onnxamp._job import Request, Validation
-from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
+from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._options.options import OptionKeywords, Options
@@ -341,7 +341,7 @@ def plan_model(
         search=Search(tolerance=tolerance, metric=metric),
         expects=samples is not None,
     )
-    plan, _ = decide(request)
+    plan, _ = plan_in_memory(request)
     return plan
 
 

@@ -4,8 +4,8 @@ interfaces.
     model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
 
 Python functions that return a model use :func:`convert_in_memory`, everything that writes a file
-:func:`convert_to_file`, and those that only decide :func:`decide`. They begin alike (:func:`_begun`) and measure alike
-(:func:`_settled`).
+:func:`convert_to_file`, and those that only decide :func:`plan_in_memory`. They begin alike (:func:`_begun`) and
+measure alike (:func:`_settled`).
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onnxamp._base.optional import has_runtime, runtime_fault
-from onnxamp._base.state import Part, opened
-from onnxamp._convert.convert import Converted, analyse_safely, convert
-from onnxamp._convert.misspelled import early_warnings, reference_of, refuse_misspelled
+from onnxamp._base.state import opened
+from onnxamp._convert.convert import Converted, convert, decide
+from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
+from onnxamp._convert.raising import reference_of
 from onnxamp._facts.signature import declared_ops
-from onnxamp._job import Job, Request, Validation
+from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
 from onnxamp._runtime.run import Run, RunOptions
@@ -72,14 +73,22 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         job.run.report("converting", 0, 0)
         if comparison is None:
             with staged_conversion(job, sink, kept=kept) as made:
-                if request.compares is not None:
-                    compared = _compared(job, made, layers=request.compares)
+                compared = _compared(job, made, layers=request.compares)
             conversion = made.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
-            assert request.validation is not None
-            conversion = _validated(job, sink, comparison, request.validation, kept)
+            from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
+            from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
+
+            validation = request.validation
+            assert validation is not None
+            validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
+            try:
+                conversion, report = validator.convert(job, validation.layers)
+            except RefusedError as refused:
+                conversion, report = healed(job, validator, validation, refused)
+            conversion = replace(conversion, validation=report)
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
@@ -121,7 +130,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     return converted, job.tuned
 
 
-def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
+def plan_in_memory(request: Request) -> tuple[Plan, "Tuned | None"]:
     """Decide the precision of every float without rewriting the model. The plan contains the warnings.
 
     Raises:
@@ -133,7 +142,7 @@ def decide(request: Request) -> tuple[Plan, "Tuned | None"]:
         if job.tuned is not None:
             request.warn(text for text in job.tuned.plan.warnings if text not in early)
             return job.tuned.plan, job.tuned
-        plan = make_plan(analyse_safely(job.model, job.options)[1])
+        plan = make_plan(decide(job.model, job.options).analysis)
         return _expecting(request, job, plan), None
 
 
@@ -202,6 +211,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
                     plan=request.plan,
                     run=run,
                     search=request.search,
+                    explains=request.explains,
                 ),
                 comparison,
             )
@@ -230,27 +240,12 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     )
 
 
-def _validated(
-    job: Job,
-    sink: "Sink",
-    comparison: "Comparison",
-    validation: Validation,
-    kept: Part | None,
-) -> "Conversion":
-    """Convert a model, and write a result that passes. One that does not is :func:`~onnxamp._job.validation.healed`."""
-    from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
-    from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
-
-    validator = Validator(comparison, sink, UpgradeProof(comparison), kept)
-    try:
-        conversion, report = validator.convert(job, validation.layers)
-    except RefusedError as refused:
-        conversion, report = healed(job, validator, validation, refused)
-    return replace(conversion, validation=report)
-
-
-def _compared(job: Job, made: "StagedConversion", *, layers: bool) -> "DiffReport":
-    """Compare a result with the original, which it may replace, on the samples of the job."""
+def _compared(
+    job: Job, made: "StagedConversion", *, layers: bool | None
+) -> "DiffReport | None":
+    """Compare a result with the original, which it may replace, on the samples of the job; None if not asked for."""
+    if layers is None:
+        return None
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))

@@ -14,7 +14,6 @@ from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
 from onnxamp._base.state import Part, fingerprint
-from onnxamp._convert.analysis import SpeedUp, expected_speed_up
 from onnxamp._convert.causes import (
     Cause,
     batch_norm_hint,
@@ -22,11 +21,11 @@ from onnxamp._convert.causes import (
     fold_hint,
     opset_hint,
 )
-from onnxamp._convert.convert import Converted, convert
-from onnxamp._convert.misspelled import low_note
+from onnxamp._convert.convert import Converted, Proof, convert
+from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.plan import Plan, make_plan, plan_json
+from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
-from onnxamp._convert.upgrades import Proof
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
@@ -252,6 +251,7 @@ class StagedConversion:
             self.target,
             self.converted,
             self.job.plan,
+            explains=self.job.explains,
             summary=self.summary,
             notes=self.saved.notes,
             size=self.saved.size,
@@ -297,25 +297,31 @@ def _conversion(
     converted: Converted,
     plan: Plan | None,
     *,
+    explains: bool,
     summary: Summary,
     notes: Iterable[str],
     size: int,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Conversion:
-    """Return the outcome for a converted model; ``size`` are the bytes of its weights."""
+    """Return the outcome for a converted model.
+
+    Args:
+        explains: find out what keeps nodes in float32, which solves the problem again for each reason.
+        size: the bytes of its weights.
+    """
     assert model.path is not None
     gains = not converted.analysis.options.weights_only  # others store less
-    explained = gains and plan is None
+    explains = explains and plan is None
     return Conversion(
         source=model.path,
         target=target,
         plan=make_plan(converted.analysis),
         summary=summary,
-        notes=(*_notes(converted, plan), *notes),
+        notes=(*_notes(converted, explains=explains), *notes),
         weights=converted.weights.counts(),
         bytes_before=model.stock.size,
         bytes_after=size,
-        causes=find_causes(converted.analysis) if explained else (),
+        causes=find_causes(converted.analysis) if explains and gains else (),
         speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
     )
 
@@ -339,9 +345,22 @@ def staged_conversion(
         ArgumentError: the target holds weights of the model.
         OutputError: the target cannot be written. Others as :func:`onnxamp._convert.convert.convert`.
     """
+    model = job.model
     with no_collections():
-        converted, summary, writing = _begun(job, sink, kept, proof)
-        with writing as saved:
+        target = sink.destination(model.stock)
+        with measured(model, job.run.workers, kept):
+            converted = convert(
+                model,
+                job.options,
+                job.plan,
+                deferred=True,
+                proof=proof,
+                rounder=job.rounder,
+            )
+        summary = summarize(converted.prepared, converted.analysis, job.plan)
+        low_bytes = summary.low_weight_bytes - 2 * converted.prepared.widened
+        external = sink.is_external(model.stock, low_bytes)
+        with _written(job, sink, target, converted, external, kept) as saved:
             yield StagedConversion(
                 job=job,
                 target=sink.target if sink.stage else saved.stage.path,
@@ -356,52 +375,39 @@ write_conversion = completely(staged_conversion)
 """Write a converted model whole or not at all; arguments and errors as :func:`staged_conversion`."""
 
 
-def _begun(
-    job: Job, sink: Sink, kept: Part | None, proof: Proof | None
-) -> tuple[Converted, Summary, AbstractContextManager[Saved]]:
-    """Return the converted model, its nodes and Casts, and what writes it."""
-    model = job.model
-    run = job.run
-    source = model.path
-    stored = model.stock
+def _written(
+    job: Job,
+    sink: Sink,
+    target: Path,
+    converted: Converted,
+    external: bool,
+    kept: Part | None,
+) -> AbstractContextManager[Saved]:
+    """Return what writes a converted model to its target, with its weights in a data file or not."""
+    source = job.model.path
+    stored = job.model.stock
     assert source is not None
-    target = sink.destination(stored)
-    with measured(model, run.workers, kept):
-        converted = convert(
-            model,
-            job.options,
-            job.plan,
-            deferred=True,
-            proof=proof,
-            rounder=job.rounder,
-        )
-    summary = summarize(converted.prepared, converted.analysis, job.plan)
-    external = sink.is_external(
-        stored, summary.low_weight_bytes - 2 * converted.prepared.widened
-    )
-    protected = (
-        frozenset() if target.exists() and target.samefile(source) else stored.files
-    )
-    if (
+    in_place = target.exists() and target.samefile(source)
+    protected = frozenset() if in_place else stored.files
+    is_copy = (
         not converted.changed
         and _weights_stay(sink, source, target, stored, external=external)
         and not is_text(source)
-    ):
-        writing = copying(source, target, protected | stored.files, stored.size)
-    else:
-        writing = saving(
-            converted.proto,
-            target,
-            converted.weights,
-            external=external,
-            shard_bytes=sink.shard_bytes,
-            data_names=sink.data_names,
-            keep=protected,
-            progress=run.progress("writing"),
-            workers=run.workers,
-            kept=kept,
-        )
-    return converted, summary, writing
+    )
+    if is_copy:
+        return copying(source, target, protected | stored.files, stored.size)
+    return saving(
+        converted.proto,
+        target,
+        converted.weights,
+        external=external,
+        shard_bytes=sink.shard_bytes,
+        data_names=sink.data_names,
+        keep=protected,
+        progress=job.run.progress("writing"),
+        workers=job.run.workers,
+        kept=kept,
+    )
 
 
 def _weights_stay(
@@ -442,6 +448,7 @@ def preview(
         target,
         converted,
         plan,
+        explains=True,
         summary=summarize(converted.prepared, converted.analysis, plan),
         notes=notes,
         size=weight_bytes(converted.proto),
@@ -449,14 +456,15 @@ def preview(
     return conversion, converted.proto
 
 
-def _notes(converted: Converted, plan: Plan | None) -> Iterator[str]:
+def _notes(converted: Converted, *, explains: bool) -> Iterator[str]:
     """Yield other changes, and options that would save Casts."""
     analysis = converted.analysis
     prepared = converted.prepared
-    hints = [opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis)]
     if converted.changed:
         yield from prepared.notes
-    yield from filter(None, hints if plan is None else ())
+    if explains:
+        hints = (opset_hint(analysis), fold_hint(analysis), batch_norm_hint(analysis))
+        yield from filter(None, hints)
     yield from (*prepared.unfolded, *prepared.refused)
     if converted.rounded is not None:
         yield converted.rounded.note()

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxamp._base.executor import Memory
 from onnxamp._base.state import fingerprint
-from onnxamp._convert.misspelled import raised
+from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
 from onnxamp._facts.dtypes import FLOAT, FLOAT16

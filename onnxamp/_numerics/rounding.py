@@ -27,7 +27,8 @@ from onnx import helper
 
 from onnxamp._base.executor import Memory
 from onnxamp._base.optional import require
-from onnxamp._convert.analysis import Analysis, RoundedWeights
+from onnxamp._convert.analysis import Analysis
+from onnxamp._convert.compensation import RoundedWeights
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen

@@ -26,7 +26,7 @@ from onnxamp._numerics.paired import (
 from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
-from onnxamp._numerics.texts import TextReader, text_reader
+from onnxamp._numerics.text_reader import TextReader, text_reader
 from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.engines import (
     Engine,

@@ -180,12 +180,17 @@ class _Planner:
             pending += [made.index for made in producers if made and not made.bodies]
 
     def is_read(self, value: int) -> bool:
-        """Return whether something reads or returns a value under its original name."""
-        name = self.graph.values[value].name
-        inputs = self.edits.inputs
+        """Return whether something reads or returns what the producer of a value delivers."""
+        entry = self.graph.values[value]
+        name = self.edits.outputs.get((entry.producer, entry.port), entry.name)
+        for key in self.graph.results[value]:
+            scope, position = key
+            returned = self.graph.scopes[scope].proto.output[position].name
+            if self.edits.results.get(key, returned) == name:
+                return True
         gone = self.edits.removed | self.edits.unread
-        return bool(self.graph.results[value]) or any(
-            key[0] not in gone and inputs.get(key, name) == name
+        return any(
+            key[0] not in gone and self.edits.inputs.get(key, entry.name) == name
             for key in self.graph.uses[value]
         )
 
@@ -383,10 +388,11 @@ class _Planner:
         if value.producer in self.doubled:
             self.doubled[value.producer] = other
             return
+        is_free = value.index in self.ports.free
         source = own
-        if value.index in self.ports.free and producer is not None:
+        if is_free and producer is not None:
             source = producer.proto.input[0]
-        if value.index in self.graph.ask(fixed_numbers):
+        if value.index in self.graph.ask(fixed_numbers) and not is_free:
             self.store(value, other, low=not is_low)
             return
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem

@@ -30,7 +30,7 @@ def reader_of(model: Model, generates: int) -> "DecoderReader | None":
 
 @dataclass(frozen=True, slots=True)
 class DecoderReader:
-    """Implements :class:`~onnxamp._numerics.texts.TextReader` for decoders, which have the same roles of inputs."""
+    """A :class:`~onnxamp._numerics.text_reader.TextReader` for decoders, which have the same roles of inputs."""
 
     decoder: Decoder
 

@@ -17,8 +17,10 @@ from onnx import ModelProto
 
 from onnxamp._audit.bench import BenchOptions, bench_models
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._convert.analysis import Analysis, Estimate, decided, with_rounding
+from onnxamp._convert.analysis import Analysis, solve
+from onnxamp._convert.compensation import with_rounding
 from onnxamp._convert.convert import rewritten
+from onnxamp._convert.estimate import Estimate
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.verdicts import told
@@ -121,7 +123,7 @@ class Job:
         """The analysis with these pins."""
         if not self.broken and UNSEEN not in self.space.pins.values():
             return self.space.all_low  # its pins are the same
-        return decided(self.space.all_low.problem, prices=Prices(self.pins))
+        return solve(self.space.all_low.problem, prices=Prices(self.pins))
 
     @cached_property
     def origin(self) -> "Job":
@@ -223,7 +225,7 @@ class Job:
         """The analysis that lowers exactly these nodes."""
         if self._lowering is None or self._lowering[0] != low:
             prices = exactly(self.space, low, self.pins)
-            found = decided(self.space.all_low.problem, prices=prices)
+            found = solve(self.space.all_low.problem, prices=prices)
             self._lowering = low, found
         return self._lowering[1]
 

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._convert.analysis import LAUNCH_US, UNIT_US, Analysis, Estimate, decided
+from onnxamp._convert.analysis import Analysis, solve
+from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
@@ -264,7 +265,7 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
         node.index: _AMBIGUOUS for node in able if taken[node.first_output] > 1
     }
     eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
-    all_low = decided(problem, prices=eager)
+    all_low = solve(problem, prices=eager)
     tunable = list[TunableNode]()
     followers = list[TunableNode]()
     rest = 0.0

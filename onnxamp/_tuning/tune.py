@@ -19,16 +19,12 @@ from typing import Final, NamedTuple
 from onnxamp._base.errors import InternalError, OnnxAmpError
 from onnxamp._base.executor import temporary_folder
 from onnxamp._base.state import Facts
-from onnxamp._convert.analysis import (
-    MADE_UP,
-    Estimate,
-    analyze,
-    bound_shapes,
-    low_nodes,
-)
-from onnxamp._convert.convert import all_unsound, analyse_model, soundly
-from onnxamp._convert.misspelled import reference_of
+from onnxamp._convert.analysis import analyze, low_nodes
+from onnxamp._convert.compensation import MADE_UP
+from onnxamp._convert.convert import ATTEMPTS, all_unsound, around_fault, decide
+from onnxamp._convert.estimate import Estimate, bound_shapes
 from onnxamp._convert.plan import Plan
+from onnxamp._convert.raising import reference_of
 from onnxamp._facts.devices import Device, device_called
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._gradients.expected import judging_engine
@@ -122,15 +118,7 @@ def tune(
     with temporary_folder() as folder:
         device = device_called(search.device)
         tuning = _Tuning(model, device, engine, metric, rounder, run, given, folder)
-
-        def attempt(options: Options) -> Outcome:
-            found = tuning.rounded(tuning.measured(options), search)
-            return found if search.pick is None else found.picked(search.pick)
-
-        try:
-            found = soundly(options, attempt)
-        except InternalError:
-            found = attempt(all_unsound(model, options))
+        found = tuning.soundly(options, search)
         return replace(found.tuned, coarse=coarse)
 
 
@@ -155,6 +143,23 @@ class _Tuning(NamedTuple):
     run: Run
     given: Facts
     folder: Path
+
+    def soundly(self, options: Options, search: Search) -> Outcome:
+        """Tune as the options say. Where a result would be wrong, which is a bug, the nodes around it stay float32."""
+        attempt: Options | None = options
+        for _ in range(ATTEMPTS):
+            if attempt is None:
+                break
+            try:
+                return self.picked(attempt, search)
+            except InternalError as error:
+                attempt = around_fault(attempt, error)
+        return self.picked(all_unsound(self.model, options), search)
+
+    def picked(self, options: Options, search: Search) -> Outcome:
+        """Return the outcome with the exponents that the options ask for, and with the candidate that was picked."""
+        found = self.rounded(self.measured(options), search)
+        return found if search.pick is None else found.picked(search.pick)
 
     def measured(self, options: Options) -> Options:
         """Return the options with the exponents that they ask for."""
@@ -249,9 +254,9 @@ class _Tuning(NamedTuple):
         proof = UpgradeProof(
             Comparison.of(reference, replace(run.bare, provider=engine.provider))
         )
-        upgraded, analysis = analyse_model(model, usual, proof=proof)
-        graph = upgraded.graph
-        options = replace(options, folded=analysis.options.folded)
+        decided = decide(model, usual, proof=proof)
+        graph = decided.graph
+        options = replace(options, folded=decided.analysis.options.folded)
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
         estimate = Estimate(
             graph, self.device, bound_shapes(graph, feeds), options.low
@@ -289,7 +294,7 @@ class _Tuning(NamedTuple):
             rounder=self.rounder,
             is_eager=search.allow_slower or search.times == "measured",
             told=(
-                *upgraded.refused,
+                *decided.prepared.refused,
                 *([MADE_UP] if options.compensates and samples.made_up else ()),
             ),
         )

@@ -59,7 +59,7 @@ class TestAnyException:
         result = self.raising(monkeypatch, error)
         assert result.exit_code == 1
         assert is_one_sentence(result), result.output
-        assert f"{type(error).__name__} in onnxamp/_cli/common.py:" in result.output
+        assert f"{type(error).__name__} in onnxamp/_cli/command.py:" in result.output
         assert "may be a bug in onnxamp: run the command again with -v" in result.output
 
     def test_exceptions_of_onnx_runtime_have_no_base(self, monkeypatch: pytest.MonkeyPatch) -> None:

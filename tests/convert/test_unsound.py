@@ -44,8 +44,11 @@ def forget_casts(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
 
     def forgetful(problem: Problem, decision: Decision) -> Edits:
         edits = plan_edits(problem, decision)
+        edits.unread.clear()  # what a node then reads stays
+        graph = problem.graph
         for index, port in list(edits.inputs):
-            if problem.graph.nodes[index].key == op:
+            producer = graph.values[graph.nodes[index].inputs[port]].producer
+            if graph.nodes[index].key == op and producer not in edits.removed:
                 del edits.inputs[index, port]
         return edits
 

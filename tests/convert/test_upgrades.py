@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 import onnxamp
 from onnxamp._convert.causes import opset_hint
-from onnxamp._convert.convert import analyse_safely, convert
+from onnxamp._convert.convert import convert, decide
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -119,7 +119,7 @@ NORMALISED = """(float[2,8] x) => (float[2,8] y) {
 )
 def test_no_opset_helps_what_the_user_keeps(options: dict[str, list[str]], is_told: bool) -> None:
     model = add_weights(parse(NORMALISED, opset=9, ir=6), {"w": (8, 8), "v": (8, 8)})
-    _, analysis = analyse_safely(Model.of(model), Options.of("O2", options | {"opset": "keep"}))
+    analysis = decide(Model.of(model), Options.of("O2", options | {"opset": "keep"})).analysis
     assert ("brings low-precision kernels for Clip" in (opset_hint(analysis) or "")) is is_told
 
 

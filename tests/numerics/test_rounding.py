@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from repository import ROOT
 
 import onnxamp
-from onnxamp._convert.analysis import MADE_UP
+from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import convert
 from onnxamp._model.model import Model
 from onnxamp._numerics.rounding import WeightRounder

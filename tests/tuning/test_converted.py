@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from graphs.case import add_weights, parse
 
-from onnxamp._convert.convert import analyse_model
+from onnxamp._convert.convert import decide
 from onnxamp._model.model import Model
 from onnxamp._model.protos import tensors_of
 from onnxamp._options.options import Options
@@ -33,7 +33,7 @@ def test_weights_that_are_read_are_those_that_are_written(tmp_path: Path) -> Non
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=True, location="model.data", size_threshold=64)
     read = Model.read(path)
-    _, analysis = analyse_model(read, Options(level="O3"))
+    analysis = decide(read, Options(level="O3")).analysis
     written, left = (
         converted_model(analysis, 1 << 40, tmp_path / "low.onnx", is_emulated=is_emulated).embedded()
         for is_emulated in (False, True)

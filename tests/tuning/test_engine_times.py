@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import RuntimeFailure, bench_models
 from onnxamp._audit.bench import BenchOptions
-from onnxamp._convert.analysis import decided, low_nodes
+from onnxamp._convert.analysis import low_nodes, solve
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session
 from onnxamp._tuning.candidates import CandidateSolver
@@ -60,7 +60,7 @@ def test_a_choice_is_what_is_low_whatever_weights_take_and_nodes_gain() -> None:
     space = space.retimed({unit.key: (1e-6, 1e-6) for unit in units}, 1.0)
     assert {unit.gain for unit in space.tunable} == {1}
     for low in (frozenset[str](), frozenset({"a"}), frozenset({"a", "e"})):
-        analysis = decided(space.all_low.problem, prices=exactly(space, low, {}))
+        analysis = solve(space.all_low.problem, prices=exactly(space, low, {}))
         keys = {analysis.graph.nodes[index].first_output for index in low_nodes(analysis)}
         assert keys == low
 

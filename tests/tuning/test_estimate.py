@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from repository import ROOT
 
 from onnxamp import Samples, tune_model
-from onnxamp._convert.analysis import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
+from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
 from onnxamp._facts.devices import device_called
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.work import Work

@@ -20,7 +20,7 @@ from onnxamp._base.public import export
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import graph_of
 from onnxamp._job import Request
-from onnxamp._job.pipeline import convert_in_memory, convert_to_file, decide
+from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
@@ -356,7 +356,7 @@ def _accepted(
         run=RunOptions(samples=dict(feeds), provider=provider),
         search=Search(tolerance=1.0, metric="rel-l2", accept=judge, allow_slower=True),
     )
-    plan, tuned = decide(request)
+    plan, tuned = plan_in_memory(request)
     if tuned is None or not tuned.held:
         raise ArgumentError(f"{judge.name!r} accepts no conversion.")
     return replace(request, plan=plan, warn=lambda _: None)  # already warned

@@ -1,0 +1,256 @@
+"""What a decision costs on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
+
+The time of a model is the sum over its nodes of a launch and the node's own time (:mod:`onnxamp._graph.work`), and of a
+launch and the traffic of each Cast. Fusions, which save launches in both precisions, are not foreseen. Nodes without
+floats run on the host or are shapes: they do not count.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from onnxamp._convert.analysis import Analysis, low_nodes
+from onnxamp._decide.ports import NONE, PortVariables
+from onnxamp._decide.precision import Decision
+from onnxamp._facts.devices import DEFAULT_DEVICE, Device, device_called
+from onnxamp._facts.dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import profile_of
+from onnxamp._facts.targets import LAUNCH, target_of
+from onnxamp._graph.determined import loop_trips
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.known import fixed_numbers
+from onnxamp._graph.shapes import Shape, elements
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._graph.work import Work, work_of
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.values import Feed
+
+UNIT_US: Final = 0.0327
+"""Microseconds of one cost unit of the cut: 32,768 bytes at 1 TB/s, see :mod:`onnxamp._decide.precision`."""
+
+LAUNCH_US: Final = LAUNCH * UNIT_US
+"""Microseconds for launching a kernel, as in the cut."""
+
+
+def constant_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes that depend on constants only: runtimes compute them once, while they load the model."""
+    known = {ABSENT, *graph.constants.tensors}
+    folded = set[int]()
+    for node in graph.order:
+        is_settled = node.key not in op_facts().random and not node.bodies
+        if is_settled and known.issuperset(node.inputs):
+            folded.add(node.index)
+            known.update(node.outputs)
+    return frozenset(folded)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A graph on a device, for certain shapes of its values."""
+
+    graph: Graph
+    device: Device
+    shapes: Sequence[Shape | None]
+    low: Format = FLOAT16
+
+    @cached_property
+    def floats(self) -> Sequence[tuple[Node, int, Work]]:
+        """Nodes that launch kernels, with the number of kernels and their work."""
+        nodes = ((node, self.launches(node)) for node in self.graph.nodes)
+        return [(node, count, self.work(node)) for node, count in nodes if count]
+
+    @cached_property
+    def trips(self) -> Sequence[int]:
+        """Return how often each scope runs."""
+        return self.graph.ask(loop_trips)
+
+    def work(self, node: Node) -> Work:
+        """The work of a node in one run of the model."""
+        return work_of(node, self.shapes, self.trips[node.scope])
+
+    def launches(self, node: Node) -> int:
+        """Kernels that a node launches in one run of the model."""
+        if node.key in op_facts().unlaunched or node.index in self.graph.ask(
+            constant_nodes
+        ):
+            return 0
+        values = (*node.inputs, *node.outputs)
+        if FLOAT_TENSORS.isdisjoint(self.graph.types_of(values)):
+            return 0
+        return self.trips[node.scope]
+
+    def cast_time(self, value: int) -> float:
+        """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
+        size = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value])
+        trips = self.trips[self.graph.values[value].scope]
+        return (LAUNCH_US + size / self.device.bandwidth) * trips
+
+    def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
+        """Return values that need a Cast, one for all readers. Constants, and what is computed from them, need none,
+        because they are stored in the precision in which they are read.
+        """
+        stored = self.graph.ask(fixed_numbers)
+        return [
+            value
+            for value, made, needed in self._needs(ports, decision)
+            if not (value in ports.free or value in stored or needed <= {made})
+        ]
+
+    def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
+        """Bytes of float constants, each in the precisions that it is read in."""
+        sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
+        return sum(
+            sum(sizes[low] for low in needed or {made}) * elements(self.shapes[value])
+            for value, made, needed in self._needs(ports, decision)
+            if value in self.graph.constants.tensors
+        )
+
+    def _needs(
+        self, ports: PortVariables, decision: Decision
+    ) -> Iterator[tuple[int, bool, set[bool]]]:
+        """Yield (value, whether it is low precision, precisions in which it is read)."""
+        for value, produced in enumerate(ports.produced):
+            if produced != NONE:
+                needed = set(map(decision.is_low, ports.read(self.graph, value)))
+                yield value, decision.is_low(produced), needed
+
+    def time(self, low: AbstractSet[int] = frozenset()) -> float:
+        """Microseconds of all nodes in one run with these in low precision, without Casts."""
+        time = 0.0
+        for node, launches, work in self.floats:
+            made = self.low if node.index in low else None
+            time += launches * LAUNCH_US + work.time(self.device, low=made)
+        return time
+
+
+def time_of(analysis: Analysis, estimate: Estimate) -> float:
+    """Return the microseconds per run of an analysis, as a search space's ``time`` does for its choices.
+
+    Complexity: linear in nodes and uses of values.
+    """
+    casts = estimate.casts(analysis.ports, analysis.decision)
+    return estimate.time(low_nodes(analysis)) + sum(map(estimate.cast_time, casts))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedUp:
+    """The estimated gain of a conversion.
+
+    Attributes:
+        device: the device that the estimate is for, by its name in ``_data/devices.toml``.
+        before: microseconds of a run in float32.
+        after: microseconds of a run of the result.
+        shapes: the shapes of the inputs for which these are estimated, by name.
+    """
+
+    device: str
+    before: float
+    after: float
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def factor(self) -> float:
+        """The estimated speed-up of the result."""
+        return self.before / self.after
+
+
+def expected_speed_up(
+    analysis: Analysis, shapes: Mapping[str, tuple[int, ...]] | None
+) -> SpeedUp | None:
+    """Return the expected gain of a conversion.
+
+    None if the target computes no faster in low precision, if sizes are unknown, or if nothing is low.
+
+    Args:
+        analysis: the analysis.
+        shapes: shapes of the inputs, by name; by default, those that the model declares.
+    """
+    device = _usual_device(analysis.options.target)
+    graph = analysis.graph
+    declared = declared_shapes(graph) if shapes is None else shapes
+    if not device or declared is None or not any(analysis.decision.low):
+        return None
+    bound = shapes_at(graph, declared)
+    estimate = Estimate(graph, device_called(device), bound, analysis.options.low)
+    before = estimate.time()
+    if not before:
+        return None
+    return SpeedUp(device, before, time_of(analysis, estimate), declared)
+
+
+def _usual_device(target: str) -> str:
+    """Return the device that a target usually runs on; "" if it computes no faster in low precision."""
+    if device := target_of(target).device:
+        rates = device_called(device)
+        return device if rates.low > rates.products else ""
+    profile = profile_of(target)
+    honors_types = profile is None or profile.values["honors_types"]
+    return DEFAULT_DEVICE if honors_types else ""
+
+
+def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
+    """Return the shapes of the model's inputs, by name; None if one has an open dimension."""
+    found = dict[str, tuple[int, ...]]()
+    for value in graph.scopes[0].inputs:
+        shape = graph.shapes[value]
+        sizes = [size for size in shape or () if size is not None]
+        if shape is None or len(sizes) < len(shape):
+            return None
+        found[graph.values[value].name] = tuple(sizes)
+    return found
+
+
+def time_on_target(analysis: Analysis) -> float:
+    """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
+    in the cut.
+    """
+    graph = analysis.graph
+    target = target_of(analysis.options.target)
+    device = device_called(target.device or DEFAULT_DEVICE)
+    estimate = Estimate(graph, device, graph.shapes, analysis.options.low)
+    fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
+    moved = sum(
+        estimate.trips[node.scope] * elements(graph.shapes[value])
+        for node in fallbacks
+        for value in (*node.reads, *node.writes)
+    )
+    return time_of(analysis, estimate) + target.costs.host_time(FLOAT32_BYTES * moved)
+
+
+def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
+    """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
+    arrays = {name: x for name, x in feeds.items() if isinstance(x, np.ndarray)}
+    return shapes_at(graph, {name: array.shape for name, array in arrays.items()})
+
+
+def shapes_at(
+    graph: Graph, given: Mapping[str, tuple[int, ...]]
+) -> Sequence[Shape | None]:
+    """:func:`bound_shapes` for inputs of these shapes."""
+    is_open = any(_is_open(graph.shapes[value.index]) for value in graph.values)
+    if given == declared_shapes(graph) and not is_open:
+        return graph.shapes
+    named = dict[str, int]()
+    for entry in graph.model.graph.input:
+        dims = entry.type.tensor_type.shape.dim
+        for dim, size in zip(dims, given.get(entry.name, ()), strict=False):
+            if dim.dim_param:
+                named[dim.dim_param] = size
+    inferred = graph.shapes_of(given)
+    declared = graph.shapes_at(named)
+    return [
+        other
+        if one is None or (_is_open(one) and other and not _is_open(other))
+        else one
+        for one, other in zip(inferred, declared, strict=True)
+    ]
+
+
+def _is_open(shape: Shape | None) -> bool:
+    return shape is None or None in shape
