@@ -1,14 +1,19 @@
-"""``python -m onnxamp``, and the command ``onnxamp``."""
+"""``python -m onnxamp``, and the command ``onnxamp``. What takes time to import is imported once signals are obeyed."""
 
 from onnxamp._base.signals import obeyed_signals
 
 
 def main() -> None:
-    """Run the command line. What takes time to import is imported once signals are obeyed."""
+    """Parse the command line, and run the command."""
     with obeyed_signals():
-        from onnxamp._cli import main as command_line  # noqa: PLC0415
+        from onnxamp._cli import is_answered, plain_streams  # noqa: PLC0415
 
-        command_line()
+        with plain_streams():
+            if is_answered():
+                return
+            from onnxamp._cli.command import group  # noqa: PLC0415 - imports click
+
+            group(prog_name="onnxamp")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import codecs
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from onnxamp._cli.summary import ANSWERS
@@ -24,8 +26,9 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     return plain, error.end
 
 
-def main() -> None:
-    """Parse the command line, and run the command."""
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """Let the standard streams print reports whatever their encoding, and print what is left at the end."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed before the start
@@ -34,14 +37,7 @@ def main() -> None:
             codecs.register_error(_PLAIN, _plain)
             stream.reconfigure(errors=_PLAIN)  # not every terminal prints every sign
     try:
-        answer = ANSWERS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-        if answer is None:
-            from onnxamp._cli.command import group  # noqa: PLC0415 - imports click
-
-            group(prog_name="onnxamp")
-        else:
-            sys.stdout.write(f"{answer}\n")
-            sys.stdout.flush()
+        yield
     except OSError as error:  # of help, which is printed before there is a command
         if not isinstance(error, BrokenPipeError):  # a closed pipe is no fault
             sys.stderr.write(f"Error: Cannot print: {error.strerror}.\n")
@@ -51,3 +47,13 @@ def main() -> None:
             sys.stdout.flush()
         except OSError:  # told by now; Python would try once more at the end, and change the exit code
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - it stays open
+
+
+def is_answered() -> bool:
+    """Print what needs no command, the version and the help, and return whether that was asked for."""
+    answer = ANSWERS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if answer is None:
+        return False
+    sys.stdout.write(f"{answer}\n")
+    sys.stdout.flush()
+    return True

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onnxamp._convert.analysis import Analysis, Decided, analyze, is_low
-from onnxamp._convert.estimate import time_on_target
+from onnxamp._convert.estimate import estimate_on_target, time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepare_raised
 from onnxamp._convert.upgrades import Upgrades, unproven_at
+from onnxamp._decide.hazards.decomposed import decomposed_patterns
+from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -36,25 +38,38 @@ def candidates(
         OpsetError: an opset that was requested, or that the low-precision type needs, cannot be reached. Others as
             :func:`onnxamp._rewrite.prepare.prepare` and :func:`onnxamp._convert.analysis.analyze`.
     """
-    upgrades = Upgrades(prepare_raised(model, options))
+    prepared = prepare_raised(model, options)
     if plan is not None:
-        prepared = _as_planned(upgrades, options, plan)
-        yield Decided(prepared, analyze(prepared.graph, options, plan.of_nodes()))
+        planned = _as_planned(prepared, options, plan)
+        yield Decided(planned, analyze(planned.graph, options, plan.of_nodes()))
         return
-    prepared = upgrades.at_least(_least_opset(options), options)
-    is_own = prepared is upgrades.original
-    own = Decided(
-        prepared=prepared,
-        analysis=analyze(prepared.graph, options),
-        unproven="" if is_own else unproven_at(options.low.min_opset),
-    )
-    opsets = upgrades.paying(own)
+    folding = None
+    pinned = _pinned_patterns(prepared.graph, options)
+    if pinned:
+        asked = replace(options, folded=pinned)
+        folding = next(_at_opsets(prepare_raised(model, asked), asked))
+        folding = _only_lowered(model, folding)
+    if folding is not None and _is_surely_faster(folding.analysis, prepared.graph):
+        yield folding.told(_told_gain("makes the result faster"))
+    opsets = _at_opsets(prepared, options)
     unfolded = next(opsets)
-    folded = _folded(model, unfolded.analysis)
+    folded = _folded(model, unfolded.analysis, folding)
     if folded is not None:
         yield folded
     yield unfolded
     yield from opsets
+
+
+def _at_opsets(original: Prepared, options: Options) -> Iterator[Decided]:
+    """Yield a prepared model at the opsets that pay, the best first, and at last at the least that is possible."""
+    upgrades = Upgrades(original)
+    least = upgrades.at_least(_least_opset(options), options)
+    own = Decided(
+        prepared=least,
+        analysis=analyze(least.graph, options),
+        unproven="" if least is original else unproven_at(options.low.min_opset),
+    )
+    yield from upgrades.paying(own)
 
 
 def _least_opset(options: Options) -> int:
@@ -63,31 +78,90 @@ def _least_opset(options: Options) -> int:
     return 0 if is_fixed else options.low.min_opset
 
 
-def _as_planned(upgrades: Upgrades, options: Options, plan: Plan) -> Prepared:
+def _as_planned(prepared: Prepared, options: Options, plan: Plan) -> Prepared:
     """Return the model at the opset of a plan, unless the user requested another."""
+    upgrades = Upgrades(prepared)
     is_fixed = options.opset != "auto" or options.level == Level.O0
     if is_fixed or plan.opset <= upgrades.current:
-        return upgrades.original
-    prepared = upgrades.at(plan.opset)
+        return prepared
+    planned = upgrades.at(plan.opset)
     note = f"Upgraded from opset {upgrades.current} to {plan.opset}, as the plan says."
-    return replace(prepared, notes=(*prepared.notes, note))
+    return replace(planned, notes=(*planned.notes, note))
 
 
-def _folded(model: Model, unfolded: Analysis) -> Decided | None:
-    """Return the model with those patterns folded that become low by it; None if the result is no faster."""
+def _pinned_patterns(graph: Graph, options: Options) -> tuple[str, ...]:
+    """Return the outputs of the patterns that hazards keep in float32 in any case.
+
+    They are tried as single ops at once: what is decided without folds would not tell more. None are certain where the
+    user names nodes or ops.
+    """
+    is_open = options.may_fold and not options.folded
+    is_certain = options.hazards and options.level != Level.AUTO
+    if not is_open or not is_certain or options.has_names or options.rule is not None:
+        return ()
+    folds = graph.ask(find_folds, with_weights=False)
+    pinned = set[int]()
+    if folds:
+        pinned.update(one.node for one in decomposed_patterns(graph, options.low))
+    return tuple(
+        output_of(graph, fold) for fold in folds if not pinned.isdisjoint(fold.nodes)
+    )
+
+
+def _only_lowered(model: Model, folded: Decided) -> Decided | None:
+    """Return the model with those patterns folded that become low by it, the remaining ones included; None if none."""
+    options = folded.analysis.options
+    more = _foldable(folded.analysis)
+    if more:
+        options = replace(options, folded=(*options.folded, *more))
+        folded = next(_at_opsets(prepare_raised(model, options), options))
+    lowered = _lowered(folded.analysis)
+    if not lowered:
+        return None
+    if len(lowered) < len(options.folded):
+        options = replace(options, folded=lowered)
+        folded = next(_at_opsets(prepare_raised(model, options), options))
+    return replace(folded, unproven="Not folded into single ops:")
+
+
+def _is_surely_faster(folded: Analysis, unfolded: Graph) -> bool:
+    """Return whether a model is faster with folds than it could be without, wherever Casts stood there."""
+    options = folded.options
+    pinned = {one.node for one in decomposed_patterns(unfolded, options.low)}
+    least = estimate_on_target(unfolded, options).least_time(pinned)
+    return time_on_target(folded) < least
+
+
+def _folded(
+    model: Model, unfolded: Analysis, folding: Decided | None
+) -> Decided | None:
+    """Return the model with those patterns folded that become low by it; None if the result is no faster.
+
+    Args:
+        model: the model.
+        unfolded: what is decided without folds.
+        folding: what is decided with those folded that cannot be low otherwise, if that was tried.
+    """
     options = unfolded.options
     patterns = _foldable(unfolded) if options.may_fold and not options.folded else ()
     if not patterns:
         return None
-    folded = next(candidates(model, replace(options, folded=patterns)))
-    lowered = _lowered(folded.analysis)
-    if lowered and len(lowered) < len(patterns):
-        folded = next(candidates(model, replace(options, folded=lowered)))
-    is_faster = time_on_target(folded.analysis) < time_on_target(unfolded)
-    if not lowered or not is_faster:
+    folded = folding
+    if folded is None or not set(patterns) <= {*folded.analysis.options.folded}:
+        asked = replace(options, folded=patterns)
+        tried = next(_at_opsets(prepare_raised(model, asked), asked))
+        folded = _only_lowered(model, tried)
+    if folded is None or time_on_target(folded.analysis) >= time_on_target(unfolded):
         return None
-    noted = folded.told(_gain(unfolded, folded.analysis))
-    return replace(noted, unproven="Not folded into single ops:")
+    saved = unfolded.casts - folded.analysis.casts
+    if saved > 0:
+        return folded.told(_told_gain(f"saves {saved} of {unfolded.casts} new Casts"))
+    return folded.told(_told_gain("makes the result faster"))
+
+
+def _told_gain(gain: str) -> str:
+    """Return a sentence about the benefit of folds."""
+    return f"Folding {gain}; --no-fold leaves the patterns as they are."
 
 
 def _foldable(analysis: Analysis) -> tuple[str, ...]:
@@ -113,11 +187,3 @@ def _lowered(analysis: Analysis) -> tuple[str, ...]:
         if is_folded and is_low(analysis, value.producer):
             found.append(value.name)
     return tuple(found)
-
-
-def _gain(before: Analysis, after: Analysis) -> str:
-    """Return a sentence about the benefit of folds."""
-    gain = "makes the result faster"
-    if after.casts < before.casts:
-        gain = f"saves {before.casts - after.casts} of {before.casts} new Casts"
-    return f"Folding {gain}; --no-fold leaves the patterns as they are."

@@ -27,6 +27,7 @@ from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._graph.work import Work, work_of
+from onnxamp._options.options import Options
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed
@@ -70,15 +71,18 @@ class Estimate:
         """Return how often each scope runs."""
         return self.graph.ask(loop_trips)
 
+    @cached_property
+    def settled(self) -> AbstractSet[int]:
+        """The nodes that runtimes compute once, while they load the model."""
+        return self.graph.ask(constant_nodes)
+
     def work(self, node: Node) -> Work:
         """The work of a node in one run of the model."""
         return work_of(node, self.shapes, self.trips[node.scope])
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
-        if node.key in op_facts().unlaunched or node.index in self.graph.ask(
-            constant_nodes
-        ):
+        if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
         values = (*node.inputs, *node.outputs)
         if FLOAT_TENSORS.isdisjoint(self.graph.types_of(values)):
@@ -119,6 +123,16 @@ class Estimate:
             if produced != NONE:
                 needed = set(map(decision.is_low, ports.read(self.graph, value)))
                 yield value, decision.is_low(produced), needed
+
+    def least_time(self, high: AbstractSet[int]) -> float:
+        """Microseconds that all nodes take at least in one run with these in float32, wherever Casts stand."""
+        time = 0.0
+        for node, launches, work in self.floats:
+            own = work.time(self.device, low=None)
+            if node.index not in high:
+                own = min(own, work.time(self.device, low=self.low))
+            time += launches * LAUNCH_US + own
+        return time
 
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
         """Microseconds of all nodes in one run with these in low precision, without Casts."""
@@ -206,21 +220,26 @@ def declared_shapes(graph: Graph) -> Mapping[str, tuple[int, ...]] | None:
     return found
 
 
+def estimate_on_target(graph: Graph, options: Options) -> Estimate:
+    """Return the estimate for the device that the target runs on; open dimensions have the same sizes as in the cut."""
+    device = device_called(target_of(options.target).device or DEFAULT_DEVICE)
+    return Estimate(graph, device, graph.shapes, options.low)
+
+
 def time_on_target(analysis: Analysis) -> float:
     """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
     in the cut.
     """
     graph = analysis.graph
-    target = target_of(analysis.options.target)
-    device = device_called(target.device or DEFAULT_DEVICE)
-    estimate = Estimate(graph, device, graph.shapes, analysis.options.low)
+    estimate = estimate_on_target(graph, analysis.options)
     fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
     moved = sum(
         estimate.trips[node.scope] * elements(graph.shapes[value])
         for node in fallbacks
         for value in (*node.reads, *node.writes)
     )
-    return time_of(analysis, estimate) + target.costs.host_time(FLOAT32_BYTES * moved)
+    costs = target_of(analysis.options.target).costs
+    return time_of(analysis, estimate) + costs.host_time(FLOAT32_BYTES * moved)
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:

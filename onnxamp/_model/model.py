@@ -135,7 +135,7 @@ class Asked:
         **keywords: P.kwargs,
     ) -> Answer:
         """Return ``analysis(self, ...)``, which runs once for each set of further arguments. These must be hashable."""
-        key = analysis, args, tuple(sorted(keywords.items()))
+        key = analysis, args, tuple(sorted(keywords.items())) if keywords else ()
         if key not in self._answers:
             self._answers[key] = analysis(self, *args, **keywords)
         answer: Answer = self._answers[key]

@@ -129,6 +129,7 @@ def test_the_tuning_is_that_of_one_process(folder: Path) -> None:
     assert made == wanted
 
 
+@pytest.mark.slow
 def test_ranges_are_those_of_one_process(folder: Path) -> None:
     """With exponents, which follow from the ranges of all samples."""
     found = []
@@ -176,6 +177,7 @@ def test_a_sample_that_does_not_fit_is_the_error_of_one_process(folder: Path) ->
     assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_a_tuning_goes_on_where_it_stopped(folder: Path) -> None:
     """What is done before an earlier sample is not measured again."""
     state, steps = Path("state.json"), list[int]()
@@ -233,6 +235,7 @@ def test_no_more_samples_are_taken_than_are_needed(jobs: int | None) -> None:
     assert found.outputs == wanted.outputs
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_what_an_iterator_yields_can_be_needed_again(jobs: int | None) -> None:
     """For layers of a comparison that misses its limits, and for the passes of a tuning."""

@@ -159,7 +159,7 @@ class TestShells:
 def test_no_numpy_is_imported(line: str) -> None:
     """Importing it takes longer than completion may."""
     report = "print({'numpy', 'onnx', 'rich'} & {*sys.modules})"
-    code = f"import sys; from onnxamp._cli import main\ntry: main()\nfinally: {report}"
+    code = f"import sys; from onnxamp.__main__ import main\ntry: main()\nfinally: {report}"
     words = str(len(line.split()) - 1)
     environment = {"_ONNXAMP_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": words}
     command = [sys.executable, "-c", code]

@@ -21,6 +21,7 @@ ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
 """Without those that draw random numbers, which agree by luck."""
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.webgpu
 @every(name=ZOO, parts=6)
 def test_what_passes_by_emulation_passes_on_webgpu(name: str) -> None:

@@ -14,6 +14,37 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`(_?[\w.]+(?:/\w[\w.]*)+/?)`")
 
 
+WALK = """
+import sys
+import onnxamp.__main__
+from onnxamp._decide import mincut
+
+solve = mincut.Network.solve
+
+def tell(network):
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"] != "onnxamp.__main__":
+        code, module = frame.f_code, frame.f_globals["__name__"]
+        if module.startswith("onnxamp."):
+            print(code.co_qualname, module.removeprefix("onnxamp.").replace(".", "/") + ".py")
+        frame = frame.f_back
+    return solve(network)
+
+mincut.Network.solve = tell
+sys.argv = ["onnxamp", "convert", sys.argv[1], "-o", sys.argv[2], "-q"]
+onnxamp.__main__.main()
+"""
+
+
+def test_the_walk_from_the_command_to_the_cut_is_as_told(tmp_path):
+    """The table names each function on the stack, from the first to the last; a default conversion solves one cut."""
+    model = ROOT / "models" / "encoder.onnx"
+    command = [sys.executable, "-c", WALK, str(model), str(tmp_path / "low.onnx")]
+    stack = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    table = re.findall(r"^\| `([\w.]+)` \| `(_\w+/\w+\.py)` \|", TEXT, re.MULTILINE)
+    assert [f"{name} {file}" for name, file in table] == stack[::-1]
+
+
 @pytest.mark.slow
 def test_picture_is_what_the_script_draws(tmp_path):
     drawn = tmp_path / "layers.svg"

@@ -103,6 +103,7 @@ def crossings() -> Iterator[tuple[str, str]]:
         yield from ((name, target) for target in sorted(set(map(room, found)) - {room(name)}))
 
 
+@pytest.mark.slow
 def test_every_import_is_of_a_module_that_exists() -> None:
     assert {target for found in all_imports().values() for target in found} <= set(FILES)
 

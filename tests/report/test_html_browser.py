@@ -130,6 +130,7 @@ def test_pages_of_the_table(opened) -> None:
     assert tab.locator("#previous").is_disabled()
 
 
+@pytest.mark.slow
 def test_a_click_on_the_map_reaches_the_row(opened) -> None:
     page = pages.everything(2000)
     tab = opened(page)
@@ -191,6 +192,7 @@ def test_pointing_at_a_candidate_tells_it(opened) -> None:
     assert "Candidate 3" in tip.inner_text()
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("width", [360, 820, 1000, 1141, 1200, 1400])
 def test_candidates_fit(opened, width) -> None:
     """The plot always; the table wherever it can."""
@@ -217,6 +219,7 @@ def dots(tab: Any) -> int:
     return (tab.locator("#figure path.before").get_attribute("d") or "").count("M")
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("width", [700, 1200])
 def test_ranges_before_and_after_rescaling(opened, width) -> None:
     tab = opened(rescaled(), viewport={"width": width, "height": 900})
@@ -397,6 +400,7 @@ def test_hostile_names_do_nothing(opened) -> None:
     assert tab.locator("script").count() == 2
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("width", [400, 820, 1400])
 def test_nothing_sticks_out(opened, width) -> None:
     for page in (pages.everything(), diff_page(pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
@@ -417,6 +421,7 @@ def test_without_scripts_the_rest_is_there(opened) -> None:
     assert "logits" in tab.locator("body").inner_text()
 
 
+@pytest.mark.slow
 def test_fifty_thousand_nodes_work(opened) -> None:
     tab = opened(pages.everything(50_000))
     loaded = tab.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")

@@ -417,8 +417,7 @@ def test_patterns_are_folded_where_that_makes_the_result_faster(tmp_path: Path) 
     assert ops(result).count("Cast") == 2, "of the model's input and output"
     assert result.opset_import[0].version == 17
     assert "Folded 1 LayerNorm." in made.notes
-    plain = ops(onnxamp.convert_model(network(), fold=False)).count("Cast")
-    assert f"Folding saves {plain - 2} of {plain} new Casts; --no-fold leaves the patterns as they are." in made.notes
+    assert "Folding makes the result faster; --no-fold leaves the patterns as they are." in made.notes
 
 
 @pytest.mark.parametrize(

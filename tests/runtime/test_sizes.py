@@ -243,7 +243,7 @@ def test_a_small_model_with_open_sizes_takes_little_memory(tmp_path: Path) -> No
     onnx.save(model_of(SMALL_CNN, {"w": (4, 3, 3, 3)}), tmp_path / "m.onnx")
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30));"
-        "from onnxamp._cli import main; sys.argv = ['onnxamp', 'convert', 'm.onnx', '-o', 'o.onnx']; main()"
+        "from onnxamp.__main__ import main; sys.argv = ['onnxamp', 'convert', 'm.onnx', '-o', 'o.onnx']; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

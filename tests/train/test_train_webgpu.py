@@ -39,6 +39,7 @@ def trained(digits: tuple[Array, Array], level: str, provider: str, epochs: int 
     return net, float((logits.argmax(1) == labels[:HELD_OUT]).mean() * 100)
 
 
+@pytest.mark.slow
 def test_float16_learns_digits_as_well(digits: tuple[Array, Array]) -> None:
     _, exact = trained(digits, "O0", "cpu")
     net, found = trained(digits, "O2", "webgpu")
@@ -47,6 +48,7 @@ def test_float16_learns_digits_as_well(digits: tuple[Array, Array]) -> None:
     assert found >= exact - 0.5
 
 
+@pytest.mark.slow
 def test_gradients_flush_without_a_scale(digits: tuple[Array, Array]) -> None:
     """Once the network is sure of what it has seen, gradients leave the range of float16."""
     images, labels = digits
