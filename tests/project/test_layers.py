@@ -160,7 +160,7 @@ def test_converting_one_model_loads_no_room_apart(name: str, tmp_path: Path) -> 
     code = f"""
 import sys
 import onnxamp
-from onnxamp._cli import main
+from onnxamp.__main__ import main
 model, sys.argv = {model!r}, {words!r}
 try:
     {ONE_MODEL[name]}
