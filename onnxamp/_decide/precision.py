@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onnxamp._decide.hazards import long_products
 from onnxamp._decide.mincut import INFINITE, Network
@@ -36,6 +36,10 @@ from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._options.values import Level
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PRICED: Final[Mapping[bool, tuple[Basis, str]]] = {
     True: (Reason.WHITE, "the error of its float16 sum is worth it"),
@@ -98,6 +102,8 @@ def verdict_on(
 
 DUPLICATE = 1
 """Cost of storing a constant twice, once in each precision, in addition to its bytes."""
+_FEWER_BYTES = 2 * DUPLICATE
+"""Cost of dequantizing to float32, which writes more bytes. It outweighs a scale that is stored twice, and no Cast."""
 _ACCURACY_CASTS = 64
 """Casts that one accuracy charge outweighs. It is the same factor for all values. Otherwise, Casts would move to places
 with a small charge, where more of them might be needed."""
@@ -132,6 +138,7 @@ class CutProblem:
         tied: roots that decide for more than one variable.
         exactly_high: values that are float32, or that only exact ops stand between such values and.
         pure: those of them that carry an accuracy charge.
+        twice: variables of nodes that may dequantize twice -> those of their readers, if these may disagree.
     """
 
     def __init__(self, problem: Problem, pins: Pins) -> None:
@@ -149,6 +156,7 @@ class CutProblem:
         self.trips = self.graph.ask(loop_trips)
         self.fixed = self.graph.ask(fixed_numbers)
         self.deciding = dict[int, int]()
+        self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
         self.exactly_high, self.pure = self.purely_high()
@@ -163,8 +171,19 @@ class CutProblem:
         if prices is not None:
             self.measured(network, prices)
         cut = network.solve()
+        self.agree(cut.low, prices)
         low = cut.low[self.roots[:NONE]].tolist() if self.ports.roots else []
         return Decision(low, cut.cost)
+
+    def agree(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
+        """Let nodes that may dequantize twice dequantize once, in the precision in which all readers agree."""
+        high = (
+            set() if prices is None else {self.decides(node) for node in prices.high}
+        )
+        for variable, readers in self.twice.items():
+            needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
+            if len(needed) == 1 and variable not in high:
+                low[variable] = needed.pop()
 
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
@@ -175,6 +194,9 @@ class CutProblem:
         for node in self.graph.nodes_of({"Cast"}):
             self.idle_cast(node)
             self.widening_cast(node)
+        for index in self.problem.twofold:
+            for root in self.ports.deciding(index):
+                self.network.charge_high(root, _FEWER_BYTES)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
         worthy = self.pins.worthy - self.pins.verdicts.keys()
         for index in self.ports.of_node:
@@ -312,9 +334,46 @@ class CutProblem:
         if value in self.fixed and value not in self.ports.free:
             self.casts(producer, readers, DUPLICATE, DUPLICATE)
             return
+        if self.is_made_twice(value, producer, readers):
+            self.twice[producer] = readers
+            self.casts(producer, readers, DUPLICATE, DUPLICATE)
+            return
         cost = self.cast(value, self.graph.values[value].scope)
         charge = cost * _ACCURACY_CASTS if value in self.pure else 0
         self.casts(producer, readers, cost + charge, cost)
+
+    def is_made_twice(
+        self, value: int, producer: int, readers: AbstractSet[int]
+    ) -> bool:
+        """Return whether a value is dequantized again, at no cost, for readers that need it in the other precision.
+
+        ONNX Runtime gives each of several readers a node of its own that dequantizes (EnsureUniqueDQForNodeUnit, seen
+        in 1.31.1). If all readers turn out to agree, the node follows them, so nothing else may depend on it.
+        """
+        is_twofold = self.graph.values[value].producer in self.problem.twofold
+        if not is_twofold or len(readers) < 2 or producer < 0:
+            return False
+        return producer not in self.bound and self.chained.isdisjoint(
+            {producer, *readers}
+        )
+
+    @cached_property
+    def bound(self) -> AbstractSet[int]:
+        """Variables that decide for others, are pinned, or occur in an implication."""
+        implied = {variable for pair in self.pins.implies for variable in pair}
+        return implied | self.tied | self.pins.verdicts.keys()
+
+    @cached_property
+    def chained(self) -> AbstractSet[int]:
+        """Variables of nodes that dequantize with a scale that is dequantized itself, and of those that make it."""
+        dequantize = op_facts().dequantize
+        found = set[int]()
+        for node in self.graph.nodes_of(dequantize):
+            maker = self.graph.producer(node.input(1), *dequantize)
+            if maker is not None:
+                found.update(self.ports.deciding(node.index))
+                found.update(self.ports.deciding(maker.index))
+        return found
 
     def weight(self, producer: int, readers: set[int], saved: int) -> None:
         """Charge the bytes that a constant takes beyond those of low precision, in float32 or in both."""

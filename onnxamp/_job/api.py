@@ -118,7 +118,7 @@ def convert_model(
             ops (Reshape, Relu) among ops that have no low-precision kernel.
         hazards: keep nodes in float32 if they are known to break in low precision.
         freeze_defaults: whether initializers that are also graph inputs become plain weights, which callers can no
-            longer override; None if every float initializer is an input, as some exporters write them.
+            longer override; None if nearly every float initializer is an input, as some exporters write them.
         from_dtype: first raise a model of this low-precision type to float32, without changing its inputs and outputs;
             "auto" raises any low-precision type.
         keep_functions: keep calls of model-local functions instead of inlining them.

@@ -78,7 +78,8 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
-            from onnxamp._job.validation import RefusedError, Validator, healed  # noqa: PLC0415 - loads what runs models
+            from onnxamp._job.healing import healed  # noqa: PLC0415 - loads what runs models
+            from onnxamp._job.validation import RefusedError, Validator  # noqa: PLC0415
             from onnxamp._numerics.proof import UpgradeProof  # noqa: PLC0415
 
             validation = request.validation

@@ -1,41 +1,31 @@
-"""Conversions are validated before they are put in their place, and repaired if they fail.
+"""Conversions are validated before they are put in their place.
 
-A result is written to a temporary name, loaded, built if the target has a builder, and compared with the original. If
-it fails, the search finds nodes that must stay in float32, and the conversion with these is written instead. It also
-tries level O1 and level auto, and writes the float32 model as a last resort. A failing result never replaces another
-file.
+A result is written to a temporary name, loaded, built if the target has a builder, and compared with the original.
+:mod:`onnxamp._job.healing` repairs what fails.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from time import monotonic
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.paths import made_folder
 from onnxamp._base.state import Part
-from onnxamp._convert.plan import Plan
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import older_installed, target_of, version_meant
-from onnxamp._job import Job, Validation, failed_name
-from onnxamp._job.writing import Conversion, Sink, staged_conversion, write_conversion
+from onnxamp._job import Job, Validation
+from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
 from onnxamp._numerics.cure import (
-    NO_ISLANDS,
-    Recipe,
-    Trial,
     as_float16,
-    cure_conversion,
 )
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.judging import is_broken
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._numerics.results import Cure, DiffReport
+from onnxamp._numerics.results import DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import (
@@ -51,10 +41,6 @@ from onnxamp._runtime.values import check_inputs, shapes_of
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
 _LOG: Final = logging.getLogger("onnxamp")
-_SEARCH: Final = 3 / 4
-"""Share of the time in which nodes are looked for; the rest is for level O1."""
-_MEASURING: Final = 1 / 2
-"""Share of the time that level auto gets at least, even if it is over."""
 
 
 class RefusedError(Exception):
@@ -296,272 +282,3 @@ def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Lo
         for refusal in built.refusals
     )
     return Loaded(built.by, "; ".join(told), "build")
-
-
-def healed(
-    job: Job, validator: Validator, validation: Validation, refused: RefusedError
-) -> tuple[Conversion, DiffReport]:
-    """Convert a model whose result failed its validation in other ways, and write a result that passes.
-
-    That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
-
-    With a plan, which must not change, if ``validation.heals`` is False, and for devices that ignore types, the failed
-    conversion is written to ``validation.failed`` instead.
-
-    Args:
-        job: the conversion.
-        validator: converts and judges.
-        validation: what happens to a result that fails.
-        refused: why the original conversion failed.
-
-    Raises:
-        As :func:`onnxamp._job.writing.write_conversion` and :meth:`Comparison.compare`.
-    """
-    failure = refused.report
-    why = failure.failure or next(iter(failure.warnings), "")
-    _LOG.info("the result failed its validation: %s", why)
-    if (
-        job.plan is not None
-        or not validation.heals
-        or computes_low(job.options.target)
-    ):
-        return _write_failed(job, validator, validation, failure)
-    if validator.proof.has_refused:
-        job = replace(job, options=replace(job.options, opset="keep"))
-    not_worth = ""
-    reasons = list[str]()
-    for way in _ways(job, validator, validation, refused, reasons):
-        is_last = way.options.level == Level.O0
-        layers = False if is_last else validation.layers
-        try:
-            conversion, report = validator.convert(
-                replace(job, options=way.options, plan=way.plan),
-                layers,
-                must_pay=not is_last,
-            )
-        except RefusedError:
-            reasons.append("")
-            continue
-        except NotWorthError as found:
-            not_worth = found.why
-            reasons.append(not_worth)
-            continue
-        cure = replace(
-            way.cure,
-            applied=True,
-            failure=why,
-            first_bad=failure.first_bad,
-            level=way.level,
-            casts=(refused.casts, conversion.summary.casts_after),
-        )
-        if is_last and not_worth:
-            conversion = replace(conversion, not_worth=not_worth, kept_original=True)
-            told = f"A conversion passes, but does not pay. {not_worth}"
-            cure = replace(cure, outcome=told)
-        return conversion, replace(report, cure=cure)
-    raise RuntimeFailure(
-        "Two runs of the float32 model disagree, so no result can be validated (--no-validate skips validation)."
-    )
-
-
-def _write_failed(
-    job: Job, validator: Validator, validation: Validation, failure: DiffReport
-) -> tuple[Conversion, DiffReport]:
-    """Write a result that failed under another name."""
-    target = validation.failed or failed_name(validator.sink.target)
-    made_folder(target.parent)
-    sink = replace(validator.sink, target=target, stage=None)
-    written = write_conversion(job, sink, kept=validator.kept, proof=validator.proof)
-    cure = NO_ISLANDS if computes_low(job.options.target) else failure.cure
-    return written.outcome(), replace(failure, result=str(target), cure=cure)
-
-
-def _ways(
-    job: Job,
-    validator: Validator,
-    validation: Validation,
-    refused: RefusedError,
-    reasons: Sequence[str],
-) -> Iterator["_Way"]:
-    """Yield the conversions to try in place of one that failed, the best first.
-
-    If an op breaks, the op stays in float32. If ops lose precision, more of them than the first may have to stay, and
-    measurements show which cause the most error.
-
-    Args:
-        reasons: receives, for each way that was tried in vain, why it does not pay; "" if it fails.
-    """
-    options = job.options
-    recipe = Recipe(replace(options, hazards=True), validation.sampling)
-    search = _Fallbacks(
-        job=job,
-        validator=validator,
-        validation=validation,
-        recipe=recipe,
-        refused=refused,
-        is_tried=recipe.options == options,
-        reasons=reasons,
-    )
-    if options.level not in (Level.O2, Level.O3):
-        yield from search.cured(1.0)
-    elif refused.fault or is_broken(refused.report):
-        yield from search.cured(_SEARCH)
-        yield from search.lower()
-        if not refused.fault:
-            yield from search.measured()
-    else:
-        yield from search.measured()
-        yield from search.cured(_SEARCH)
-        yield from search.lower()
-    last = Options(
-        Level.O0,
-        dtype=options.dtype,
-        from_dtype=options.from_dtype,
-        keep_io_types=options.keep_io_types,
-        target=options.target,
-    )
-    yield _Way(last, search.told(), Level.O0.value)
-
-
-class _Way(NamedTuple):
-    """A conversion to try: its decisions, if already made, the reason, and the level that it falls back to."""
-
-    options: Options
-    cure: Cure
-    level: str = ""
-    plan: Plan | None = None
-
-
-@dataclass(slots=True)
-class _Fallbacks:
-    """Tries one conversion after the other; ``outcomes`` describe those that did not pass."""
-
-    job: Job
-    validator: Validator
-    validation: Validation
-    recipe: Recipe
-    refused: RefusedError
-    is_tried: bool
-    """Whether this very recipe was refused."""
-    reasons: Sequence[str]
-    """As for :func:`_ways`."""
-    until: float = field(init=False)
-    outcomes: list[str] = field(default_factory=list)
-    nodes: tuple[str, ...] = ()
-    trials: int = 0
-
-    def __post_init__(self) -> None:
-        self.until = monotonic() + self.validation.seconds
-
-    @property
-    def command(self) -> tuple[str, str]:
-        """The source and the target in suggested commands."""
-        return str(self.job.model.path), str(self.validator.sink.target)
-
-    def told(self, outcome: str = "", command: str = "") -> Cure:
-        """The final outcome of the search."""
-        nodes = () if command else self.nodes
-        text = " ".join(filter(None, (*self.outcomes, outcome)))
-        return Cure(command, nodes, text, bool(command), self.trials)
-
-    def cured(self, share: float) -> Iterator[_Way]:
-        """Return a conversion with more nodes in float32, found in a share of the time."""
-        compared = self.validator.comparison
-        seconds = self.validation.seconds
-        trial = Trial(
-            run=compared.run,
-            limits=compared.limits,
-            seconds=seconds * share,
-            activity=f"looking for a fix (at most {seconds:.0f} s)",
-        )
-        fault = self.refused.fault
-        if fault:
-            cure = _named_in(fault, self.job.model)
-        else:
-            cure = cure_conversion(
-                self.job.model,
-                self.command,
-                self.recipe,
-                trial,
-                tried=self.is_tried,
-                comparison=compared,
-                advice="",
-                failed=self.refused.report if self.is_tried else None,
-                rounder=self.job.rounder,
-            )
-        _LOG.info("looked for a fix in %d trials: %s", cure.trials, cure.outcome)
-        self.nodes = cure.nodes
-        self.trials = cure.trials
-        if cure.confirmed:
-            yield _Way(self.recipe.keeping(cure.nodes), cure)
-        is_refused = cure.confirmed and not fault
-        fails = self.in_vain("The fix that was found", "fails the final validation")
-        self.outcomes.append(fails if is_refused else cure.outcome)
-
-    def in_vain(self, what: str, fails: str) -> str:
-        """Return a sentence about the last conversion that was tried."""
-        is_worthless = self.reasons and self.reasons[-1]
-        return f"{what} {'passes, but does not pay' if is_worthless else fails}."
-
-    def lower(self) -> Iterator[_Way]:
-        """Level O1, if there is time."""
-        if monotonic() < self.until:
-            lower = replace(
-                self.recipe, options=replace(self.recipe.options, level=Level.O1)
-            )
-            told = self.told("Level O1 passes.", lower.command(*self.command, ()))
-            yield _Way(lower.options, told, Level.O1.value)
-            self.outcomes.append(self.in_vain("Level O1", "fails as well"))
-
-    def measured(self) -> Iterator[_Way]:
-        """Return the result of level auto."""
-        job = self.job
-        options = self.recipe.options
-        seconds = self.validation.seconds
-        if job.search is None or not seconds:
-            return
-        from onnxamp._tuning.tune import measured_plan  # noqa: PLC0415 - few results fail
-
-        tolerance = _tolerance(self.refused.report)
-        rounding = options.rounding if options.compensates else "nearest"
-        auto = replace(
-            self.recipe, options=replace(options, level=Level.AUTO, rounding=rounding)
-        )
-        search = replace(
-            job.search,
-            tolerance=tolerance,
-            seconds=max(self.until - monotonic(), seconds * _MEASURING),
-        )
-        plan = measured_plan(
-            job.model, auto.options, search, replace(job.run, state=None), job.rounder
-        )
-        if plan is not None:
-            samples = job.run.samples
-            command = auto.tuning(
-                *self.command, tolerance, len(samples) if samples.made_up else 0
-            )
-            told = self.told(
-                "Level auto, which measures the error of each op, passes.", command
-            )
-            yield _Way(plan.options, told, Level.AUTO.value, plan)
-        self.outcomes.append("Level auto finds no result that passes.")
-
-
-def _tolerance(failed: DiffReport) -> float:
-    """Return the limits that every output has to meet."""
-    limits = (
-        one.limit
-        for one in failed.judgements
-        if one.metric in ("rel_l2", "detections")
-    )
-    return min(limits, default=TOLERANCES[failed.lowest])
-
-
-def _named_in(fault: str, model: Model) -> Cure:
-    """Return the nodes of the original that errors of loading or building name, to keep them in float32."""
-    names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
-    named = sorted(n for n in names if f"({n})" in fault or f"'{n}'" in fault)
-    outcome = "The message names no node."
-    if named:
-        outcome = "The result still fails when the nodes listed above stay in float32."
-    return Cure("", tuple(named), outcome, bool(named), len(named))

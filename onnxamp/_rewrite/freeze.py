@@ -1,24 +1,31 @@
 """The pass that turns initializers that are also graph inputs into plain weights."""
 
+from collections.abc import Set as AbstractSet
 from math import prod
 from typing import Final
 
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from onnxamp._facts.dtypes import LOW_ELEMS
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.editor import WEIGHTS_ALONE
-from onnxamp._model.protos import copy_without
+from onnxamp._model.protos import all_nodes, copy_without
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
 
 _FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}
+_SEVERAL: Final = 8
+"""Weights that make a habit, if tools added others: settings that a caller means to override are fewer."""
+_ADDED: Final = 0.1
+"""Share of the weights that tools may have added without listing them as inputs, as they do with folded constants."""
 
 
 def apply(draft: Draft, options: Options) -> Passed:
-    """Remove the weights from the graph's inputs: by default, only if every float initializer is one.
+    """Remove the weights from the graph's inputs: by default, only if nearly every float initializer is one.
 
-    That is an exporter's habit, not a caller's wish. Scalars alone may well be settings.
+    That is an exporter's habit, not a caller's wish, and what tools stored since is no exception. Scalars alone may
+    well be settings.
     """
     asked = options.freeze_defaults
     model = draft.proto
@@ -26,10 +33,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     weights = model.graph.initializer
     frozen = {tensor.name for tensor in weights if tensor.name in inputs}
     if asked is None:
-        floats = [tensor for tensor in weights if tensor.data_type in _FLOATS]
-        is_habit = frozen.issuperset(tensor.name for tensor in floats)
-        is_large = any(prod(tensor.dims) > 1 for tensor in floats)
-        asked = is_habit and is_large and options.level != Level.O0
+        asked = options.level != Level.O0 and bool(frozen) and _is_habit(model, frozen)
     # Before, all are listed, and none can be overridden.
     if not asked or not frozen or model.ir_version < WEIGHTS_ALONE:
         return Passed(draft)
@@ -45,3 +49,27 @@ def apply(draft: Draft, options: Options) -> Passed:
     if not options.freeze_defaults:
         note += " --keep-overridable lets callers override them as before."
     return Passed(Draft(result, draft.folder), (note,))
+
+
+def _is_habit(model: ModelProto, inputs: AbstractSet[str]) -> bool:
+    """Return whether the exporter listed all its weights as inputs, and not a caller a few settings."""
+    sizes = {
+        tensor.name: prod(tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.data_type in _FLOATS
+    }
+    listed = sizes.keys() & inputs
+    weights = sizes.keys() - _scales(model)
+    is_usual = len(listed) >= max(_SEVERAL, (1 - _ADDED) * len(weights))
+    is_whole = len(listed) == len(sizes)
+    return (is_usual or is_whole) and any(sizes[name] > 1 for name in listed)
+
+
+def _scales(model: ModelProto) -> set[str]:
+    """Return the scales of quantized numbers, which a quantizer added to the weights of the exporter."""
+    quantizing = op_facts().quantize | op_facts().dequantize
+    return {
+        node.input[1]
+        for node in all_nodes(model.graph.node)
+        if op_key(node) in quantizing and len(node.input) > 1
+    }

@@ -3,6 +3,7 @@
 Complexity: linear in ports.
 """
 
+from collections import Counter
 from typing import Final, NamedTuple
 
 from onnx import TensorProto
@@ -165,34 +166,53 @@ class _Planner:
                 self.edits.removed.add(producer.index)
 
     def remove_unread(self) -> None:
-        """Remove nodes that compute constants of which only the stored copies are read."""
-        pending = [
-            self.graph.values[copy.value].producer
-            for copy in self.edits.copies
-            if copy.numbers is not None
-        ]
+        """Remove nodes that compute constants of which only the stored copies are read.
+
+        Complexity: linear in ports, if there are such copies at all.
+        """
+        stored = (copy.value for copy in self.edits.copies if copy.numbers is not None)
+        pending = [self.graph.values[value].producer for value in stored]
+        reads = self.names_read() if pending else Counter[str]()
         while pending:
             node = self.graph.nodes[pending.pop()]
-            if node.index in self.edits.unread or any(map(self.is_read, node.writes)):
+            made = (
+                self.edits.outputs.get(
+                    (node.index, port), self.graph.values[value].name
+                )
+                for port, value in enumerate(node.outputs)
+                if value != ABSENT
+            )
+            if node.index in self.edits.unread or any(
+                reads[name] > 0 for name in made
+            ):
                 continue
             self.edits.unread.add(node.index)
+            reads.subtract(self.names_read_by(node))
             producers = map(self.graph.producer, node.reads)
-            pending += [made.index for made in producers if made and not made.bodies]
+            pending += [
+                maker.index for maker in producers if maker and not maker.bodies
+            ]
 
-    def is_read(self, value: int) -> bool:
-        """Return whether something reads or returns what the producer of a value delivers."""
-        entry = self.graph.values[value]
-        name = self.edits.outputs.get((entry.producer, entry.port), entry.name)
-        for key in self.graph.results[value]:
-            scope, position = key
-            returned = self.graph.scopes[scope].proto.output[position].name
-            if self.edits.results.get(key, returned) == name:
-                return True
-        gone = self.edits.removed | self.edits.unread
-        return any(
-            key[0] not in gone and self.edits.inputs.get(key, entry.name) == name
-            for key in self.graph.uses[value]
-        )
+    def names_read(self) -> Counter[str]:
+        """Count how often nodes and results will read each name."""
+        reads = Counter(cast.source for cast in self.edits.casts)
+        reads.update(second.scale for second in self.edits.dequantized)
+        for node in self.graph.nodes:
+            if node.index not in self.edits.removed:
+                reads.update(self.names_read_by(node))
+        for scope in self.graph.scopes:
+            for position, entry in enumerate(scope.proto.output):
+                reads[self.edits.results.get((scope.index, position), entry.name)] += 1
+        return reads
+
+    def names_read_by(self, node: Node) -> list[str]:
+        """Return the names that a node will read."""
+        inputs = self.edits.inputs
+        return [
+            inputs.get((node.index, port), self.graph.values[value].name)
+            for port, value in enumerate(node.inputs)
+            if value != ABSENT
+        ]
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""

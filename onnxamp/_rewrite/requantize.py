@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from onnxamp._decide.hazards.quantized import fused_blindly
 from onnxamp._decide.overrides import find_listed, find_overrides
+from onnxamp._facts.signature import newer_versions
 from onnxamp._facts.targets import target_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.freedom import Typed, runs_on
@@ -71,7 +72,9 @@ def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
 
 
 def _may_be_low(graph: Graph, node: Node, quantize: Node, options: Options) -> bool:
-    """Return whether a scale has a low form at this opset, and the target joins integers."""
+    """Return whether a scale has a low form at this opset, or one that the model may reach, and the target joins
+    integers.
+    """
     signature = node.signature
     scales = quantize.signature
     assert signature is not None
@@ -79,5 +82,9 @@ def _may_be_low(graph: Graph, node: Node, quantize: Node, options: Options) -> b
     integers = graph.types[quantize.outputs[0]]
     assert integers is not None
     joined = Typed(signature, dict.fromkeys(signature.params, integers), node.proto)
-    is_known = options.low.tensor in scales.params[scales.inputs[0].type]
+    reached = newer_versions(scales) if options.opset == "auto" else ()
+    is_known = any(
+        options.low.tensor in form.params[form.inputs[0].type]
+        for form in (scales, *reached)
+    )
     return is_known and runs_on(options.target, joined)

@@ -259,8 +259,9 @@ def test_plans_count_the_units_between_integers() -> None:
     (relu,) = [unit for unit in plan.units if unit.ops == {"float16": {"Relu": 1}}]
     assert (relu.count, relu.dequantized, relu.quantized) == (3, {"int8 float16": 1}, {"int8 float16": 1})
     (kept,) = [unit for unit in plan.units if "float32" in unit.ops]
-    assert kept.ops == {"float32": {"Conv": 1, "Add": 1}}
-    assert (kept.dequantized, kept.quantized) == ({"int8 float32": 3}, {"int8 float32": 2})
+    assert kept.ops == {"float32": {"Conv": 1}, "float16": {"Add": 1}}
+    assert kept.dequantized == {"int8 float16": 2, "int8 float32": 1}
+    assert kept.quantized == {"int8 float16": 1, "int8 float32": 1}
     assert sum(unit.count for unit in plan.units) == 9
 
 
@@ -288,7 +289,8 @@ def test_reports_name_what_stays_float32_beside_integers(tmp_path: Path) -> None
     facts = report_of(run("convert", source, "-o", target, *options, "--format", "json"))
     (product,) = [part for part in facts["plan"]["quantized"] if part["role"] == "products"]
     assert product["float32"] == {"c2": "named in your options: keep_nodes (--keep-node) 'c2'"}
-    assert re.search(r"1 +int8 float32 ×3 → Conv, Add \(float32\) → int8 float32 ×2", told)
+    unit = r"int8 float16 ×2, int8 float32 → Conv \(float32\) \+ Add \(float16\) → int8 float32, int8 float16"
+    assert re.search(f"1 +{unit}", told)
     levels = run("inspect", source, "--target", "tensorrt").output
     assert re.search(r"O2 +3 +int8 float16 → Relu \(float16\) → int8 float16", levels)
     assert re.search(r"O2 +int8 +multiply what was dequantized +4 +4 +0", levels)

@@ -7,8 +7,9 @@ from onnx import ModelProto, numpy_helper
 
 import onnxamp
 
+GRID = "float step = {0.05}, int8 origin = {0}"
 AXES = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64 first = {0}, int64 second = {1}"
-NUMBERS = f"<{AXES}, float n = {{70000}}, float tiny = {{1e-9}}, int64[3] rows = {{0, 8, -1}}>"
+NUMBERS = f"<{GRID}, {AXES}, float n = {{70000}}, float tiny = {{1e-9}}, int64[3] rows = {{0, 8, -1}}>"
 
 GROWING = {
     "Gram matrix": """(float[N,8] x) => (float[8,8] y) {
@@ -28,6 +29,9 @@ GROWING = {
     "linear attention": """(float[B,N,8] x) => (float[B,N,8] y) { k = Abs (x) t = Transpose <perm = [0, 2, 1]> (k)
         [sum] s = MatMul (t, x) [sum] c = ReduceSum (k, one) [sum] u = Transpose <perm = [0, 2, 1]> (c)
         [sum] z = MatMul (k, u) [sum] o = MatMul (k, s) [sum] y = Div (o, z) }""",
+    "returned, too": """(float[N,8] x) => (float[8,8] y, float[8,8] g) {
+        t = Transpose (x) [sum] g = MatMul (t, x) q = QuantizeLinear (g, step, origin)
+        y = DequantizeLinear (q, step, origin) }""",
     "pooling": """(float[B,N,8] x) => (float[B,8] y) { m = Sign (x) k = Abs (m) a = Mul (x, k)
         [sum] s = ReduceSum <keepdims = 0> (a, one) [sum] c = ReduceSum <keepdims = 0> (k, one)
         [sum] d = Max (c, tiny) [sum] y = Div (s, d) }""",
@@ -45,6 +49,13 @@ BOUNDED = {
         y = Einsum <equation = "hnm,mhd->nhd"> (p, k) }""",
     "a weighted mean": """(float[B,N,8] x, float[B,N,1] s) => (float[B,8] y) {
         p = Softmax <axis = 1> (s) a = Mul (x, p) y = ReduceSum <keepdims = 0> (a, one) }""",
+    "with quantized weights": """(float[B,N,8] x, float[B,8,M] k, float[B,M,8] v) => (float[B,N,8] y) {
+        a = MatMul (x, k) p = Softmax (a) q = QuantizeLinear (p, step, origin) d = DequantizeLinear (q, step, origin)
+        y = MatMul (d, v) }""",
+    "of integers": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) g = MatMul (t, x)
+        q = QuantizeLinear (g, step, origin) y = DequantizeLinear (q, step, origin) }""",
+    "of integers that are moved": """(float[N,8] x) => (float[8,8] y) { t = Transpose (x) g = MatMul (t, x)
+        r = Relu (g) u = Transpose (r) q = QuantizeLinear (u, step, origin) y = DequantizeLinear (q, step, origin) }""",
     "means": "(float[N,8] x) => (float[1,8] y) { y = ReduceMean <axes = [0]> (x) }",
     "other axes": "(float[N,8] x) => (float[N,1] y) { r = Relu (x) y = ReduceSum (r, one) }",
     "weights": "(float[B,N,8] x) => (float[B,N,8] y) { y = MatMul (x, w) }",

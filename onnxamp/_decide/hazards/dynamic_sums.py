@@ -1,12 +1,14 @@
 """Sums whose number of terms depends on the sizes of the inputs: a Gram matrix over rows, linear attention over tokens.
 
 At the sizes of samples they may be small, but they grow with each row or token and leave the range of float16. Means do
-not, and neither do sums weighted by numbers that add up to 1, as in attention. bfloat16 has the range of float32.
+not, and neither do sums weighted by numbers that add up to 1, as in attention. Sums that are quantized saturate in any
+precision. bfloat16 has the range of float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from onnxamp._decide.hazards.quantized import quantized_values
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
 from onnxamp._facts.dtypes import Format
@@ -25,10 +27,13 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     if low.max_finite > SENTINEL:
         return
+    saturating = graph.ask(quantized_values)
     open_sums = [
         node
         for node in _sums(graph)
-        if _is_open(graph, node) and not _is_weighted(graph, node)
+        if node.outputs[0] not in saturating
+        and _is_open(graph, node)
+        and not _is_weighted(graph, node)
     ]
     if not open_sums:
         return
@@ -122,6 +127,7 @@ def _is_weighted(graph: Graph, node: Node) -> bool:
 def _is_normalized(graph: Graph, value: int) -> bool:
     """Return whether a value was divided by its own sum or norm, apart from data movement and factors after that."""
     facts = op_facts()
+    rounding = facts.quantize | facts.dequantize
     ends = graph.ask(_softmax_nodes)
     stack = [value]
     for _ in range(_REACH):
@@ -137,6 +143,8 @@ def _is_normalized(graph: Graph, value: int) -> bool:
         is_factor = node.key in ("Mul", "Div")
         if node.index in graph.exact or node.key == "Cast" or is_factor:
             stack += node.reads
+        elif node.key in rounding:
+            stack.append(node.input(0))
     return False
 
 

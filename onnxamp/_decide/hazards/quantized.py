@@ -1,6 +1,7 @@
 """Quantized ops that a target fuses into integer kernels."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.verdicts import Audit, Hazard, Kind
@@ -40,42 +41,70 @@ def _between(graph: Graph, node: Node) -> tuple[bool, bool]:
     return bool(fed) and None not in fed, feeds
 
 
-def _is_alone(graph: Graph, node: Node) -> bool:
-    """Return whether the results of a node are quantized, and nothing else reads them."""
-    results = node.writes
-    readers = [reader for value in results for reader, _ in graph.consumers(value)]
+def quantized_values(graph: Graph) -> frozenset[int]:
+    """Return the values that are quantized, as they are or behind exact ops, and that nothing else reads.
+
+    What leaves their grid saturates, whether it is finite or not. Complexity: linear in nodes.
+    """
     quantize = op_facts().quantize
-    return bool(readers) and (
-        all(reader.key in quantize for reader in readers)
-        and not any(graph.results[value] for value in results)
-    )
+    found = set[int]()
+    for node in reversed(graph.order) if graph.nodes_of(quantize) else ():
+        for value in node.writes:
+            readers = list(graph.consumers(value))
+            if graph.results[value] or not readers:
+                continue
+            if all(
+                port == 0
+                if reader.key in quantize
+                else reader.index in graph.exact and found.issuperset(reader.writes)
+                for reader, port in readers
+            ):
+                found.add(value)
+    return frozenset(found)
+
+
+def dequantized_values(graph: Graph) -> frozenset[int]:
+    """Return the values that are dequantized, or that exact ops make of such values and of stored parameters.
+
+    Complexity: linear in nodes.
+    """
+    dequantize = op_facts().dequantize
+    found = set[int]()
+    for node in graph.order if graph.nodes_of(dequantize) else ():
+        is_moved = node.index in graph.exact and _reads_integers(graph, node, found)
+        if is_moved or node.key in dequantize:
+            found.update(node.writes)
+    return frozenset(found)
 
 
 def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
     """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
 
     A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
-    sixteenth of what that will do. Complexity: linear in nodes.
+    sixteenth of what that will do. Exact ops between the node and the integers add nothing. Complexity: linear in
+    nodes.
     """
-    if target_of(target).fuses_quantized:
-        return frozenset()
     nodes = graph.nodes_of(op_facts().pointwise)
+    if not nodes or target_of(target).fuses_quantized:
+        return frozenset()
+    before = graph.ask(dequantized_values)
+    after = graph.ask(quantized_values)
     return frozenset(
         node.index
         for node in nodes
-        if _is_alone(graph, node) and _reads_integers(graph, node)
+        if after.issuperset(node.writes) and _reads_integers(graph, node, before)
     )
 
 
-def _reads_integers(graph: Graph, node: Node) -> bool:
+def _reads_integers(graph: Graph, node: Node, dequantized: AbstractSet[int]) -> bool:
     """Return whether a node reads dequantized numbers and stored parameters alone."""
-    makers = [
-        graph.producer(value, *op_facts().dequantize)
+    computed = [
+        value
         for _, value in graph.float_inputs(node)
         if graph.values[value].origin is not Origin.DEFAULT
         and not graph.constants.is_constant(value)
     ]
-    return bool(makers) and None not in makers
+    return bool(computed) and dequantized >= {*computed}
 
 
 def fused_blindly(graph: Graph, _low: Format) -> Iterator[Hazard]:
