@@ -104,9 +104,9 @@ class TestHelp:
     )  # fmt: skip
     def test_imports_little(self, words: list[str], unneeded: set[str]) -> None:
         """Start-up would take several times as long."""
-        code = f"import sys; from onnxamp.__main__ import main\nsys.argv = {['onnxamp', *words]}\ntry: main()\nfinally: "
+        start = f"import sys; from onnxamp.__main__ import main\nsys.argv = {['onnxamp', *words]}\n"
         report = f"print('loaded', *({unneeded} & {{*sys.modules}}))"
-        done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", f"{start}try: main()\nfinally: {report}"], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1].strip() == "loaded"
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
