@@ -106,7 +106,8 @@ class TestHelp:
         """Start-up would take several times as long."""
         start = f"import sys; from onnxamp.__main__ import main\nsys.argv = {['onnxamp', *words]}\n"
         report = f"print('loaded', *({unneeded} & {{*sys.modules}}))"
-        done = subprocess.run([sys.executable, "-c", f"{start}try: main()\nfinally: {report}"], capture_output=True, text=True, check=True)
+        code = f"{start}try: main()\nfinally: {report}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1].strip() == "loaded"
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
