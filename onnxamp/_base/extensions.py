@@ -50,8 +50,10 @@ class Extension:
     def is_near(self, model: Path) -> bool:
         """Return whether one of the files that lie beside models of this offer is there."""
         folder = model.absolute().parent
-        homes = (folder, folder.parent)
-        return any((home / name).is_file() for home in homes for name in self.beside)
+        for home in (folder, folder.parent):
+            if any((home / name).is_file() for name in self.beside):
+                return True
+        return False
 
 
 def extensions(interface: str) -> Mapping[str, Extension]:
