@@ -4,6 +4,7 @@
 the module behind it is imported when the offer is used.
 """
 
+import itertools
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -50,10 +51,8 @@ class Extension:
     def is_near(self, model: Path) -> bool:
         """Return whether one of the files that lie beside models of this offer is there."""
         folder = model.absolute().parent
-        for home in (folder, folder.parent):
-            if any((home / name).is_file() for name in self.beside):
-                return True
-        return False
+        files = itertools.product((folder, folder.parent), self.beside)
+        return any((home / name).is_file() for home, name in files)
 
 
 def extensions(interface: str) -> Mapping[str, Extension]:
