@@ -10,7 +10,6 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import LAUNCH, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._options.values import Level
@@ -25,7 +24,6 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
     view, ports = analysis.graph, analysis.ports
     trips = loop_trips(view)
     pure = purely_high(analysis)
-    fixed = fixed_numbers(view)
     costs, kind = target_of(analysis.options.target).costs, analysis.options.low
 
     def is_low(variable: int) -> bool:
@@ -50,10 +48,8 @@ def price(analysis: Analysis, low: Sequence[bool]) -> int:
                 total += costs.stored((4 - kind.bytes) * count)
             continue
         cost = costs.cast(count, trips[view.values[value].scope], kind)
-        if value in fixed and value not in ports.free:
-            cost = DUPLICATE
         if is_low(variable) and not all(map(is_low, readers)) and not (variable == LOW and HIGH in readers):
-            total += cost * 65 if value in pure and cost != DUPLICATE else cost
+            total += cost * 65 if value in pure else cost
         if not is_low(variable) and any(map(is_low, readers)) and not (variable == HIGH and LOW in readers):
             total += cost
     return total + sum(missed(analysis, node, trips, low) for node in view.nodes)

@@ -29,6 +29,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.avoid_optimizers import avoid_optimizers
+from onnxamp._rewrite.checker import check_result
 from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
@@ -203,7 +204,7 @@ def _carried_out(
     changed = analysis.edits or prepared.requested
     given = model.proto if model.given is None else model.given
     return Converted(
-        proto=rewritten(analysis, weights) if changed else copied(given),
+        proto=rewritten(analysis, weights, given) if changed else copied(given),
         prepared=prepared,
         analysis=analysis,
         weights=weights,
@@ -212,22 +213,34 @@ def _carried_out(
 
 
 def rewritten(
-    analysis: Analysis, weights: WeightConverter | None = None
+    analysis: Analysis,
+    weights: WeightConverter | None = None,
+    given: ModelProto | None = None,
 ) -> ModelProto:
     """Return a copy of the analyzed model with the edits applied, kept clear of faulty optimizers, and verified.
 
+    Args:
+        analysis: the analysis of the model.
+        weights: converts its weights.
+        given: the model before it was prepared, whose faults are not those of the result.
+
     Raises:
-        InternalError, ModelError: see :func:`onnxamp._rewrite.verify.verify`.
+        InternalError, ModelError: see :func:`onnxamp._rewrite.checker.check_result` and
+            :func:`onnxamp._rewrite.verify.verify`.
     """
     graph = analysis.graph
+    options = analysis.options
     result = copied(graph.model)
     if analysis.edits:
         apply_edits(
             graph,
             analysis.edits,
             result,
-            weights or WeightConverter(analysis.options.low, graph.folder),
+            weights or WeightConverter(options.low, graph.folder),
         )
-        avoid_optimizers(result, analysis.options.target)
-        verify(graph, analysis.edits, result, analysis.options)
+        avoid_optimizers(result, options.target)
+    # The checker comes first: the verification of types needs a model whose names can be resolved.
+    check_result(graph.model if given is None else given, graph, result, options)
+    if analysis.edits:
+        verify(graph, analysis.edits, result, options)
     return result

@@ -23,7 +23,6 @@ from onnxamp._facts.providers import profile_of
 from onnxamp._facts.targets import LAUNCH, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._graph.work import Work, work_of
@@ -96,14 +95,13 @@ class Estimate:
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Return values that need a Cast, one for all readers. Constants, and what is computed from them, need none,
-        because they are stored in the precision in which they are read.
+        """Return values that need a Cast, one for all readers. Constants need none, because they are stored in the
+        precision in which they are read.
         """
-        stored = self.graph.ask(fixed_numbers)
         return [
             value
             for value, made, needed in self._needs(ports, decision)
-            if not (value in ports.free or value in stored or needed <= {made})
+            if value not in ports.free and not needed <= {made}
         ]
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:

@@ -32,7 +32,6 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import LAUNCH, MAX_ELEMENTS, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._options.values import Level
@@ -154,7 +153,6 @@ class CutProblem:
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
         self.trips = self.graph.ask(loop_trips)
-        self.fixed = self.graph.ask(fixed_numbers)
         self.deciding = dict[int, int]()
         self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
@@ -330,9 +328,6 @@ class CutProblem:
             return
         if value in self.ports.free and self.is_stored(value):
             self.weight(producer, readers, self.bytes_saved(value))
-            return
-        if value in self.fixed and value not in self.ports.free:
-            self.casts(producer, readers, DUPLICATE, DUPLICATE)
             return
         if self.is_made_twice(value, producer, readers):
             self.twice[producer] = readers

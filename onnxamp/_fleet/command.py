@@ -24,7 +24,7 @@ from onnxamp._fleet.job import FolderOptions
 from onnxamp._fleet.outcome import FolderProgress
 from onnxamp._fleet.report import batch_report, row_line
 from onnxamp._report.progress import progress_bar
-from onnxamp._report.terminal import make_console
+from onnxamp._report.terminal import is_screen, make_console
 from onnxamp._runtime.starting import active_libraries
 
 _SINGLE_MODEL: Final = ("plan_file", "save_plan", "data_names", "in_place")
@@ -104,7 +104,7 @@ def run(given: Given) -> None:
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Told]:
     """A progress bar and failures as they happen; without a terminal, one line per model."""
-    is_terminal = make_console(stderr=True).is_terminal
+    is_terminal = is_screen(make_console(stderr=True))
     with progress_bar(quiet=quiet) as progress:
 
         def update(moment: FolderProgress) -> None:

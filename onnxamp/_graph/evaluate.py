@@ -25,10 +25,13 @@ ALTERNATIVES: Final = 8
 """Values that one operand may have, as the outputs of Ifs do; others are left out."""
 
 
+Array: TypeAlias = NDArray[Any]
+
+
 class Number(NamedTuple):
     """The elements of a value."""
 
-    array: NDArray[Any]
+    array: Array
     stretched: bool = False
     """Whether ``array`` is one number that all elements equal, and their count is unknown."""
 
@@ -49,8 +52,8 @@ class Computation(NamedTuple):
     """A node that computes something from constants, with its inputs, None for omitted ones, and its results."""
 
     node: Node
-    inputs: Sequence[NDArray[Any] | None]
-    results: Sequence[NDArray[Any]]
+    inputs: Sequence[Array | None]
+    results: Sequence[Array]
 
 
 class Evaluator:
@@ -60,7 +63,7 @@ class Evaluator:
         self.graph = graph
         self.defaults = graph.ask(overridable_defaults)
         self.computations = list[Computation]()
-        self.done = dict[object, Sequence[NDArray[Any]] | None]()
+        self.done = dict[object, Sequence[Array] | None]()
 
     def numbers_of(self, value: int, numbers: Mapping[int, Numbers]) -> Numbers:
         """Return the numbers that an operand may have, computed or stored; none if they are too many."""
@@ -71,6 +74,10 @@ class Evaluator:
             return ()
         array = _small(tensor, self.graph)
         return () if array is None else (Number(array),)
+
+    def stored(self, value: int) -> Array | None:
+        """Return the elements of a constant; None if they are many, or no numbers."""
+        return _small(self.graph.constants.tensors[value], self.graph)
 
     def made(self, value: int) -> Numbers:
         """Return the numbers of a Constant or ConstantOfShape; none of other values."""
@@ -124,7 +131,7 @@ class Evaluator:
 
     def _array(
         self, node: Node, port: int, by_value: Mapping[int, Number]
-    ) -> NDArray[Any] | None:
+    ) -> Array | None:
         value = node.inputs[port]
         if value in by_value:
             return by_value[value].array
@@ -136,8 +143,8 @@ class Evaluator:
         )
 
     def run(
-        self, node: Node, arrays: Sequence[NDArray[Any] | None]
-    ) -> Sequence[NDArray[Any]] | None:
+        self, node: Node, arrays: Sequence[Array | None]
+    ) -> Sequence[Array] | None:
         """Return the outputs of a node for these inputs, None standing for omitted ones; None if it cannot run."""
         proto = node.proto
         attributes = tuple(
@@ -156,7 +163,7 @@ class Evaluator:
         return self.done[key]
 
 
-_ARITHMETIC: Final[Mapping[str, np.ufunc]] = {
+ARITHMETIC: Final[Mapping[str, np.ufunc]] = {
     "Abs": np.abs,
     "Add": np.add,
     "Div": np.divide,
@@ -172,11 +179,9 @@ _ARITHMETIC: Final[Mapping[str, np.ufunc]] = {
 """The functions of NumPy that onnx's reference calls for ops on float32, whose import takes longer than all of them."""
 
 
-def _by_numpy(
-    node: Node, arrays: Sequence[NDArray[Any] | None]
-) -> Sequence[NDArray[Any]] | None:
+def _by_numpy(node: Node, arrays: Sequence[Array | None]) -> Sequence[Array] | None:
     """Return the output of plain arithmetic on float32; None for all else, and for ops of early opsets."""
-    function = _ARITHMETIC.get(node.key)
+    function = ARITHMETIC.get(node.key)
     given = [one for one in arrays if one is not None and one.dtype == np.float32]
     is_plain = len(given) == len(arrays) and not node.proto.attribute
     if function is None or not is_plain or len(given) != function.nin:
@@ -190,8 +195,8 @@ def _by_numpy(
 
 
 def _evaluated(
-    proto: NodeProto, arrays: Sequence[NDArray[Any] | None], opsets: Mapping[str, int]
-) -> Sequence[NDArray[Any]] | None:
+    proto: NodeProto, arrays: Sequence[Array | None], opsets: Mapping[str, int]
+) -> Sequence[Array] | None:
     """Return the outputs of a node as onnx's reference computes them; None if it cannot or they are large."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - slow to import
 
@@ -237,7 +242,7 @@ _TYPES: Final[Mapping[str, type[np.generic]]] = {
 """Attributes of Constant that hold numbers, and their type."""
 
 
-def _small(tensor: TensorProto, graph: Graph) -> NDArray[Any] | None:
+def _small(tensor: TensorProto, graph: Graph) -> Array | None:
     """Return the elements of a tensor; None if they are many, or no numbers."""
     if prod(tensor.dims) > _MOST or tensor.data_type in (
         TensorProto.STRING,

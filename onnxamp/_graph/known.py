@@ -6,10 +6,9 @@ an operand, whichever of these computes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS
 from onnxamp._facts.ops import op_facts
@@ -38,7 +37,6 @@ class Known:
         numbers: Mapping[int, Numbers],
         sources: Mapping[int, Sequence[int]],
         computations: Sequence[Computation],
-        fixed: Mapping[int, NDArray[Any]],
     ) -> None:
         """Keep what is known.
 
@@ -46,7 +44,6 @@ class Known:
             numbers: value -> the values that it may have.
             sources: value -> the values that it is computed from.
             computations: the nodes that computed something from constants.
-            fixed: computed value -> its elements, if they are the same in every run, whatever callers override.
         """
         self.computations = computations
         self._stats = {
@@ -55,7 +52,6 @@ class Known:
         }
         self._sources = sources
         self.numbers = numbers
-        self.fixed = fixed
 
     def floats(self) -> Iterator[tuple[int, ConstantStats]]:
         """Yield the values that are computed or overridable, with the statistics of each value that they may have."""
@@ -99,17 +95,7 @@ def known_numbers(graph: Graph) -> Known:
         for value, found in numbers.items()
         if found and _tells(graph, value)
     }
-    fixed = {
-        value: floats[value][0].array
-        for value in plan.fixed()
-        if value in floats and not floats[value][0].stretched
-    }
-    return Known(floats, plan.sources, evaluate.computations, fixed)
-
-
-def fixed_numbers(graph: Graph) -> Mapping[int, NDArray[Any]]:
-    """Return the elements of the float32 values that nodes compute from constants alone, by value."""
-    return graph.ask(known_numbers).fixed
+    return Known(floats, plan.sources, evaluate.computations)
 
 
 def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
@@ -240,18 +226,6 @@ class _Plan:
             if value in marked
         }
         return list(steps.values())
-
-    def fixed(self) -> set[int]:
-        """Return the values that depend on constants alone, and on no default that callers may override."""
-        found = set[int]()
-        stored = self.graph.constants.tensors
-        for step in self.needed():
-            is_fixed = all(
-                value in stored or value in found for value in step.operands
-            )
-            if is_fixed and not step.moves:
-                found.update(step.outputs)
-        return found
 
     def _is_known(self, value: int) -> bool:
         return value in self.seeds or value in self.steps

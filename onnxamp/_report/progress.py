@@ -79,12 +79,12 @@ def _ignore(text: str, done: int, total: int) -> None:
 
 def _shown() -> AbstractContextManager[_Bar]:
     """Return how progress is shown here."""
-    from onnxamp._report.terminal import make_console  # noqa: PLC0415 - quiet commands print nothing
+    from onnxamp._report.terminal import is_screen, make_console  # noqa: PLC0415 - quiet commands print nothing
 
     console = make_console(stderr=True)
     if console.is_jupyter:
         return _notebook()
-    if console.is_terminal:
+    if is_screen(console):
         return _terminal(console)
     return nullcontext(progress_lines(console.file.write))
 

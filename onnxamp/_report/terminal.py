@@ -87,7 +87,7 @@ def print_report(
     COLUMNS is not set, names are not folded, and no column is left out.
     """
     console = make_console()
-    whole = not console.is_terminal and not _columns()
+    whole = not is_screen(console) and not _columns()
     if brief and whole:
         console.width = _ENDLESS
     with console.capture() as capture:
@@ -109,7 +109,7 @@ def as_text(
 def fitted(text: str, behind: str = "") -> str:
     """Return text for standard error, folded if that is a terminal, to follow the prefix ``behind``."""
     console = make_console(stderr=True)
-    if not console.is_terminal:
+    if not is_screen(console):
         return text
     lines = _text(text).wrap(console, console.width - len(behind))
     return "\n".join(line.plain for line in lines).translate(_SHOWN)
@@ -123,9 +123,18 @@ def _columns() -> int:
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console. Without a terminal it is as wide as COLUMNS says, or wide enough."""
     console = Console(stderr=stderr, highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(stderr=stderr, highlight=False, width=_columns() or _WIDTH)
+    if not is_screen(console):
+        console.width = _columns() or _WIDTH
+    return console
+
+
+def is_screen(console: Console) -> bool:
+    """Return whether a console writes to a terminal.
+
+    FORCE_COLOR, which jobs on CI set, makes rich believe so. It asks for colors in a log, not for a bar that moves or
+    for lines of 80 columns.
+    """
+    return console.is_terminal and console.file.isatty()
 
 
 @dataclass(frozen=True, slots=True)

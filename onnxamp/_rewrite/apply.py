@@ -4,11 +4,9 @@
 """
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import (
     ModelProto,
     NodeProto,
@@ -22,7 +20,7 @@ from onnxamp._facts.dtypes import Format, retyped
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
-from onnxamp._graph.view import ABSENT, Node, Origin, View
+from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Chosen, Weight
 from onnxamp._model.protos import copied, record
 
@@ -46,14 +44,12 @@ class NewCast:
 
 @record
 class NewConstant:
-    """A second copy of a constant: an initializer, or a Constant node after the one that produces ``value``."""
+    """A second copy of a constant: an initializer, or a node after the Constant that produces ``value``."""
 
     value: int
     name: str
     node_name: str
     low: bool
-    numbers: NDArray[np.float32] | None = None
-    """The elements, if another node than a Constant computes them from constants."""
 
 
 @record
@@ -81,9 +77,6 @@ class Edits:
     moved: dict[int, int] = field(default_factory=dict)
     """Original Cast -> the node after which it moves (ABSENT: to the start of the scope)."""
     removed: set[int] = field(default_factory=set)
-    """Original Casts that go."""
-    unread: set[int] = field(default_factory=set)
-    """Nodes that compute constants of which only the stored copies are read."""
     inputs: dict[tuple[int, int], str] = field(default_factory=dict)
     outputs: dict[tuple[int, int], str] = field(default_factory=dict)
     results: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -228,8 +221,7 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
         return editor.view.scopes[scope].nodes.start if after == ABSENT else after + 1
 
     _bound_masks(editor, edits)
-    editor.remove(*edits.removed, *edits.unread)
-    _drop_unread(editor, edits.unread)
+    editor.remove(*edits.removed)
     for index, after in sorted(edits.moved.items()):
         editor.move(index, place(editor.view.nodes[index].scope, after))
     for cast in edits.casts:
@@ -242,20 +234,6 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
         if cast.shield:
             nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
         editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
-
-
-def _drop_unread(editor: GraphEditor, removed: AbstractSet[int]) -> None:
-    """Drop the weights that only removed nodes read, unless they are inputs of the model."""
-    view = editor.view
-    listed = frozenset(view.scopes[0].inputs)
-    read = {value for index in removed for value in view.nodes[index].reads} - listed
-    for value in read:
-        is_stored = view.values[value].origin is Origin.INITIALIZER
-        is_kept = view.results[value] or any(
-            node not in removed for node, _ in view.uses[value]
-        )
-        if is_stored and not is_kept:
-            editor.drop_weight(value)
 
 
 def _bound_masks(editor: GraphEditor, edits: Edits) -> None:
@@ -284,11 +262,7 @@ def _constant_copy(
     proto: NodeProto, copy: NewConstant, edits: Edits, convert: Converter
 ) -> NodeProto:
     """Return a second Constant node, in the other precision than the first."""
-    if copy.numbers is None:
-        second = copied(proto)
-    else:
-        second = helper.make_node("Constant", [], [""])
-        set_value(second, numpy_helper.from_array(copy.numbers))
+    second = copied(proto)
     second.output[0] = copy.name
     second.name = copy.node_name
     if copy.low:

@@ -3,7 +3,6 @@
 Complexity: linear in ports.
 """
 
-from collections import Counter
 from typing import Final, NamedTuple
 
 from onnx import TensorProto
@@ -15,7 +14,6 @@ from onnxamp._decide.problem import Problem
 from onnxamp._facts.dtypes import FLOAT, retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import NewNames
-from onnxamp._graph.known import fixed_numbers
 from onnxamp._graph.view import ABSENT, Node, Origin, Value, shadowing
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
@@ -42,7 +40,6 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
     planner.readers()
     planner.returns()
     planner.remove_dead()
-    planner.remove_unread()
     planner.halve_sentinels()
     planner.keep_positive()
     planner.bound_sums()
@@ -164,55 +161,6 @@ class _Planner:
                 self.edits.inputs.get(key, name) != name for key in reads
             ):
                 self.edits.removed.add(producer.index)
-
-    def remove_unread(self) -> None:
-        """Remove nodes that compute constants of which only the stored copies are read.
-
-        Complexity: linear in ports, if there are such copies at all.
-        """
-        stored = (copy.value for copy in self.edits.copies if copy.numbers is not None)
-        pending = [self.graph.values[value].producer for value in stored]
-        reads = self.names_read() if pending else Counter[str]()
-        while pending:
-            node = self.graph.nodes[pending.pop()]
-            made = (
-                self.edits.outputs.get(
-                    (node.index, port), self.graph.values[value].name
-                )
-                for port, value in enumerate(node.outputs)
-                if value != ABSENT
-            )
-            if node.index in self.edits.unread or any(
-                reads[name] > 0 for name in made
-            ):
-                continue
-            self.edits.unread.add(node.index)
-            reads.subtract(self.names_read_by(node))
-            producers = map(self.graph.producer, node.reads)
-            pending += [
-                maker.index for maker in producers if maker and not maker.bodies
-            ]
-
-    def names_read(self) -> Counter[str]:
-        """Count how often nodes and results will read each name."""
-        reads = Counter(cast.source for cast in self.edits.casts)
-        reads.update(second.scale for second in self.edits.dequantized)
-        for node in self.graph.nodes:
-            if node.index not in self.edits.removed:
-                reads.update(self.names_read_by(node))
-        for scope in self.graph.scopes:
-            for position, entry in enumerate(scope.proto.output):
-                reads[self.edits.results.get((scope.index, position), entry.name)] += 1
-        return reads
-
-    def names_read_by(self, node: Node) -> list[str]:
-        """Return the names that a node will read."""
-        inputs = self.edits.inputs
-        return [
-            inputs.get((node.index, port), self.graph.values[value].name)
-            for port, value in enumerate(node.inputs)
-            if value != ABSENT
-        ]
 
     def remove_idle(self) -> None:
         """Remove float32-to-float32 Casts that read and write low precision, unless the model returns them."""
@@ -408,13 +356,9 @@ class _Planner:
         if value.producer in self.doubled:
             self.doubled[value.producer] = other
             return
-        is_free = value.index in self.ports.free
         source = own
-        if is_free and producer is not None:
+        if value.index in self.ports.free and producer is not None:
             source = producer.proto.input[0]
-        if value.index in self.graph.ask(fixed_numbers) and not is_free:
-            self.store(value, other, low=not is_low)
-            return
         elem = TensorProto.FLOAT if is_low else self.edits.low.elem
         self.add_cast(value, source, other, elem)
 
@@ -445,20 +389,15 @@ class _Planner:
             producer is None or producer.key == "Constant"
         )
 
-    def store(self, value: Value, name: str, *, low: bool) -> None:
-        """Store a constant, or the numbers that a node computes from constants, a second time under a name."""
-        node_name = (
-            self.new.fresh(f"{name}/Constant") if value.producer != ABSENT else ""
-        )
-        numbers = self.graph.ask(fixed_numbers).get(value.index)
-        self.edits.copies.append(
-            NewConstant(value.index, name, node_name, low, numbers)
-        )
-
     def copy(self, value: Value, names: dict[bool, str], *, base_low: bool) -> None:
         """Store a constant twice. The copy that keeps the name is float32 unless the model returns it low."""
         other = names[not base_low] = self.fresh(value.name, low=not base_low)
-        self.store(value, other, low=not base_low)
+        node_name = (
+            self.new.fresh(f"{other}/Constant") if value.producer != ABSENT else ""
+        )
+        self.edits.copies.append(
+            NewConstant(value.index, other, node_name, low=not base_low)
+        )
         if base_low:
             self.make_low(value)
         else:

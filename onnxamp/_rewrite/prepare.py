@@ -13,6 +13,7 @@ from onnxamp._rewrite import (
     Pass,
     Passed,
     casts,
+    compute,
     fold,
     freeze,
     inline,
@@ -30,6 +31,7 @@ PASSES: Final = (
     named.apply,
     upgrade.apply,
     freeze.apply,
+    compute.apply,
     fold.apply,
     requantize.apply,
     rescale.apply,
@@ -38,7 +40,8 @@ PASSES: Final = (
 )
 """All passes, in their order."""
 
-_CHECKED: Final = tuple(one for one in PASSES if one not in (mend.apply, casts.apply))
+_UNCHECKED: Final = (mend.apply, compute.apply, casts.apply)
+_CHECKED: Final = tuple(one for one in PASSES if one not in _UNCHECKED)
 """The passes before checks, which name the faults that others remove."""
 
 

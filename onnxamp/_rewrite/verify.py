@@ -159,7 +159,7 @@ def _nodes_around(
     seen = {fault.node for fault in faults} | {fault.branches for fault in faults}
     seen -= {ABSENT}
     for index in sorted(seen):
-        seen.update(_neighbors(result, result.nodes[index]))
+        seen.update(neighbors(result, result.nodes[index]))
     for value in {value for fault in faults for value in (fault.output, fault.value)}:
         if value != ABSENT:
             seen.update(one.index for one in result.around(value))
@@ -171,14 +171,14 @@ def _nodes_around(
         known = (origins[key] for key in outputs if key in origins)
         new = {one.index for one in known if suspected.isdisjoint(one.proto.output)}
         found |= new
-        for index in () if new else _neighbors(result, node):
+        for index in () if new else neighbors(result, node):
             if index not in seen:
                 seen.add(index)
                 stack.append(index)
     return tuple(original.nodes[index].first_output for index in sorted(found))
 
 
-def _neighbors(graph: Graph, node: Node) -> Iterator[int]:
+def neighbors(graph: Graph, node: Node) -> Iterator[int]:
     """Yield the nodes around the values that a node reads and writes, and those that its bodies return."""
     returned = (
         value for _, body in node.bodies for value in graph.scopes[body].outputs

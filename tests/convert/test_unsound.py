@@ -44,7 +44,6 @@ def forget_casts(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
 
     def forgetful(problem: Problem, decision: Decision) -> Edits:
         edits = plan_edits(problem, decision)
-        edits.unread.clear()  # what a node then reads stays
         graph = problem.graph
         for index, port in list(edits.inputs):
             producer = graph.values[graph.nodes[index].inputs[port]].producer

@@ -127,3 +127,15 @@ def test_long_chains_do_not_recurse() -> None:
     problem, values, _ = chain_of_layers(5000, dict.fromkeys(range(100, 4900, 7), 4))
     exponents = solve(problem).exponents
     assert all(exponents[values[k]] >= 4 for k in range(100, 4900, 7))
+
+
+@pytest.mark.parametrize("count", [200, 300])
+def test_long_chains_change_two_weights(count: int) -> None:
+    """Whether or not the last criterion may choose others: from 500 classes on it may not."""
+    problem, _, _ = chain_of_layers(count, dict.fromkeys(range(50, count - 50, 7), 4))
+    solution = solve(problem)
+    exponents = tuple(solution.exponents)
+    assert holds(problem, exponents)
+    assert objective(problem, exponents) == (0, 0, 2)
+    assert solution.gap == 0
+    assert max(map(abs, exponents)) == 4

@@ -68,6 +68,17 @@ def test_the_width_is_that_of_columns(
     assert width - 5 <= max(map(len, lines)) <= width
 
 
+def test_forced_colors_change_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the width nor the columns: FORCE_COLOR makes no terminal of a log."""
+    cells = {f"column {at}": "a/long/name/of/a/value" for at in range(9)}
+    report = one_row(**cells)._replace(steps=(Step("word " * 100),))
+    plain = printed(report, capsys)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    colored = printed(report, capsys)
+    assert colored != plain
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in colored] == plain
+
+
 NODES = st.sampled_from((
     "/model/decoder/layers.11/self_attn/MatMul_1", "/model/decoder/layers.12/self_attn/MatMul_1", "MatMul_0", "",
     "模型/注意力/Softmax_é_output_0_and_more_of_it", "functional_1/conv2d_17/BiasAdd;block_3.expand/Relu6__231:0",

@@ -32,3 +32,12 @@ def test_between_two_models_of_a_folder_no_name_is_told(monkeypatch: pytest.Monk
         told(FolderProgress(1, 3, ("a/one", "two"), None))
         told(FolderProgress(2, 3, (), Row("two")))
     assert written == ["converting: one, two", "converting"]
+
+
+def test_forced_colors_draw_no_bar_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar() as told:
+        told("measuring", 1, 2)
+    assert capsys.readouterr() == ("", "")
