@@ -41,8 +41,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import onnxamp  # noqa: E402 - beside the path to the corpus
+from onnxamp._facts.ops import op_facts  # noqa: E402
 from onnxamp._numerics.judging import apply_limits  # noqa: E402
-from onnxamp._ops.facts import op_facts  # noqa: E402
 from onnxamp._report.formats import as_data  # noqa: E402
 from onnxamp._runtime import LEAST  # noqa: E402
 from onnxamp._runtime.samples import NUMBERS  # noqa: E402

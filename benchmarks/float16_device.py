@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_graphs

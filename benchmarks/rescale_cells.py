@@ -27,7 +27,8 @@ from rescale_picture import MOST
 
 import onnxamp
 from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes
-from onnxamp._dtypes import FLOAT16
+from onnxamp._facts.devices import device_called
+from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
@@ -37,7 +38,6 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
 from onnxamp._runtime.session import bind, make_session
-from onnxamp._target import device_called
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")
 """Ways to convert, what matters most first. "folded" is "islands" with norms folded into one op, as "rescaled" does."""

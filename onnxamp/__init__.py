@@ -6,51 +6,53 @@ Names are imported when they are first used, so that ``import onnxamp`` and each
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from onnxamp._public import Shown
+from onnxamp._base import VERSION
+from onnxamp._base.public import Shown
 
 if TYPE_CHECKING:
     from onnxamp import amp as amp
     from onnxamp import compat as compat
     from onnxamp import debugging as debugging
     from onnxamp import train as train
-    from onnxamp._api import apply_plan as apply_plan
-    from onnxamp._api import convert_file as convert_file
-    from onnxamp._api import convert_model as convert_model
-    from onnxamp._api import plan_model as plan_model
-    from onnxamp._api import tune_model as tune_model
     from onnxamp._audit import Audit as Audit
     from onnxamp._audit.audit import audit_model as audit_model
-    from onnxamp._batch.folder import convert_folder as convert_folder
-    from onnxamp._bench import BenchReport as BenchReport
-    from onnxamp._bench.bench import BenchOptions as BenchOptions
-    from onnxamp._bench.bench import bench_models as bench_models
+    from onnxamp._audit.bench import BenchOptions as BenchOptions
+    from onnxamp._audit.bench import bench_models as bench_models
+    from onnxamp._audit.bench_results import BenchReport as BenchReport
+    from onnxamp._base.errors import ArgumentError as ArgumentError
+    from onnxamp._base.errors import ArgumentTypeError as ArgumentTypeError
+    from onnxamp._base.errors import CallOrderError as CallOrderError
+    from onnxamp._base.errors import ContradictionError as ContradictionError
+    from onnxamp._base.errors import EmptyStateError as EmptyStateError
+    from onnxamp._base.errors import ExternalDataError as ExternalDataError
+    from onnxamp._base.errors import GradientError as GradientError
+    from onnxamp._base.errors import HazardWarning as HazardWarning
+    from onnxamp._base.errors import InternalError as InternalError
+    from onnxamp._base.errors import MissingDataError as MissingDataError
+    from onnxamp._base.errors import MissingFileError as MissingFileError
+    from onnxamp._base.errors import MissingModelError as MissingModelError
+    from onnxamp._base.errors import MissingPackageError as MissingPackageError
+    from onnxamp._base.errors import ModelError as ModelError
+    from onnxamp._base.errors import NumericsError as NumericsError
+    from onnxamp._base.errors import OnnxAmpError as OnnxAmpError
+    from onnxamp._base.errors import OnnxAmpWarning as OnnxAmpWarning
+    from onnxamp._base.errors import OpsetError as OpsetError
+    from onnxamp._base.errors import OptionWarning as OptionWarning
+    from onnxamp._base.errors import OutputError as OutputError
+    from onnxamp._base.errors import RuntimeFailure as RuntimeFailure
+    from onnxamp._base.errors import SourceChangedError as SourceChangedError
     from onnxamp._convert.op_view import OpView as OpView
     from onnxamp._convert.op_view import describe_op as describe_op
     from onnxamp._convert.plan import Plan as Plan
     from onnxamp._convert.plan import load_plan as load_plan
-    from onnxamp._errors import ArgumentError as ArgumentError
-    from onnxamp._errors import ArgumentTypeError as ArgumentTypeError
-    from onnxamp._errors import CallOrderError as CallOrderError
-    from onnxamp._errors import ContradictionError as ContradictionError
-    from onnxamp._errors import EmptyStateError as EmptyStateError
-    from onnxamp._errors import ExternalDataError as ExternalDataError
-    from onnxamp._errors import GradientError as GradientError
-    from onnxamp._errors import HazardWarning as HazardWarning
-    from onnxamp._errors import InternalError as InternalError
-    from onnxamp._errors import MissingDataError as MissingDataError
-    from onnxamp._errors import MissingFileError as MissingFileError
-    from onnxamp._errors import MissingModelError as MissingModelError
-    from onnxamp._errors import MissingPackageError as MissingPackageError
-    from onnxamp._errors import ModelError as ModelError
-    from onnxamp._errors import NumericsError as NumericsError
-    from onnxamp._errors import OnnxAmpError as OnnxAmpError
-    from onnxamp._errors import OnnxAmpWarning as OnnxAmpWarning
-    from onnxamp._errors import OpsetError as OpsetError
-    from onnxamp._errors import OptionWarning as OptionWarning
-    from onnxamp._errors import OutputError as OutputError
-    from onnxamp._errors import RuntimeFailure as RuntimeFailure
-    from onnxamp._errors import SourceChangedError as SourceChangedError
-    from onnxamp._job.folder import FolderReport as FolderReport
+    from onnxamp._facts.signature import CustomOp as CustomOp
+    from onnxamp._fleet.folder import convert_folder as convert_folder
+    from onnxamp._fleet.outcome import FolderReport as FolderReport
+    from onnxamp._job.api import apply_plan as apply_plan
+    from onnxamp._job.api import convert_file as convert_file
+    from onnxamp._job.api import convert_model as convert_model
+    from onnxamp._job.api import plan_model as plan_model
+    from onnxamp._job.api import tune_model as tune_model
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
     from onnxamp._numerics.diff import diff_models as diff_models
@@ -58,15 +60,14 @@ if TYPE_CHECKING:
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
     from onnxamp._numerics.results import RunCheck as RunCheck
-    from onnxamp._ops.signature import CustomOp as CustomOp
     from onnxamp._options.options import Options as Options
     from onnxamp._report.progress import progress_bar as progress_bar
     from onnxamp._rewrite.casts import remove_redundant_casts as remove_redundant_casts
-    from onnxamp._runtime.decoder import Prompts as Prompts
     from onnxamp._runtime.samples import Samples as Samples
     from onnxamp._runtime.samples import load_samples as load_samples
     from onnxamp._runtime.samples import random_samples as random_samples
     from onnxamp._runtime.starting import custom_ops as custom_ops
+    from onnxamp._text.decoder import Prompts as Prompts
     from onnxamp._tuning.results import Tuned as Tuned
     from onnxamp._tuning.results import TunedModel as TunedModel
     from onnxamp.amp import auto_cast as auto_cast
@@ -76,11 +77,11 @@ if TYPE_CHECKING:
     from onnxamp.amp import get_white_list as get_white_list
     from onnxamp.debugging import InferenceSession as InferenceSession
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "": ("amp", "compat", "debugging", "train"),
-    "_api": (
+    "_job.api": (
         "apply_plan",
         "convert_file",
         "convert_model",
@@ -89,12 +90,12 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "_audit.audit": ("audit_model",),
     "_audit": ("Audit",),
-    "_batch.folder": ("convert_folder",),
-    "_bench.bench": ("BenchOptions", "bench_models"),
-    "_bench": ("BenchReport",),
+    "_fleet.folder": ("convert_folder",),
+    "_audit.bench": ("BenchOptions", "bench_models"),
+    "_audit.bench_results": ("BenchReport",),
     "_convert.op_view": ("OpView", "describe_op"),
     "_convert.plan": ("Plan", "load_plan"),
-    "_errors": (
+    "_base.errors": (
         "ArgumentError",
         "ArgumentTypeError",
         "CallOrderError",
@@ -118,17 +119,17 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RuntimeFailure",
         "SourceChangedError",
     ),
-    "_job.folder": ("FolderReport",),
+    "_fleet.outcome": ("FolderReport",),
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
-    "_ops.signature": ("CustomOp",),
+    "_facts.signature": ("CustomOp",),
     "_numerics.diff": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),
     "_report.progress": ("progress_bar",),
     "_rewrite.casts": ("remove_redundant_casts",),
-    "_runtime.decoder": ("Prompts",),
+    "_text.decoder": ("Prompts",),
     "_runtime.samples": ("Samples", "load_samples", "random_samples"),
     "_runtime.starting": ("custom_ops",),
     "_tuning.results": ("Tuned", "TunedModel"),

@@ -1,6 +1,6 @@
 """``python -m onnxamp``, and the command ``onnxamp``. What takes time to import is imported once signals are obeyed."""
 
-from onnxamp._workers.signals import obeyed_signals
+from onnxamp._base.signals import obeyed_signals
 
 
 def main() -> None:

@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from onnx import NodeProto
 
-from onnxamp._api import converted_as
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
+from onnxamp._base.public import active_within
 from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.verdicts import told
-from onnxamp._dtypes import DtypeLike
-from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
-from onnxamp._ops.facts import is_exact, op_facts, op_key
+from onnxamp._facts.dtypes import DtypeLike
+from onnxamp._facts.ops import is_exact, op_facts, op_key
+from onnxamp._job.api import converted_as
 from onnxamp._options.lists import Preset, literal_preset, preset
 from onnxamp._options.options import Options, Rule
 from onnxamp._options.values import Level
-from onnxamp._public import active_within
 from onnxamp._report import as_sentence
 from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available

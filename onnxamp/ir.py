@@ -13,8 +13,8 @@ from typing import Unpack
 
 from onnx import ModelProto
 
-from onnxamp._api import convert_model
-from onnxamp._optional import require
+from onnxamp._base.optional import require
+from onnxamp._job.api import convert_model
 from onnxamp._options.options import OptionKeywords
 from onnxamp._options.values import LevelName
 

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onnxamp._api import convert_file
-from onnxamp._optional import require
+from onnxamp._base.optional import require
+from onnxamp._facts.targets import targets
+from onnxamp._job.api import convert_file
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._target import targets
 
 require("olive", "onnxamp.olive needs Olive", "olive")
 from olive.common.config_utils import ParamCategory  # noqa: E402 - missing packages are reported by name

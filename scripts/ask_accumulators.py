@@ -34,10 +34,10 @@ from ask_engine import Array, node
 from onnx import NodeProto, helper, numpy_helper
 
 from onnxamp import OnnxAmpError
-from onnxamp._ops.signature import lookup
+from onnxamp._facts.kernels import takes_anywhere
+from onnxamp._facts.signature import lookup
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run
-from onnxamp._target.kernels import takes_anywhere
 
 TARGETS = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "targets"
 HEAD = "# Which normalizations sum up in float32 on {}; ../README.md explains the fields.\n"

@@ -48,9 +48,9 @@ from op_forms import (
 )
 
 from onnxamp import OnnxAmpError
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import kernel_limit
-from onnxamp._ops.signature import Signature
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import kernel_limit
+from onnxamp._facts.signature import Signature
 from onnxamp._runtime.building import EngineBuilder
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import assigned_nodes, make_session

@@ -19,11 +19,14 @@ PACKAGE = ROOT / "onnxamp"
 PICTURE = ROOT / "docs" / "layers.svg"
 
 LEFT, TOP, ROW, CELL = 16, 88, 30, 22
+GAP = 26
+"""Height of the heading of a group."""
 NAME, PURPOSE, LINES = LEFT + 8, LEFT + 112, LEFT + 474
 BAR = 62
 """Width of the longest bar."""
 MATRIX = LINES + BAR + 46
 PURPOSE_CHARACTERS = 54
+CAPTION_CHARACTERS = 170
 CAPTION = (
     "Public rooms are violet. A dot means that the room of its row imports the room of its column; the more modules do,"
     " the larger it is. Dots lie right of the diagonal: imports point down. A red dot breaks that rule."
@@ -33,6 +36,7 @@ STYLE = """
     .note { fill: #475569; font-size: 11.5px } .head { fill: #475569; font-size: 12px; font-weight: 600 }
     .even { fill: #ffffff } .odd { fill: #f1f5f9 } .bar { fill: #94a3b8 } .own { fill: #cbd5e1 }
     .import { fill: #2563eb } .back { fill: #dc2626 } .grid { stroke: #e2e8f0; fill: none }
+    .group { fill: #0f172a; font-size: 12.5px; font-weight: 600 }
     .label { font-size: 11px; fill: #475569 }
 """
 
@@ -48,8 +52,13 @@ class Room:
     """Room -> number of modules here that import from it."""
     level: int = 0
     """One more than that of any room it imports."""
+    is_core: bool = False
+    """Whether it is the command line, or a room that the command line imports, directly or through others."""
 
 
+TOP_OF_CORE = "_cli"
+"""The core is this room and all that it imports; the package itself imports rooms of both groups."""
+GROUPS = {False: "Apart: the core names none of these, and asks for what they offer", True: "Core"}
 HEADS = ((NAME, "room"), (PURPOSE, "purpose"), (LINES, "lines, about"))
 
 
@@ -96,7 +105,7 @@ def imported(tree: ast.Module, package: str, modules: Collection[str]) -> Iterat
 
 
 def in_levels(rooms: Mapping[str, Room]) -> list[Room]:
-    """Rooms from those that import most to those that import nothing, with their levels.
+    """Rooms apart and then those of the core, each from those that import most to those that import nothing.
 
     Rooms that import each other in a circle are cut where that leaves the fewest imports against the order.
     """
@@ -112,8 +121,9 @@ def in_levels(rooms: Mapping[str, Room]) -> list[Room]:
             ready = [min(circle, key=lambda name: sum(rooms[name].imports[other] for other in missing[name]))]
         for name in ready:
             below = [placed[other].level for other in rooms[name].imports if other in placed and other not in ready]
-            placed[name] = replace(rooms[name], level=1 + max(below, default=-1))
-    return sorted(placed.values(), key=lambda room: (-room.level, room.name.lstrip("_")))
+            is_core = name == TOP_OF_CORE or name in reached[TOP_OF_CORE]
+            placed[name] = replace(rooms[name], level=1 + max(below, default=-1), is_core=is_core)
+    return sorted(placed.values(), key=lambda room: (room.is_core, -room.level, room.name.lstrip("_")))
 
 
 def reached_from(name: str, rooms: Mapping[str, Room]) -> set[str]:
@@ -128,32 +138,41 @@ def reached_from(name: str, rooms: Mapping[str, Room]) -> set[str]:
 
 def draw(rooms: list[Room]) -> str:
     """The picture: a row per room, with its purpose, its length, and a dot below each room that it imports."""
-    right, bottom = MATRIX + CELL * len(rooms), TOP + ROW * len(rooms)
-    width, height = right + 48, bottom + 34
+    places = places_of(rooms)
+    right, bottom = MATRIX + CELL * len(rooms), places[-1] + ROW
+    caption = textwrap.wrap(CAPTION, CAPTION_CHARACTERS)
+    width, height = right + 48, bottom + 19 + 15 * len(caption)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">',
         f"  <style>{STYLE}  </style>",
         f'  <rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
         *(text(x, TOP - 12, "head", word) for x, word in HEADS),
-        text(NAME, bottom + 22, "note", CAPTION),
+        *(text(NAME, bottom + 22 + 15 * number, "note", line) for number, line in enumerate(caption)),
     ]
-    bands = {level: number % 2 for number, level in enumerate(sorted({room.level for room in rooms}))}
     longest = max(room.lines for room in rooms)
     for row, room in enumerate(rooms):
-        parts += draw_row(row, room, "odd" if bands[room.level] else "even", right, longest)
+        is_first = row == 0 or room.is_core != rooms[row - 1].is_core
+        if is_first:
+            parts.append(text(NAME, places[row] - 8, "group", GROUPS[room.is_core]))
+        parts += draw_row(places[row], room, "odd" if room.level % 2 else "even", right, longest)
     for row, room in enumerate(rooms):
-        x, y = MATRIX + CELL * row, TOP + ROW * row
+        x, y = MATRIX + CELL * row, places[row]
         parts.append(f'  <path class="grid" d="M{x} {TOP}V{y}H{right}"/>')
         turned = f'transform="rotate(-55 {x + CELL / 2:g} {TOP - 8})"'
         parts.append(text(x + CELL / 2, TOP - 8, "label", room.name, turned))
-    for row, room in enumerate(rooms):
-        parts += draw_imports(row, room, rooms)
+    for row, y in enumerate(places):
+        parts += draw_imports(row, y, rooms)
     return "\n".join([*parts, "</svg>\n"])
 
 
-def draw_row(row: int, room: Room, band: str, right: int, longest: int) -> list[str]:
+def places_of(rooms: list[Room]) -> list[int]:
+    """The upper end of each row, below the headings of the groups."""
+    groups = [sorted({room.is_core for room in rooms[: row + 1]}) for row in range(len(rooms))]
+    return [TOP + ROW * row + GAP * len(groups[row]) for row in range(len(rooms))]
+
+
+def draw_row(y: int, room: Room, band: str, right: int, longest: int) -> list[str]:
     """The band of a row, its texts, and the bar of its length."""
-    y = TOP + ROW * row
     purpose = textwrap.wrap(room.purpose, PURPOSE_CHARACTERS, max_lines=2, placeholder=" ...")
     first = y + 19 - 6.5 * (len(purpose) - 1)
     bar = BAR * room.lines / longest
@@ -167,9 +186,9 @@ def draw_row(row: int, room: Room, band: str, right: int, longest: int) -> list[
     ]
 
 
-def draw_imports(row: int, room: Room, rooms: list[Room]) -> list[str]:
+def draw_imports(row: int, y: int, rooms: list[Room]) -> list[str]:
     """The dots of a row; on the diagonal stands the room itself."""
-    y, middle = TOP + ROW * row, TOP + ROW * row + ROW / 2
+    room, middle = rooms[row], y + ROW / 2
     own = MATRIX + CELL * row
     parts = [f'  <rect class="own" x="{own + 4}" y="{y + 8}" width="{CELL - 8}" height="{ROW - 16}" rx="3"/>']
     for column, other in enumerate(rooms):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from make_kernel_tables import PROVIDERS, ROOT, TARGETS, UnreadableError, read_dumps, read_runtime, table
 
 if TYPE_CHECKING:
-    from onnxamp._target.kernels import Kernel
+    from onnxamp._facts.kernels import Kernel
 
 # since, until, type parameter -> names of types
 Rows = list[tuple[int, int | None, Mapping[str, list[str]]]]
@@ -127,7 +127,7 @@ def dump_installed(folder: Path) -> None:
 def unpack(folder: Path) -> None:
     """Write the registries of all known releases into a folder, with rows merged as in the tables."""
     sys.path.insert(0, str(ROOT))
-    from onnxamp._target.kernels import kernel_table  # noqa: PLC0415
+    from onnxamp._facts.kernels import kernel_table  # noqa: PLC0415
 
     for name in PROVIDERS:
         known = json.loads((TARGETS / name / "history.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from onnxamp._ops.signature import RUNTIME_DOMAINS, Signature, installed_schemas
+from onnxamp._facts.signature import RUNTIME_DOMAINS, Signature, installed_schemas
 
 OUTPUT = Path(__file__).resolve().parent.parent / "onnxamp" / "_data" / "runtime_schemas.json"
 

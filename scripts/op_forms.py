@@ -25,11 +25,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from strategies.builder import Builder  # noqa: E402 - behind the path that it is found on
 from strategies.table import CONTROL_FLOW, all_ops, schemas  # noqa: E402
 
-from onnxamp._dtypes import ELEM_NUMBERS  # noqa: E402
+from onnxamp._facts.dtypes import ELEM_NUMBERS  # noqa: E402
+from onnxamp._facts.ops import op_facts, op_key  # noqa: E402
+from onnxamp._facts.signature import Signature, lookup  # noqa: E402
 from onnxamp._graph.graph import Graph  # noqa: E402
 from onnxamp._graph.types import bind  # noqa: E402
-from onnxamp._ops.facts import op_facts, op_key  # noqa: E402
-from onnxamp._ops.signature import Signature, lookup  # noqa: E402
 
 FLOATS = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
 ASKED = (*FLOATS, "tensor(double)")

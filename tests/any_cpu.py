@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._runtime.plugins import engine_called, plugin_called
 
 SOURCE = Path(__file__).parent / "standin" / "any_cpu.c"

@@ -48,7 +48,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if trouble := openvino_trouble():
             pytest.skip(trouble)
     if item.get_closest_marker("webgpu") is not None:
-        from onnxamp._errors import RuntimeFailure
+        from onnxamp._base.errors import RuntimeFailure
         from onnxamp._runtime.plugins import engine_called
 
         try:
@@ -96,6 +96,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forked off a process that has imported everything, which is quicker than to start each anew."""
     context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
     context.set_forkserver_preload(
-        ["onnxruntime", "onnxamp._batch.job", "onnx_ir.external_data", "scipy.sparse.csgraph"]
+        ["onnxruntime", "onnxamp._fleet.job", "onnx_ir.external_data", "scipy.sparse.csgraph"]
     )
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)

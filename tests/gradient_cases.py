@@ -13,14 +13,14 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, infer_types
 from onnxamp._graph.view import ABSENT
-from onnxamp._target.kernels import Typed, runs_on
 from onnxamp.train import Gradients, add_gradients
 
 OPSET = 21
-"""The newest at which every op here has its CUDA kernel; see ``onnxamp._target.kernels``."""
+"""The newest at which every op here has its CUDA kernel; see ``onnxamp._facts.kernels``."""
 
 Array = NDArray[Any]
 

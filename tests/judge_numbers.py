@@ -16,9 +16,9 @@ from onnx.reference.ops.op_layer_normalization import LayerNormalization as Eval
 from onnx.reference.ops.op_reduce_sum import ReduceSum_13
 from onnx.reference.ops.op_rms_normalization import RMSNormalization as EvaluatedRMSNorm
 
+from onnxamp._facts.targets import older_installed
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import run
-from onnxamp._target import older_installed
 
 LOW_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 LOW_ELEMS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.precision import DUPLICATE
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.targets import LAUNCH, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.values import Level
-from onnxamp._target import LAUNCH, target_of
 
 
 def price(analysis: Analysis, low: Sequence[bool]) -> int:

@@ -20,7 +20,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto,
 from strategies.noise import LARGEST, beyond_noise, noise_outputs, peak
 
 import onnxamp
-from onnxamp._errors import OnnxAmpError, OpsetError
+from onnxamp._base.errors import OnnxAmpError, OpsetError
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import infer_types
 from onnxamp._model.model import Model

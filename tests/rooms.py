@@ -1,32 +1,28 @@
 """The rooms of the package."""
 
-ROOMS = (
-    "_public",
-    "_errors",
-    "_optional",
-    "_dtypes",
-    "_workers",
-    "_paths",
-    "_state",
-    "_ops",
+CORE = (
+    "_base",
+    "_facts",
     "_model",
-    "_graph",
-    "_target",
     "_options",
-    "_patterns",
+    "_graph",
     "_decide",
     "_rewrite",
     "_runtime",
-    "_gradients",
     "_convert",
-    "_audit",
+    "_gradients",
     "_numerics",
-    "_bench",
+    "_audit",
     "_tuning",
     "_job",
-    "_api",
     "_report",
-    "_batch",
+    "_cli",
+)
+"""What converts, validates and explains one model, in the way of the data. A room imports from those before it."""
+
+APART = (
+    "_text",
+    "_fleet",
     "_amp",
     "debugging",
     "train",
@@ -34,8 +30,10 @@ ROOMS = (
     "compat",
     "ir",
     "olive",
-    "",
-    "_cli",
-    "__main__",
 )
-"""The way of the data. A room imports from those before it; "" is ``onnxamp`` itself, which gathers public names."""
+"""What stands apart: a core room names none of these. Each imports from the core and from those before it."""
+
+ENDS = ("", "__main__")
+"""``onnxamp`` itself, which gathers the public names of both groups, and what starts the command line."""
+
+ROOMS = (*CORE, *APART, *ENDS)

@@ -20,7 +20,7 @@ import onnx
 from onnx import numpy_helper
 from properties import WAYS, Way, graphs, unchanged, violations
 
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
 from onnxamp._runtime.random_inputs import random_inputs
 
 TINY = 2.0**-14

@@ -1,14 +1,14 @@
-"""Static checks of a model: types, kernels on the target, fallbacks, Casts, hazards and weights.
+"""Audits of a model on a target: types, kernels, Casts, hazards, weights, and speed.
 
-Their results are here: frozen records that reports print and save.
+The results of static checks are here: frozen records that reports print and save.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from onnxamp._base.public import Shown
 from onnxamp._graph.view import Node
-from onnxamp._public import Shown
 
 
 @dataclass(frozen=True, slots=True)

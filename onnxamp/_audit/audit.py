@@ -27,10 +27,11 @@ from onnxamp._audit.device_placement import distinct_typings, place, place_nodes
 from onnxamp._audit.faults import cast_traffic, import_faults, sized, type_faults
 from onnxamp._audit.hazards import low_hazards
 from onnxamp._audit.opening import broken_by_optimizers
+from onnxamp._base.errors import ArgumentError, ModelError, OpsetError
 from onnxamp._convert.causes import decomposed
 from onnxamp._decide.builder import Builder, builder_of
 from onnxamp._decide.kinds import kinds
-from onnxamp._dtypes import (
+from onnxamp._facts.dtypes import (
     FLOAT,
     FLOAT16,
     FORMATS,
@@ -40,24 +41,29 @@ from onnxamp._dtypes import (
     readable_types,
     tensor_type,
 )
-from onnxamp._errors import ArgumentError, ModelError, OpsetError
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import device_of, target_table
+from onnxamp._facts.targets import (
+    check_target,
+    known_versions,
+    release,
+    target_of,
+    targets,
+    version_of,
+)
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import quantized_nodes
 from onnxamp._graph.raised import RaisedGraph, raised
 from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import ABSENT, Node, scope_path
+from onnxamp._graph.wrong_kernels import wrong_kernels
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports, stored_bytes, tensors_of
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import blocks_of, read_array
-from onnxamp._ops import device_of, target_table
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.building import Refusal, build_engine
-from onnxamp._target import known_versions, release, target_of, targets, version_of
-from onnxamp._target.kernels import check_target
-from onnxamp._target.wrong_kernels import wrong_kernels
 
 _SCALE = 1
 """Position of the scale among the inputs of nodes that quantize or dequantize."""

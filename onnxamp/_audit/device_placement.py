@@ -13,26 +13,18 @@ from typing import Final, NamedTuple
 from onnxamp._audit import Finding, finding
 from onnxamp._audit.faults import Sized, element_bytes
 from onnxamp._convert.estimate import constant_nodes
-from onnxamp._dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
+from onnxamp._facts.dtypes import BFLOAT16, FLOAT, FLOAT16, FORMATS, readable_types
+from onnxamp._facts.kernels import Kernel, carries, kernel_table
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import computes_low, kernel_limit
+from onnxamp._facts.signature import Signature
+from onnxamp._facts.tables import device_of, target_table
+from onnxamp._facts.targets import CPU, cpu_of, target_of, version_of
+from onnxamp._graph.freedom import Typed, deciding_form, fails, has_kernel, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind_node
 from onnxamp._graph.view import ABSENT, Node, Origin, View
-from onnxamp._ops import device_of, target_table
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import computes_low, kernel_limit
-from onnxamp._ops.signature import Signature
-from onnxamp._target import CPU, cpu_of, target_of, version_of
-from onnxamp._target.kernels import (
-    Kernel,
-    Typed,
-    carries,
-    deciding_form,
-    fails,
-    has_kernel,
-    kernel_table,
-    runs_on,
-)
 
 
 def home(target: str) -> str:

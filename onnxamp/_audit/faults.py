@@ -8,29 +8,29 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._audit import Casts, Finding, finding
+from onnxamp._base.optional import has_runtime
 from onnxamp._convert.estimate import shapes_at
-from onnxamp._dtypes import (
+from onnxamp._facts.dtypes import (
     ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,
     element_name,
     is_lossless,
     readable_types,
 )
+from onnxamp._facts.kernels import is_consistent
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.signature import newer_versions
 from onnxamp._graph.determined import DEFAULT_TRIPS, guessed_scopes, loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain, fed_inputs
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import newer_versions
-from onnxamp._optional import has_runtime
 from onnxamp._rewrite.casts import find_pairs, redundant_casts
 from onnxamp._rewrite.verify import type_conflicts, wanted_type
 from onnxamp._runtime.inputs import Sizes, listed
 from onnxamp._runtime.random_inputs import has_shape, shape_of
 from onnxamp._runtime.starting import trial
-from onnxamp._target.kernels import is_consistent
 
 _RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."
 _REDECLARE = "Correct the declaration, or remove it: runtimes infer types themselves."

@@ -11,21 +11,21 @@ from math import isfinite, sqrt
 from typing import Final, TypeAlias
 
 from onnxamp._audit import Finding, finding
+from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.kinds import Harm, HazardKind, find_hazards, hazards_on, kinds
-from onnxamp._dtypes import (
+from onnxamp._decide.patterns import patterns_of
+from onnxamp._facts.dtypes import (
     FLOAT,
     FLOAT16,
     FORMATS,
     Format,
 )
+from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.mask_paths import mask_path
 from onnxamp._graph.raised import RaisedGraph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import is_exact, op_facts
-from onnxamp._patterns.fusion_groups import absorbed_casts
-from onnxamp._patterns.patterns import patterns_of
 
 _KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
 _REACH: Final = 32

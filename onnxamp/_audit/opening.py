@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 from onnxamp._audit import Finding, finding
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import CPU, version_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.optimizers import optimizer_faults
 from onnxamp._model.model import Model
-from onnxamp._ops import device_of
 from onnxamp._runtime.building import OPENED, load_file
-from onnxamp._target import CPU, version_of
 
 
 def broken_by_optimizers(graph: Graph, target: str) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import click
 from onnxamp._audit import Audit, ordered
 from onnxamp._audit.audit import audit_model
 from onnxamp._audit.opening import opening_faults
+from onnxamp._base.state import opened
 from onnxamp._cli.common import (
     Given,
     check_dims,
@@ -19,20 +20,19 @@ from onnxamp._cli.common import (
     show,
     write_page,
 )
+from onnxamp._facts.providers import computes_low
+from onnxamp._facts.targets import target_of, targets
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
-from onnxamp._ops.providers import computes_low
 from onnxamp._report.check import check_facts, check_report, check_status
 from onnxamp._report.html import check_page
 from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._state import opened
-from onnxamp._target import target_of, targets
 
 
 def run(given: Given) -> None:

@@ -11,13 +11,14 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp import __version__
+from onnxamp import _base
+from onnxamp._base.extensions import extensions
+from onnxamp._base.public import no_collections
 from onnxamp._cli.door import door, note_words
 from onnxamp._cli.options import DataOption, parameter_of
 from onnxamp._cli.summary import COMMANDS, HELP, VERSION
-from onnxamp._ops import read_table
+from onnxamp._facts.tables import read_table
 from onnxamp._options.command_line import option_rows, option_table
-from onnxamp._public import no_collections
 
 _COLUMN: Final = 28
 """Columns for flags and values; help is to the right."""
@@ -40,16 +41,22 @@ def make_command(name: str, summary: str) -> click.Command:
     )
 
 
-def run_command(module: str, /, **words: Any) -> None:
+def run_command(command: str, /, **words: Any) -> None:
     """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
         from onnxamp._model.sources import watched_sources  # noqa: PLC0415 - imports onnx
         from onnxamp._runtime.starting import custom_ops  # noqa: PLC0415
 
-        run = import_module(f"onnxamp._cli.{module}").run
+        run = _module_of(command).run
     custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
     with door(), watched_sources(), custom:
         run(SimpleNamespace(**words))
+
+
+def _module_of(command: str) -> Any:
+    """Return the module of a command: that of a room apart which offers it, or else one of this room."""
+    offer = extensions("commands").get(command)
+    return import_module(f"onnxamp._cli.{command}") if offer is None else offer.load()
 
 
 def _help_all(count: int) -> click.Option:
@@ -259,6 +266,6 @@ class _LazyGroup(click.Group):
         "max_content_width": 100,
     },
 )
-@click.version_option(__version__, message=VERSION)
+@click.version_option(_base.VERSION, message=VERSION)
 def group() -> None:
     """Run the command that is named."""

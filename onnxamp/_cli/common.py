@@ -4,46 +4,65 @@ page, print a report, and end with an exit code.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import click
 import numpy as np
 from click.core import ParameterSource
 
+from onnxamp._base.errors import ArgumentError, OnnxAmpError, OutputError, printable
+from onnxamp._base.executor import Place
+from onnxamp._base.extensions import extensions
+from onnxamp._base.identity import Identity, identity
+from onnxamp._base.paths import as_path, is_remote, made_folder
 from onnxamp._cli.door import note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, OnnxAmpError, OutputError, printable
+from onnxamp._facts.dtypes import low_type
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import targets
 from onnxamp._job import Validation, failed_name
 from onnxamp._job.writing import Sink
 from onnxamp._model.data_files import is_data_name, referring_models
 from onnxamp._model.model import Model
-from onnxamp._ops import device_of
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import as_path, is_remote, made_folder
-from onnxamp._paths.identity import Identity, identity
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._target import targets
-from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
-    from onnxamp._batch import Package
     from onnxamp._job.pipeline import Outcome
     from onnxamp._report import parts
     from onnxamp._report.html import Page
-    from onnxamp._runtime.decoder import Prompts
-    from onnxamp._runtime.samples import Samples
+    from onnxamp._runtime.samples import Samples, SampleSource
 
 Given: TypeAlias = SimpleNamespace
 """The arguments and options of a command, by name."""
+
+
+class FolderKind(Protocol):
+    """A kind of folders of models: the form in which the software that loads such a folder expects its models."""
+
+    @property
+    def name(self) -> str:
+        """The name of the software."""
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """The low-precision types that it supports."""
+
+    def adapted(
+        self, options: Options, given: Collection[str], model: Model
+    ) -> Options:
+        """Return the options for a model of such a folder, but for those that were ``given``."""
+
+    def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
+        """Return the limits that suffice for a model, by metric and output."""
 
 
 def tell(warnings: Iterable[str]) -> None:
@@ -359,7 +378,7 @@ def given_samples(given: Given) -> "Samples | None":
     return load_samples(given.inputs)
 
 
-def given_prompts(given: Given) -> "Prompts | None":
+def given_prompts(given: Given) -> "SampleSource | None":
     """Return the prompts that ``--prompts`` names; None without it.
 
     Raises:
@@ -372,9 +391,8 @@ def given_prompts(given: Given) -> "Prompts | None":
         raise ArgumentError(
             "--inputs and --prompts both supply inputs: drop one of the two."
         )
-    from onnxamp._runtime.decoder import Prompts  # noqa: PLC0415 - few commands take prompts
-
-    return Prompts(path)
+    prompts: SampleSource = extensions("samples")["prompts"].load().Prompts(path)
+    return prompts
 
 
 def check_dims(model: Model, given: Given) -> None:
@@ -440,34 +458,36 @@ def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     That is said, unless the command is quiet: converting the folder does more.
     """
     package = model.ask(_package_of)
-    if package is None or options.dtype not in package.kind.dtypes:
+    if package is None:
+        return options
+    folder, kind = package
+    if options.dtype not in kind.dtypes:
         return options
     if not given.quiet:
-        folder = package.folder
         here = Path.cwd()
         folder = folder.relative_to(here) if folder.is_relative_to(here) else folder
         text = (
-            f"This model is in a folder for {package.kind.name}, so it gets the types that are usual there."
+            f"This model is in a folder for {kind.name}, so it gets the types that are usual there."
             f" 'onnxamp convert {folder} -o OUTDIR' also copies configs and tokenizers."
         )
         click.echo(printable(text), err=True)
-    return package.kind.adapted(options, chosen_options(), model)
+    return kind.adapted(options, chosen_options(), model)
 
 
 def limits_in_its_folder(model: Model) -> Mapping[str, Mapping[str, float]]:
     """Return the limits that suffice for a model of such a folder, by metric and output."""
     package = model.ask(_package_of)
-    return {} if package is None else package.kind.limits_of(model)
+    return {} if package is None else package[1].limits_of(model)
 
 
-def _package_of(model: Model) -> "Package | None":
-    """Return the folder of a known kind that a model is in."""
-    from onnxamp._batch import Packages  # noqa: PLC0415 - few commands write models
-
+def _package_of(model: Model) -> tuple[Path, FolderKind] | None:
+    """Return the folder of a known kind that a model is in, and the kind."""
     path = model.path
-    if path is None or is_remote(path):
+    offer = extensions("folders")["packages"]
+    if path is None or is_remote(path) or not offer.is_near(path):
         return None
-    return Packages(path.absolute().parent.parent).of(path.absolute())
+    package: tuple[Path, FolderKind] | None = offer.load().package_of(path)
+    return package
 
 
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:

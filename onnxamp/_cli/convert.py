@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxamp._base.errors import ArgumentError, printable
+from onnxamp._base.extensions import extensions
+from onnxamp._base.optional import has_runtime
 from onnxamp._cli.common import (
     Given,
     check_dims,
@@ -25,11 +28,9 @@ from onnxamp._cli.common import (
     validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._errors import ArgumentError, printable
 from onnxamp._job import Request, Validation
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
-from onnxamp._optional import has_runtime
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.values import TOLERANCE, Level, is_auto
 from onnxamp._report.progress import progress_bar
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
 def run(given: Given) -> None:
     """Run ``onnxamp convert``."""
     if given.model.is_dir():
-        from onnxamp._cli.batch import convert_all  # noqa: PLC0415 - few convert folders
-
-        convert_all(given)
+        extensions("commands")["convert folder"].load().run(given)
         return
     if given.retry:
         raise ArgumentError("--retry is for a folder of models.")

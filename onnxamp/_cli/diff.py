@@ -8,6 +8,8 @@ from typing import Final
 import click
 
 from onnxamp._audit.audit import audit_model
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.state import opened
 from onnxamp._cli.common import (
     Given,
     check_outputs,
@@ -18,7 +20,6 @@ from onnxamp._cli.common import (
     target_of_engine,
     write_page,
 )
-from onnxamp._errors import ArgumentError
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file
@@ -34,7 +35,6 @@ from onnxamp._report.html import diff_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
-from onnxamp._state import opened
 
 _LIMITS: Final = {
     "tolerance": "rel_l2",

@@ -9,15 +9,15 @@ from typing import Final
 
 import click
 
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     OnnxAmpError,
     OutputError,
     printable,
 )
-from onnxamp._paths import reason_of
-from onnxamp._workers.signals import is_ended
+from onnxamp._base.paths import reason_of
+from onnxamp._base.signals import is_ended
 
 _INTERRUPTED: Final = 130
 """Exit code of a process that Ctrl-C ends: 128 and the number of the signal."""

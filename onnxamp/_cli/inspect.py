@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from onnxamp._base.errors import OpsetError
 from onnxamp._cli.common import Given, options_of, show, tell
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import (
@@ -16,7 +17,6 @@ from onnxamp._convert.convert import decide
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
-from onnxamp._errors import OpsetError
 from onnxamp._graph.types import operator_counts
 from onnxamp._job.pipeline import foreseen
 from onnxamp._model.model import Model
@@ -27,7 +27,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.expected import Known
+    from onnxamp._gradients.expected import Known
 
 _LEVELS = ("O1", "O2", "O3")
 _USUAL = "O2"

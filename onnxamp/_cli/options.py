@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._errors import ArgumentError, MissingPackageError, OnnxAmpError, printable
-from onnxamp._ops import read_table, target_names
+from onnxamp._base.errors import MissingPackageError, OnnxAmpError, printable
+from onnxamp._base.extensions import extensions
+from onnxamp._base.paths import as_path, is_remote
+from onnxamp._facts.tables import read_table, target_names
 from onnxamp._options.command_line import OptionRow
-from onnxamp._paths import as_path, is_remote
 
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
@@ -88,7 +89,7 @@ class _Words(click.Choice[str]):
         if self.named and str(value).startswith(f"{self.named}:"):
             return value
         if "bfloat16" in self.choices:
-            from onnxamp._dtypes import dtype_name  # noqa: PLC0415 - imports numpy
+            from onnxamp._facts.dtypes import dtype_name  # noqa: PLC0415 - imports numpy
 
             value = dtype_name(value)
         if self.named and str(value).lower() not in self.choices:
@@ -138,7 +139,7 @@ def _target(text: str) -> str:
     """Return a target, possibly with a version of ONNX Runtime."""
     import warnings  # noqa: PLC0415
 
-    from onnxamp._target.kernels import check_target  # noqa: PLC0415 - imports onnx
+    from onnxamp._facts.targets import check_target  # noqa: PLC0415 - imports onnx
 
     with _refused(), warnings.catch_warnings(record=True, action="always") as caught:
         target = check_target(text.lower())
@@ -183,24 +184,14 @@ def _batches(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _loss_scale(text: str) -> Any:
-    """Return the manager that ``--loss-scale`` spells."""
-    from onnxamp import train  # noqa: PLC0415 - imports onnx
+def _offered(name: str) -> Callable[[str], Any]:
+    """Return what converts a value of a type that a room apart offers. Help and completion do not load it."""
 
-    if text in ("", "none"):
-        return None if text else train.FROM_LEVEL
-    kind, *number = text.split(":", 1)
-    managers = {
-        "fixed": train.FixedLossScaleManager,
-        "dynamic": train.DynamicLossScaleManager,
-    }
-    try:
-        return managers[kind](*map(float, number))
-    except (KeyError, ValueError) as error:
-        why = f": {error}" if isinstance(error, ArgumentError) else ""
-        raise click.BadParameter(
-            f"{text!r} is not a loss scale{why}; write fixed:128, dynamic:65536 or none."
-        ) from None
+    def meaning(text: str) -> Any:
+        offer = extensions("types")[name]
+        return getattr(offer.load(), offer.function)(text)
+
+    return meaning
 
 
 TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
@@ -222,7 +213,6 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "target": (_target, "TARGET"),
     "provider": (_provider, "PROVIDER"),
     "accept": (_accept, "PACKAGE:FUNCTION"),
-    "loss scale": (_loss_scale, "SCALE"),
 }
 """The type of a row -> click's type, and the placeholder for its value in help. Types of words are made
 from the words.
@@ -364,6 +354,8 @@ def _type_of(row: OptionRow) -> tuple[Any, str | None]:
             return click.Choice(words_of(row)), None
         case "flag":
             return None, None
+        case name if name in extensions("types"):
+            return _offered(name), None
     return TYPES[row.type]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from onnxamp import __version__
+from onnxamp import _base
 
 COMMANDS: Final = {
     "convert": "Convert MODEL to mixed precision, validate the result, and report.",
@@ -17,7 +17,7 @@ COMMANDS: Final = {
 }
 """Command -> the first sentence of its help; ``_data/options.toml`` has the others."""
 
-VERSION: Final = f"onnxamp, version {__version__}"
+VERSION: Final = f"onnxamp, version {_base.VERSION}"
 HELP: Final = """\
 Usage: onnxamp [OPTIONS] COMMAND [ARGS]...
 

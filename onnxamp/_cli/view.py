@@ -4,6 +4,7 @@ import shlex
 from dataclasses import replace
 
 from onnxamp._audit.audit import audit_model
+from onnxamp._base.errors import ArgumentError
 from onnxamp._cli.common import (
     Given,
     check_outputs,
@@ -15,8 +16,7 @@ from onnxamp._cli.common import (
 )
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.dtypes import low_type
 from onnxamp._job.pipeline import foreseen
 from onnxamp._job.writing import preview
 from onnxamp._model.model import Model

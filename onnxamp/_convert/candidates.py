@@ -12,11 +12,11 @@ from onnxamp._convert.estimate import estimate_on_target, time_on_target
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import prepare_raised
 from onnxamp._convert.upgrades import Upgrades, unproven_at
+from onnxamp._decide.patterns import growing_nodes
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.patterns import growing_nodes
 from onnxamp._rewrite.fold import output_of
 from onnxamp._rewrite.fold_search import find_folds
 from onnxamp._rewrite.prepare import Prepared

@@ -11,16 +11,22 @@ from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
+from onnxamp._base.errors import ArgumentError, suggestion
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
 from onnxamp._decide.verdicts import Verdict, option_for, told
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, FORMATS, LOW_TENSORS, readable_types
-from onnxamp._errors import ArgumentError, suggestion
+from onnxamp._facts.dtypes import (
+    FLOAT,
+    FLOAT_TENSORS,
+    FORMATS,
+    LOW_TENSORS,
+    readable_types,
+)
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.raised import raised
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._ops import read_table
 from onnxamp._rewrite import Draft
 from onnxamp._rewrite.apply import NewCast
 from onnxamp._rewrite.prepare import PASSES

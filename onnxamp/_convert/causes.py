@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis, analyze, is_low
 from onnxamp._convert.upgrades import held_back
+from onnxamp._decide.fusion_groups import constant_batch_norms
 from onnxamp._decide.kinds import Harm, kinds
 from onnxamp._decide.verdicts import Basis, Reason, title_of
-from onnxamp._dtypes import FLOAT_TENSORS
+from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._options.lists import preset
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.fusion_groups import constant_batch_norms
 from onnxamp._rewrite.fold import reachable, told
 from onnxamp._rewrite.fold_search import Fold, batch_norms, find_folds
 from onnxamp._rewrite.upgrade import plan_upgrade

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from onnxamp._base.errors import ArgumentError
 from onnxamp._convert.analysis import Analysis
-from onnxamp._errors import ArgumentError
 from onnxamp._model.blobs import Chosen
 
 

@@ -15,18 +15,18 @@ from typing import Final, TypeAlias
 
 from onnx import ModelProto
 
+from onnxamp._base.errors import ArgumentError, InternalError, OpsetError
+from onnxamp._base.public import no_collections
 from onnxamp._convert.analysis import Analysis, Decided
 from onnxamp._convert.candidates import candidates
 from onnxamp._convert.compensation import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.plan import Plan
-from onnxamp._errors import ArgumentError, InternalError, OpsetError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._public import no_collections
 from onnxamp._rewrite.apply import apply_edits
 from onnxamp._rewrite.avoid_optimizers import avoid_optimizers
 from onnxamp._rewrite.checker import check_result

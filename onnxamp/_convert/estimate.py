@@ -1,6 +1,6 @@
 """What a decision costs on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
 
-The time of a model is the sum over its nodes of a launch and the node's own time (:mod:`onnxamp._target`), and of a
+The time of a model is the sum over its nodes of a launch and the node's own time (:mod:`onnxamp._graph.work`), and of a
 launch and the traffic of each Cast. Fusions, which save launches in both precisions, are not foreseen. Nodes without
 floats run on the host or are shapes: they do not count.
 """
@@ -16,23 +16,17 @@ import numpy as np
 from onnxamp._convert.analysis import Analysis, low_nodes
 from onnxamp._decide.ports import NONE, PortVariables
 from onnxamp._decide.precision import Decision
-from onnxamp._dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
+from onnxamp._facts.devices import DEFAULT_DEVICE, Device, device_called
+from onnxamp._facts.dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import profile_of
+from onnxamp._facts.targets import LAUNCH, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import profile_of
+from onnxamp._graph.work import Work, work_of
 from onnxamp._options.options import Options
-from onnxamp._target import (
-    DEFAULT_DEVICE,
-    LAUNCH,
-    Device,
-    Work,
-    device_called,
-    target_of,
-    work_of,
-)
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed

@@ -3,16 +3,17 @@
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.kernels import float_types
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.signature import lookup
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import CPU, cpu_of, target_of, with_kernels
+from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._ops import device_of
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.signature import lookup
 from onnxamp._rewrite.upgrade import Obstacle
 from onnxamp._rewrite.upgrade_rules import steps_of
-from onnxamp._target import CPU, cpu_of, target_of, with_kernels
-from onnxamp._target.kernels import Typed, float_types, runs_on
 
 
 def fallen(before: Analysis, after: Analysis) -> str:

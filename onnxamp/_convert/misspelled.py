@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from onnxamp._base.errors import ArgumentError, warn
 from onnxamp._convert.raising import prepare_raised
 from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
-from onnxamp._errors import ArgumentError, warn
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

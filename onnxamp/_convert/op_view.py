@@ -11,16 +11,20 @@ from typing import Any, Final
 
 from onnx.defs import get_all_schemas_with_history
 
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.public import Shown
 from onnxamp._decide.kinds import kinds
-from onnxamp._dtypes import FORMATS, LOW_TENSORS
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.dtypes import FORMATS, LOW_TENSORS
+from onnxamp._facts.kernels import float32_accumulators, kernel_table
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import placement_rules
+from onnxamp._facts.relations import ALL, Term, dimension_rules, exponent_rules
+from onnxamp._facts.tables import target_json, target_table
+from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
 from onnxamp._gradients.walk import RULES as GRADIENTS
+from onnxamp._graph.match import form_table
 from onnxamp._graph.quantized import OPERATORS
-from onnxamp._ops import target_json, target_table
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import placement_rules
-from onnxamp._ops.relations import ALL, Term, dimension_rules, exponent_rules
 from onnxamp._options.lists import (
     PRESETS,
     is_known,
@@ -29,11 +33,7 @@ from onnxamp._options.lists import (
     preset,
     stated_in,
 )
-from onnxamp._patterns.match import form_table
-from onnxamp._public import Shown
 from onnxamp._rewrite.upgrade_rules import upgrade_rows
-from onnxamp._target import known_versions, targets
-from onnxamp._target.kernels import float32_accumulators, kernel_table
 
 
 @dataclass(frozen=True, slots=True)

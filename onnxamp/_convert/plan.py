@@ -7,22 +7,22 @@ from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Final, TypeVar
 
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, printable
+from onnxamp._base.paths import as_path, cannot_read, reason_of
+from onnxamp._base.public import Shown
+from onnxamp._base.state import as_data, from_data
 from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.kinds import Hazard
 from onnxamp._decide.pins import variable_names
 from onnxamp._decide.verdicts import told
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
-from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.quantized import Quantized, quantized_nodes, units_between
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.staging import write_file
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 from onnxamp._options.values import meant
-from onnxamp._paths import as_path, cannot_read, reason_of
-from onnxamp._public import Shown
-from onnxamp._state import as_data, from_data
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from onnxamp._dtypes import FORMATS, element_name, readable_types
-from onnxamp._errors import ArgumentError, warn
+from onnxamp._base.errors import ArgumentError, warn
+from onnxamp._facts.dtypes import FORMATS, element_name, readable_types
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, weight_bytes

@@ -10,12 +10,12 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.ports import HIGH, NONE
 from onnxamp._decide.verdicts import Reason, told
-from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, FORMATS
+from onnxamp._facts.dtypes import FLOAT, FLOAT32_BYTES, FORMATS
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import Node, Origin
 from onnxamp._model.protos import stored_bytes
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.values import Level
 from onnxamp._rewrite.prepare import Prepared
 

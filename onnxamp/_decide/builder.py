@@ -10,11 +10,11 @@ from itertools import product
 from typing import NamedTuple
 
 from onnxamp._decide.ports import HIGH, LOW, NONE, PortVariables
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import target_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, body_sources, body_targets, carried
-from onnxamp._ops import target_table
-from onnxamp._ops.facts import op_facts
 
 
 class Read(NamedTuple):

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxamp._base.optional import require
 from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, find_forced
-from onnxamp._optional import require
 
 
 def components(

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 from numpy.typing import NDArray
 
 from onnxamp._decide import hazards
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import record
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 
 

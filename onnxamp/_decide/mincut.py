@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onnxamp._errors import InternalError
+from onnxamp._base.errors import InternalError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,21 +8,26 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from onnxamp._base.errors import (
+    ArgumentError,
+    ContradictionError,
+    first_of,
+    suggestion,
+)
 from onnxamp._decide.kinds import Harm, Hazard, find_hazards
+from onnxamp._decide.patterns import named_forms, named_nodes, unrecognized
 from onnxamp._decide.ports import HIGH, PortVariables
 from onnxamp._decide.variables import unknown_floats
 from onnxamp._decide.verdicts import Basis, Reason, Verdict, told
-from onnxamp._dtypes import FLOAT, LOW_TENSORS, Format
-from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.lists import is_known, nearest_name
 from onnxamp._options.options import LOSS_SCALED, Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.patterns import named_forms, named_nodes, unrecognized
 
 
 class Listed(NamedTuple):

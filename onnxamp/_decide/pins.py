@@ -6,6 +6,12 @@ from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from onnxamp._base.errors import (
+    ArgumentError,
+    ContradictionError,
+    first_of,
+    suggestion,
+)
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
 from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
@@ -14,13 +20,12 @@ from onnxamp._decide.problem import Problem
 from onnxamp._decide.rescaling import unfit_nodes
 from onnxamp._decide.variables import signature_warnings
 from onnxamp._decide.verdicts import Basis, Reason, Verdict
-from onnxamp._dtypes import FLOAT16, retyped
-from onnxamp._errors import ArgumentError, ContradictionError, first_of, suggestion
+from onnxamp._facts.dtypes import FLOAT16, retyped
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import computes_low, kernel_limit
+from onnxamp._facts.tables import device_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, scope_path
-from onnxamp._ops import device_of
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import computes_low, kernel_limit
 from onnxamp._options.values import Level
 
 

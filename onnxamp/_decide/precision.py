@@ -20,14 +20,20 @@ from onnxamp._decide.pins import Pins
 from onnxamp._decide.ports import HIGH, LOW, NONE
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.verdicts import Reason, Verdict, told
-from onnxamp._dtypes import FLOAT, FLOAT32_BYTES, Format, element_name, is_lossless
+from onnxamp._facts.dtypes import (
+    FLOAT,
+    FLOAT32_BYTES,
+    Format,
+    element_name,
+    is_lossless,
+)
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.targets import LAUNCH, MAX_ELEMENTS, target_of
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.values import Level
-from onnxamp._target import LAUNCH, MAX_ELEMENTS, target_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
+from onnxamp._base.errors import OpsetError
+from onnxamp._base.public import no_collections
+from onnxamp._decide.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
@@ -15,25 +18,22 @@ from onnxamp._decide.kinds import (
     kinds,
 )
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
+from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.quantized_units import bounded_nodes
 from onnxamp._decide.rescaling import fitting_sums
+from onnxamp._decide.split_products import SUM, split_products, sums_low
 from onnxamp._decide.variables import find_variables
-from onnxamp._dtypes import Format
-from onnxamp._errors import OpsetError
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.targets import target_of
 from onnxamp._graph.added_masks import AddedMasks, added_masks
+from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.mask_paths import sentinel_paths
 from onnxamp._model.protos import opset_imports
-from onnxamp._ops.facts import op_facts
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
-from onnxamp._patterns.patterns import patterns_of
-from onnxamp._patterns.quantized_units import bounded_nodes
-from onnxamp._patterns.split_products import SUM, split_products, sums_low
-from onnxamp._public import no_collections
-from onnxamp._target import target_of
-from onnxamp._target.kernels import Freedom, Typed, deciding_form, freedom
 
 
 class Problem(NamedTuple):
@@ -49,13 +49,13 @@ class Problem(NamedTuple):
         folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
         constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
-        joined: see :func:`onnxamp._patterns.fusion_groups.skip_sums`.
+        joined: see :func:`onnxamp._decide.fusion_groups.skip_sums`.
         shares: nodes that lose digits by a hazard -> its kind, and their squared error as a share of what is bearable,
             where the level lets that decide.
         twofold: nodes that may dequantize in both precisions, a node for each, in place of a Cast behind them.
-        bounded: see :func:`onnxamp._patterns.quantized_units.bounded_nodes`.
+        bounded: see :func:`onnxamp._decide.quantized_units.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
-            :func:`onnxamp._patterns.fusion_groups.absorbed_casts`.
+            :func:`onnxamp._decide.fusion_groups.absorbed_casts`.
         masks: the masks among the inputs, which low precision bounds lest they become infinite.
     """
 

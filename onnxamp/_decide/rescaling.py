@@ -1,7 +1,7 @@
 """Exponents that bring measured ranges into the window of a low-precision type, as rows that plans can hold.
 
 A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. Linear equations among exponents follow from ops, bodies
-and constants: :mod:`onnxamp._ops.relations` says which exponents of inputs and outputs fit together.
+and constants: :mod:`onnxamp._facts.relations` says which exponents of inputs and outputs fit together.
 """
 
 from collections import Counter
@@ -10,11 +10,20 @@ from math import frexp, isfinite, prod
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from onnxamp._base.errors import ArgumentError
 from onnxamp._decide.exponents import Solution, solve
 from onnxamp._decide.kinds import ByExponents, find_hazards
 from onnxamp._decide.relations import ZERO, Problem, Relation, Window
-from onnxamp._dtypes import FLOAT, Format, holds_float
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.dtypes import FLOAT, Format, holds_float
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.relations import (
+    ALL,
+    ExponentRule,
+    Sum,
+    exponent_rules,
+    moving_rule,
+    power_rule,
+)
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import (
     ABSENT,
@@ -26,15 +35,6 @@ from onnxamp._graph.view import (
     scope_path,
 )
 from onnxamp._model.weights import SENTINEL, ConstantStats
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.relations import (
-    ALL,
-    ExponentRule,
-    Sum,
-    exponent_rules,
-    moving_rule,
-    power_rule,
-)
 from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling, Scaled, Unfit
 

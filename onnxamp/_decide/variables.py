@@ -13,7 +13,9 @@ from onnxamp._decide.ports import (
     Variable,
     layout_of,
 )
-from onnxamp._dtypes import FLOAT, Format, holds_float, retyped
+from onnxamp._facts.dtypes import FLOAT, Format, holds_float, retyped
+from onnxamp._facts.kernels import carries
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import index_paths
 from onnxamp._graph.view import (
@@ -26,10 +28,8 @@ from onnxamp._graph.view import (
     carried,
 )
 from onnxamp._model.weights import tensor_stats
-from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._target.kernels import carries
 
 
 def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:

@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any, Final, TypeAlias
 
 from onnxamp._decide.kinds import HazardKind, kinds
+from onnxamp._facts.tables import read_table
 from onnxamp._model.protos import record
-from onnxamp._ops import read_table
 
 
 class Reason(Enum):

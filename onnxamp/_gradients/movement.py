@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, inverse
 from onnxamp._model.protos import small_model
-from onnxamp._ops.facts import op_facts
 
 _SAMPLE: Final = 5
 """Stands for an unknown size of an axis, to find out how an integer scale copies its elements."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
+from onnxamp._facts.tables import read_table
 from onnxamp._gradients.writer import (
     Call,
     Forward,
@@ -23,7 +24,6 @@ from onnxamp._gradients.writer import (
     Tensor,
     inverse,
 )
-from onnxamp._ops import read_table
 
 SCALED: Final = "scaled"
 """Suffix of a batch normalization's label in the names of the nodes that scale and shift its normalized value."""

@@ -9,12 +9,12 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._dtypes import ELEM_NAMES
+from onnxamp._facts.dtypes import ELEM_NAMES
+from onnxamp._facts.grids import grids
+from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.view import Origin
-from onnxamp._ops.facts import attribute_of, op_facts
-from onnxamp._ops.grids import grids
 
 _SCALE: Final = 1
 _ZERO: Final = 2

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT_ELEMS, elem_of
-from onnxamp._errors import ArgumentError, GradientError, OpsetError
+from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
+from onnxamp._base.public import no_collections
+from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
 from onnxamp._gradients.sequences import UNROLLED, unroll
 from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer
@@ -19,8 +21,6 @@ from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, inline_functions, wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._public import no_collections
 
 RULES: Final[Mapping[str, Rule]] = {
     **sequences.RULES,

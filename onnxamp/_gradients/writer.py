@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, defs, helper
 
-from onnxamp._dtypes import FLOAT_ELEMS, elem_of, tensor_type
-from onnxamp._errors import GradientError
+from onnxamp._base.errors import GradientError
+from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of, tensor_type
+from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
 from onnxamp._graph.types import output_types
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import attribute
 
 MIN_OPSET: Final = 18
 """The first opset whose reductions take axes as an input and whose ScatterElements and ScatterND can add."""

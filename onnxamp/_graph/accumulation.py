@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final, NamedTuple
 
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.cycles import cycles
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import Fading, Fate, loop_scopes
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, carried, transfers
-from onnxamp._ops.facts import op_facts
 
 _SYSTEMATIC: Final = 8
 """Iterations up to which the same term or factor may be rounded: 8 half steps, 0.4 % in float16, are half the limit."""

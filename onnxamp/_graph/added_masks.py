@@ -5,12 +5,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from onnxamp._dtypes import FLOAT_TENSORS
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
+from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_known, stats_of
 from onnxamp._graph.view import Node, Origin, passed_values
-from onnxamp._ops.facts import op_facts
 
 _LARGE = 1000.0
 """Factors from here on turn 0 and 1 into a mask. What they multiply is no mask yet."""

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.signature import SignatureBook
 from onnxamp._model.protos import (
     all_nodes,
     copied,
@@ -22,7 +23,6 @@ from onnxamp._model.protos import (
     node_bodies,
     opset_imports,
 )
-from onnxamp._ops.signature import SignatureBook
 
 _Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""

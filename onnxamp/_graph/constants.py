@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import (
-    FLOAT,
-    FLOAT_TENSORS,
-    LOW_TENSORS,
-    Format,
-)
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, LOW_TENSORS, Format
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.shapes import DEFAULT_DIMENSION, Shape
 from onnxamp._graph.types import Types
 from onnxamp._graph.view import ABSENT, Node, Origin, View
@@ -26,7 +22,6 @@ from onnxamp._model.weights import (
     read_array,
     tensor_stats,
 )
-from onnxamp._ops.facts import attribute, op_facts
 
 MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""

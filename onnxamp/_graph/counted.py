@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import Count, attribute, op_facts
 from onnxamp._graph.accumulation import accumulated, passed_ports
 from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import clip_bounds
@@ -24,7 +25,6 @@ from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.known import is_known
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
-from onnxamp._ops.facts import Count, attribute, op_facts
 
 POSITION: Final = 1
 COUNTING: Final = 2

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._graph.evaluate import Computation, Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers

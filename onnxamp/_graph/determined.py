@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from math import gcd, lcm, prod
 from typing import Final, NamedTuple
 
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.relations import Related, columns, dimension_rules
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node, inline_functions
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.relations import Related, columns, dimension_rules
 
 _Letter = tuple[int, str]
 """A size that one node speaks of, by the node's index; "" is the number 1."""

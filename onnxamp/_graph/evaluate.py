@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import elem_of
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
+from onnxamp._facts.dtypes import elem_of
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.constants import MAKERS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import read_array
-from onnxamp._ops.facts import attribute, op_facts
 
 _MOST: Final = 1024
 """Elements of a constant that is computed with: settings are small, and two of them broadcast to no more than 8 MB."""

@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.evaluate import Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
 from onnxamp._graph.passed import passed_on
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
 
 _REACH: Final = 64
 """Limit on the nodes that are visited from one constant."""

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
-from onnxamp._ops.facts import attribute, op_facts
 
 _ROTATED: Final = 64
 """Rows of a matrix up to which it may be a rotation; larger ones are weights."""

@@ -9,8 +9,10 @@ from typing import Self, TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnxamp._dtypes import FLOAT, LOW_TENSORS
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
+from onnxamp._facts.ops import is_exact, op_facts, op_key
+from onnxamp._facts.signature import Signature, SignatureBook
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
 from onnxamp._graph.types import Types, infer_types
@@ -18,8 +20,6 @@ from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadow
 from onnxamp._model.model import Asked, Model
 from onnxamp._model.protos import node_bodies, opset_imports
 from onnxamp._model.repair import in_order
-from onnxamp._ops.facts import is_exact, op_facts, op_key
-from onnxamp._ops.signature import Signature, SignatureBook
 
 V = TypeVar("V", bound=View)
 

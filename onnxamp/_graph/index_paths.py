@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxamp._dtypes import FLOAT, FORMATS
+from onnxamp._facts.dtypes import FLOAT, FORMATS
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
-from onnxamp._ops.facts import op_facts
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
 INTEGERS = frozenset(

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import MAKERS
 from onnxamp._graph.evaluate import (
     ALTERNATIVES,
@@ -21,15 +22,8 @@ from onnxamp._graph.evaluate import (
     overridable_defaults,
 )
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import (
-    ABSENT,
-    Node,
-    body_sources,
-    body_targets,
-    carried,
-)
+from onnxamp._graph.view import ABSENT, Node, body_sources, body_targets, carried
 from onnxamp._model.weights import ConstantStats, constant_stats
-from onnxamp._ops.facts import op_facts
 
 _ROWS: Final = 64
 """Elements of a table of which a look-up may pick any."""

@@ -1,10 +1,10 @@
 """Paths of attention masks: from a constant through mask arithmetic to each Softmax that it reaches."""
 
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import op_facts
 
 
 def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, NodeProto
 
-from onnxamp._dtypes import readable_types
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._base.errors import ModelError, OpsetError
+from onnxamp._facts.dtypes import readable_types
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.tables import is_older, target_names, target_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import all_nodes
-from onnxamp._ops import is_older, target_names, target_table
-from onnxamp._ops.facts import attribute, op_facts
 
 _CPU: Final = "cpu"
 """The provider whose faults also count for providers without a table, which leave nodes to it."""

@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto, defs
 
-from onnxamp._dtypes import FLOAT_TENSORS, element_name
+from onnxamp._facts.dtypes import FLOAT_TENSORS, element_name
+from onnxamp._facts.ops import attribute_of, op_facts, op_key
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied, opset_imports
-from onnxamp._ops import read_table
-from onnxamp._ops.facts import attribute_of, op_facts, op_key
 
 SCALES: Final = "scales"
 PRODUCTS: Final = "products"

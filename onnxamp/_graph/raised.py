@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._dtypes import FLOAT, Format
+from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._graph.constants import Constants
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.mask_paths import saturated

@@ -15,10 +15,10 @@ from onnx import (
     helper,
 )
 
-from onnxamp._dtypes import elem_of
+from onnxamp._facts.dtypes import elem_of
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.view import ABSENT, Origin, View, scope_graphs
 from onnxamp._model.protos import all_nodes, copy_fields, node_bodies, opset_imports
-from onnxamp._ops.facts import op_facts, op_key
 
 DEFAULT_DIMENSION = 64
 """Assumed size of an unknown dimension."""

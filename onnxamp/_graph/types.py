@@ -11,7 +11,15 @@ from typing import Final
 
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, FLOAT, FORMATS, LOWEST_FIRST, tensor_type
+from onnxamp._facts.dtypes import (
+    ELEM_NUMBERS,
+    FLOAT,
+    FORMATS,
+    LOWEST_FIRST,
+    tensor_type,
+)
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.signature import Signature
 from onnxamp._graph.view import (
     ABSENT,
     Node,
@@ -21,8 +29,6 @@ from onnxamp._graph.view import (
     body_targets,
     transfers,
 )
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.signature import Signature
 
 Types = Sequence[str | None]
 """Type by value index."""
@@ -269,7 +275,7 @@ def output_types(
 
     Args:
         proto: the node.
-        key: its op type, see :func:`onnxamp._ops.facts.op_key`.
+        key: its op type, see :func:`onnxamp._facts.ops.op_key`.
         signature: its schema; None if it has none.
         inputs: the types of its inputs.
     """

@@ -15,7 +15,9 @@ import onnx.defs
 import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.signature import Port, Signature, SignatureBook
 from onnxamp._graph.calls import bind_defaults, drop_shadowing
 from onnxamp._model.protos import (
     all_nodes,
@@ -25,8 +27,6 @@ from onnxamp._model.protos import (
     record,
 )
 from onnxamp._model.wellformed import check_functions, check_wellformed
-from onnxamp._ops.facts import attribute
-from onnxamp._ops.signature import Port, Signature, SignatureBook
 
 ABSENT = -1
 """Index of an omitted optional input or output, and of "no node" and "no scope".
@@ -66,7 +66,7 @@ class Node:
     scope: int
     proto: NodeProto
     key: str
-    """Op type as in tables, see :func:`onnxamp._ops.facts.op_key`."""
+    """Op type as in tables, see :func:`onnxamp._facts.ops.op_key`."""
     signature: Signature | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]

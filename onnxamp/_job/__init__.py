@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxamp._base.errors import warn
 from onnxamp._convert.plan import Plan
-from onnxamp._errors import warn
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level

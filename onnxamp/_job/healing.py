@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final, NamedTuple
 
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.paths import made_folder
 from onnxamp._convert.causes import Cause
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.verdicts import Reason
-from onnxamp._errors import RuntimeFailure
+from onnxamp._facts.providers import computes_low
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.validation import NotWorthError, RefusedError, Validator
 from onnxamp._job.writing import Conversion, write_conversion
@@ -22,10 +24,8 @@ from onnxamp._numerics.cure import NO_ISLANDS, Recipe, Trial, cure_conversion
 from onnxamp._numerics.judging import is_broken
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
-from onnxamp._ops.providers import computes_low
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import made_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4

@@ -13,23 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from onnxamp._base.optional import has_runtime, runtime_fault
+from onnxamp._base.state import opened
 from onnxamp._convert.convert import Converted, convert, decide
 from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
 from onnxamp._convert.raising import reference_of
+from onnxamp._facts.signature import declared_ops
 from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
 from onnxamp._model.sources import release_sources
-from onnxamp._ops.signature import declared_ops
-from onnxamp._optional import has_runtime, runtime_fault
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._state import opened
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
+    from onnxamp._gradients.expected import Known
     from onnxamp._job.writing import Conversion, Sink, StagedConversion
     from onnxamp._numerics.diff import Comparison
-    from onnxamp._numerics.expected import Known
     from onnxamp._numerics.results import DiffReport
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
@@ -168,7 +168,7 @@ def foreseen(
     """
     if not has_runtime():
         return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
-    from onnxamp._numerics.expected import with_expected_error  # noqa: PLC0415 - loads what runs models
+    from onnxamp._gradients.expected import with_expected_error  # noqa: PLC0415 - loads what runs models
 
     if isinstance(run, RunOptions):
         run = Run(inputs=run.draw(model), report=run.report)

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.state import Part
+from onnxamp._facts.providers import computes_low
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import older_installed, target_of, version_meant
 from onnxamp._job import Job, Validation
 from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
@@ -22,8 +26,6 @@ from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
-from onnxamp._ops import device_of
-from onnxamp._ops.providers import computes_low
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import (
@@ -35,8 +37,6 @@ from onnxamp._runtime.building import (
 )
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
-from onnxamp._state import Part
-from onnxamp._target import older_installed, target_of, version_meant
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from onnx import ModelProto
 
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.paths import is_remote
+from onnxamp._base.public import Shown, no_collections
+from onnxamp._base.state import Part, fingerprint
 from onnxamp._convert.causes import (
     Cause,
     batch_norm_hint,
@@ -22,7 +26,7 @@ from onnxamp._convert.estimate import SpeedUp, expected_speed_up
 from onnxamp._convert.plan import Plan, make_plan, plan_json
 from onnxamp._convert.raising import low_note
 from onnxamp._convert.summary import Summary, summarize
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
 from onnxamp._model.data_files import measured, referring_models
@@ -36,11 +40,7 @@ from onnxamp._model.model import (
 from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
-from onnxamp._ops import read_table
 from onnxamp._options.options import Options
-from onnxamp._paths import is_remote
-from onnxamp._public import Shown, no_collections
-from onnxamp._state import Part, fingerprint
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport

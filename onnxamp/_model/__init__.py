@@ -13,5 +13,5 @@ From the bottom up:
   :mod:`~onnxamp._model.data_files` shares that among workers, and knows whose data files are whose.
   :mod:`~onnxamp._model.saving` writes models with both.
 
-The room knows op schemas (:mod:`onnxamp._ops`), but no graph analysis: :mod:`onnxamp._graph` builds on it.
+The room knows op schemas (:mod:`onnxamp._facts.tables`), but no graph analysis: :mod:`onnxamp._graph` builds on it.
 """

@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._dtypes import FLOAT32_BYTES, FORMATS, Format
-from onnxamp._errors import ExternalDataError
+from onnxamp._base.errors import ExternalDataError
+from onnxamp._base.executor import core_count, thread_limit
+from onnxamp._base.paths import is_remote, read_range, writing
+from onnxamp._facts.dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.sources import (
     INSIDE,
@@ -39,8 +41,6 @@ from onnxamp._model.weights import (
     read_array,
     times_power,
 )
-from onnxamp._paths import is_remote, read_range, writing
-from onnxamp._workers.executor import core_count, thread_limit
 
 PIECE: Final = 4 << 20
 """Bytes that a thread reads at once: enough to hide the overhead of Python, few enough to stay in the processor's cache

@@ -20,7 +20,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import OutputError, SourceChangedError
+from onnxamp._base.errors import OutputError, SourceChangedError
+from onnxamp._base.executor import Crash, Memory, Workers, run, run_in_order
+from onnxamp._base.paths import is_remote, read_range
+from onnxamp._base.public import active_within
+from onnxamp._base.state import Part, as_data, fingerprint, from_data
+from onnxamp._facts.tables import read_table
 from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
 from onnxamp._model.model import Model, parse_text, read_graph
 from onnxamp._model.protos import stored_bytes, tensors_of
@@ -39,11 +44,6 @@ from onnxamp._model.weights import (
     constant_stats,
     read_array,
 )
-from onnxamp._ops import read_table
-from onnxamp._paths import is_remote, read_range
-from onnxamp._public import active_within
-from onnxamp._state import Part, as_data, fingerprint, from_data
-from onnxamp._workers.executor import Crash, Memory, Workers, run, run_in_order
 
 MARK: Final = b"\nwritten by onnxamp\n"
 """The last bytes of a data file of ours, after all weights."""

@@ -33,12 +33,14 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, parser
 
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentTypeError,
     ExternalDataError,
     MissingModelError,
     ModelError,
 )
+from onnxamp._base.paths import as_path, is_remote, near_file, read_range, reason_of
+from onnxamp._facts.tables import read_table
 from onnxamp._model.protos import (
     Ranges,
     copied,
@@ -62,8 +64,6 @@ from onnxamp._model.sources import (
     note_sources,
 )
 from onnxamp._model.weights import embed
-from onnxamp._ops import read_table
-from onnxamp._paths import as_path, is_remote, near_file, read_range, reason_of
 
 _HEAD: Final = 4096
 """Bytes in which a format shows."""

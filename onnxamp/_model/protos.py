@@ -1,7 +1,7 @@
 """ONNX protos, parsed and serialized: opsets, subgraphs, tensors and their sizes, and the places of large data.
 
 These functions need no graph analysis. All code that reads a bare ModelProto, NodeProto or GraphProto starts here. The
-accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._ops.facts`.
+accessors that op tables need as well (``op_key``, ``attribute``) are in :mod:`onnxamp._facts.ops`.
 
 A parsed model holds its weights in memory, and protobuf frees them only with the whole model. So large weights are cut
 out of a file's bytes before these are parsed, and spliced in after the rest was serialized. The code here knows just
@@ -34,7 +34,7 @@ from onnx import (
 )
 from onnx.defs import onnx_opset_version
 
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 
 PLAIN: Final = frozenset(
     {

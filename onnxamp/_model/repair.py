@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._base.errors import ModelError, OpsetError
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.protos import copied, node_bodies
 from onnxamp._model.wellformed import check_wellformed, is_wellformed
-from onnxamp._ops.facts import op_facts, op_key
 
 _SHOWN: Final = 3
 """Names that a note lists."""

@@ -15,7 +15,10 @@ from typing import Final, ParamSpec, TypeVar
 
 from onnx import ModelProto, StringStringEntryProto, TensorProto, numpy_helper
 
-from onnxamp._errors import ArgumentError, ModelError, SourceChangedError
+from onnxamp._base.errors import ArgumentError, ModelError, SourceChangedError
+from onnxamp._base.executor import Workers
+from onnxamp._base.paths import is_remote, writing
+from onnxamp._base.state import Part
 from onnxamp._model.blobs import (
     EXTERNAL_MIN,
     PIECE,
@@ -61,9 +64,6 @@ from onnxamp._model.staging import (
     unwritable,
 )
 from onnxamp._model.weights import embed
-from onnxamp._paths import is_remote, writing
-from onnxamp._state import Part
-from onnxamp._workers.executor import Workers
 
 _PIECE: Final = 1 << 26
 """Bytes that are copied at once."""

@@ -20,10 +20,14 @@ from typing import BinaryIO, Final, NamedTuple, Self
 
 from onnx import TensorProto
 
-from onnxamp._errors import ExternalDataError, MissingDataError, SourceChangedError
+from onnxamp._base.errors import (
+    ExternalDataError,
+    MissingDataError,
+    SourceChangedError,
+)
+from onnxamp._base.paths import as_path, is_remote, read_range
+from onnxamp._base.public import active_within
 from onnxamp._model.protos import stored_bytes
-from onnxamp._paths import as_path, is_remote, read_range
-from onnxamp._public import active_within
 
 INSIDE: Final = f"onnxamp:{os.urandom(8).hex()}:"
 """Prefix of the location of a weight that lies inside a model file; a :class:`DataLocation` as JSON follows. It is

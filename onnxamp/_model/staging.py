@@ -32,10 +32,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from onnxamp._errors import OutputError
-from onnxamp._paths import CAN_LOCK, is_remote, lock, reason_of
-from onnxamp._state import Part
-from onnxamp._workers.signals import cleaned_up
+from onnxamp._base.errors import OutputError
+from onnxamp._base.paths import CAN_LOCK, is_remote, lock, reason_of
+from onnxamp._base.signals import cleaned_up
+from onnxamp._base.state import Part
 
 _KEPT: Final = "kept"
 """A file in the folder of a stage that an interrupted run leaves to the next one."""

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FORMATS, Format, low_type
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._base.optional import has_runtime
+from onnxamp._base.paths import as_path, is_remote
+from onnxamp._facts.dtypes import FORMATS, Format, low_type
 from onnxamp._model.protos import record, small_model
 from onnxamp._model.sources import (
     DataLocation,
@@ -31,8 +33,6 @@ from onnxamp._model.sources import (
     forget_location,
     scaled_tensor,
 )
-from onnxamp._optional import has_runtime
-from onnxamp._paths import as_path, is_remote
 
 _BLOCK: Final = 1 << 18
 """Elements converted at once: few enough to stay in the processor's cache."""

@@ -26,7 +26,9 @@ from onnx import (
     helper,
 )
 
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._base.errors import ModelError, OpsetError
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._facts.signature import Signature, SignatureBook
 from onnxamp._model.protos import (
     DATA_FIELDS,
     PLAIN,
@@ -37,8 +39,6 @@ from onnxamp._model.protos import (
     opset_imports,
     stored_bytes,
 )
-from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._ops.signature import Signature, SignatureBook
 
 MAX_INLINED: Final = 500_000
 """Nodes that a model may have once its functions are inlined: ten times those of large models."""

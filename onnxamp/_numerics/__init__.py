@@ -1,1 +1,1 @@
-"""Comparing results, and what each node contributes to their error."""
+"""Comparing and checking results: metrics, limits, ranges, rounding, and the search for nodes at fault."""

@@ -1,7 +1,7 @@
 """Products as matrices: the weight of a node as matrices, and the rows of samples that they are multiplied by.
 
 ``rows_of(...) @ arranged(...).matrices(weight)`` are elements of the node's product, for each group of channels or each
-direction, for any op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._ops.facts.Product`).
+direction, for any op. ``_data/ops.toml`` says which inputs these are (:class:`onnxamp._facts.ops.Product`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from onnxamp._convert.analysis import Analysis
-from onnxamp._dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT
+from onnxamp._facts.ops import Product, attribute, op_facts
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import Product, attribute, op_facts
 
 Floats = NDArray[np.float32]
 

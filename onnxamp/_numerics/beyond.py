@@ -10,16 +10,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._numerics.larger import in_short, larger_draw
-from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._runtime.choices import (
-    Branch,
-    Condition,
-    branch_name,
-    uncovered,
-    way_to,
-)
+from onnxamp._runtime.choices import Branch, Condition, branch_name, uncovered, way_to
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.pieces import Execution, run_alone

@@ -5,7 +5,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from onnxamp._errors import ArgumentError, RuntimeFailure, suggestion
+from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
+from onnxamp._base.executor import Place
+from onnxamp._base.state import StateLike, opened
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._model.weights import SENTINEL
@@ -16,7 +19,6 @@ from onnxamp._numerics.watch import (
     EngineProbe,
     ValueMeasurements,
 )
-from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, Progress, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, print_facts
@@ -26,8 +28,6 @@ from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state import StateLike, opened
-from onnxamp._workers.executor import Place
 
 
 class OpFilter(NamedTuple):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._dtypes import FLOAT_TENSORS
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.metrics import (
     RELATIVE_FLOOR,

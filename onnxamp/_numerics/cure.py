@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final
 
+from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
 from onnxamp._decide.kinds import find_hazards
 from onnxamp._decide.rescaling import find_rescaling, value_names
-from onnxamp._dtypes import FLOAT16, FORMATS
-from onnxamp._errors import OnnxAmpError
+from onnxamp._facts.dtypes import FLOAT16, FORMATS
+from onnxamp._facts.kernels import takes_anywhere
+from onnxamp._facts.providers import profile_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
@@ -34,12 +36,10 @@ from onnxamp._numerics.results import (
     RunCheck,
 )
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
-from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level, Rescaling
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.run import Report, Run
-from onnxamp._target.kernels import takes_anywhere
 
 _FEW: Final = 4
 MOST_NODES: Final = 64

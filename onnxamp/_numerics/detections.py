@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TypeProto
 
-from onnxamp._dtypes import FLOAT_ELEMS
+from onnxamp._base.optional import require
+from onnxamp._facts.dtypes import FLOAT_ELEMS
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
 from onnxamp._numerics.compare import compare, compare_outputs
 from onnxamp._numerics.metrics import TensorDiff
-from onnxamp._ops.facts import op_facts
-from onnxamp._optional import require
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -10,7 +10,11 @@ from secrets import token_hex
 from time import monotonic
 from typing import Final, Literal, TypeAlias, get_args
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.executor import Memory, Place
+from onnxamp._base.state import Facts, Part, StateLike, opened
+from onnxamp._facts.providers import emulated_arithmetic, sums_low
+from onnxamp._facts.targets import check_target
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
@@ -34,16 +38,9 @@ from onnxamp._numerics.sample_diff import (
     result_on,
 )
 from onnxamp._numerics.tally import Tally, finished
-from onnxamp._ops.providers import emulated_arithmetic, sums_low
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
-from onnxamp._runtime.engines import (
-    Engine,
-    Progress,
-    Session,
-    choose_engine,
-    part_of,
-)
+from onnxamp._runtime.engines import Engine, Progress, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
 from onnxamp._runtime.run import Run, reported_to
@@ -51,9 +48,6 @@ from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, further
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state import Facts, Part, StateLike, opened
-from onnxamp._target.kernels import check_target
-from onnxamp._workers.executor import Memory, Place
 
 Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""

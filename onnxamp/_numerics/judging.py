@@ -5,16 +5,10 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._numerics.limits import Limits, is_plain, size_only
 from onnxamp._numerics.metrics import TOLERANCES, TensorDiff, metric_name
-from onnxamp._numerics.results import (
-    DiffReport,
-    Extra,
-    FirstBad,
-    Judgement,
-    LayerDiff,
-)
-from onnxamp._ops.facts import op_facts
+from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
 from onnxamp._runtime.samples import NUMBERS
 
 _EXPLAINED: Final = 0.5

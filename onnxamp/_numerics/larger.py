@@ -9,16 +9,16 @@ from functools import cache, partial
 from math import prod
 from typing import Final, NamedTuple
 
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.determined import is_consistent, loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
+from onnxamp._graph.work import work_of
 from onnxamp._runtime.engines import Session
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.random_inputs import Draw, InputMaker
 from onnxamp._runtime.values import check_inputs
-from onnxamp._target import work_of
 
 _FACTORS: Final = (
     (256, 2048),

@@ -11,7 +11,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, suggestion
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
+from onnxamp._base.paths import as_path, reason_of
+from onnxamp._base.state import fingerprint
 from onnxamp._numerics.metrics import (
     AT_LEAST,
     AT_MOST,
@@ -20,14 +22,10 @@ from onnxamp._numerics.metrics import (
     TensorDiff,
     metric_name,
 )
-from onnxamp._numerics.results import (
-    Judgement,
-)
-from onnxamp._paths import as_path, reason_of
+from onnxamp._numerics.results import Judgement
 from onnxamp._runtime.engines import Outputs
 from onnxamp._runtime.fingerprints import source_print
 from onnxamp._runtime.samples import NUMBERS
-from onnxamp._state import fingerprint
 
 AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
 """A function of the outputs of the original and of the result, by name; or its location, as "package:function" or

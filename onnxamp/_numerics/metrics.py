@@ -7,7 +7,7 @@ from operator import add, attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from onnxamp._dtypes import FORMATS, LOWEST_FIRST
+from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
 
 Index: TypeAlias = tuple[int, ...]
 

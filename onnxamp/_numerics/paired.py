@@ -12,20 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._dtypes import FLOAT_TENSORS
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session
 from onnxamp._runtime.flow import DataflowGraph
 from onnxamp._runtime.parts import ancestors, parts_of
-from onnxamp._runtime.pieces import (
-    Execution,
-    Executor,
-    Piece,
-    start,
-)
+from onnxamp._runtime.pieces import Execution, Executor, Piece, start
 from onnxamp._runtime.values import Feeds, check_inputs, from_value, to_value
 
 if TYPE_CHECKING:

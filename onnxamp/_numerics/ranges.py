@@ -8,10 +8,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from onnxamp._base.executor import Memory
+from onnxamp._base.state import fingerprint
 from onnxamp._convert.raising import raised
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
-from onnxamp._dtypes import FLOAT, FLOAT16
+from onnxamp._facts.dtypes import FLOAT, FLOAT16
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.providers import Profile, emulated_arithmetic
 from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -21,8 +25,6 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.compare import measure as measured
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.providers import Profile, emulated_arithmetic
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine
@@ -43,8 +45,6 @@ from onnxamp._runtime.loop import (
 from onnxamp._runtime.pieces import observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import check_inputs, shapes_of
-from onnxamp._state import fingerprint
-from onnxamp._workers.executor import Memory
 
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from onnxamp._base.public import Shown
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
-from onnxamp._public import Shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from onnxamp._base.executor import Memory
+from onnxamp._base.optional import require
 from onnxamp._convert.analysis import Analysis
 from onnxamp._convert.compensation import RoundedWeights
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import Bits, Chosen
 from onnxamp._model.model import Model
@@ -39,7 +41,6 @@ from onnxamp._model.weights import (
     rounded,
 )
 from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
-from onnxamp._optional import require
 from onnxamp._options.options import Options
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine
@@ -56,7 +57,6 @@ from onnxamp._runtime.parts import ancestors
 from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
-from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -8,17 +8,15 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import Memory
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
+from onnxamp._numerics.chosen_tokens import chosen_tokens
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
-from onnxamp._numerics.metrics import (
-    LOWNESS,
-    TOLERANCES,
-    Perplexity,
-    TensorDiff,
-)
+from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.paired import (
     Compared,
     PairedOutputs,
@@ -28,10 +26,8 @@ from onnxamp._numerics.paired import (
 from onnxamp._numerics.parts import worst_parts
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
-from onnxamp._numerics.texts import chosen_tokens, defined, generated, perplexity
-from onnxamp._ops.facts import attribute, op_facts, op_key
+from onnxamp._numerics.text_reader import TextReader, text_reader
 from onnxamp._runtime.choices import Branch
-from onnxamp._runtime.decoder import Decoder, tokens_input
 from onnxamp._runtime.engines import (
     Engine,
     Outputs,
@@ -44,7 +40,6 @@ from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.values import Feeds, check_inputs
-from onnxamp._workers.executor import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +91,11 @@ class TwoModels(PairedSessions):
 
     Attributes:
         probe: what is compared.
-        decoder: the roles of the inputs of both, if they are decoders that read given texts.
+        reader: compares both on texts, if texts are given and they read them.
     """
 
     probe: "DiffProbe"
-    decoder: Decoder | None
+    reader: TextReader | None
     _elsewhere: Session | None = None
     """The reference that did not run."""
 
@@ -133,19 +128,18 @@ class TwoModels(PairedSessions):
                 raise ArgumentError(
                     f"The models have different outputs: only the reference has {name!r}."
                 )
-        decoder = self.decoder
+        reader = self.reader
         accept = self.probe.accept
-        if decoder is not None and self.result.runs_whole(feeds):
+        if reader is not None and self.result.runs_whole(feeds):
             reference, result = (
-                defined(decoder, feeds, outputs) for outputs in (reference, result)
+                reader.defined(feeds, outputs) for outputs in (reference, result)
             )
         detections, diffs = compare_matched(reference, result, self.probe.selected)
         is_accepted = accept is None or accept.takes(reference, result)
         tokens = list(chosen_tokens(self.reference, feeds, reference, result, number))
-        if decoder is not None and decoder.is_prompt(feeds):
+        if reader is not None:
             try:
-                tokens += generated(
-                    decoder,
+                tokens += reader.generated(
                     (self.reference, self.result),
                     feeds,
                     (reference, result),
@@ -165,8 +159,8 @@ class TwoModels(PairedSessions):
             layers=tuple(_layers(*flows, ran.compared)),
             tokens=tuple(tokens),
             perplexity=None
-            if decoder is None
-            else perplexity(decoder, feeds, reference, result),
+            if reader is None
+            else reader.perplexity(feeds, reference, result),
             mismatches=tuple(
                 f"Output {name!r}: {text}"
                 for name, value in reference.items()
@@ -284,7 +278,7 @@ class DiffProbe(Probe[SampleDiff]):
         selected: outputs that may list detections.
         accept: the function of the user that judges outputs.
         layers: compare intermediate values as well.
-        is_text: whether the samples are given, so that a decoder reads texts.
+        is_text: whether the samples are given, so that language models read texts.
         generates: tokens that both generate after a prompt.
     """
 
@@ -313,13 +307,9 @@ class DiffProbe(Probe[SampleDiff]):
             return result_on(self.engine, self.result.opened(), one, whole=self.whole)
 
         one = remembered(memory, REFERENCE, self.key, reference)
-        reads = self.is_text and tokens_input(one.model.proto) is not None
-        decoder = Decoder.of(one.model) if reads else None
-        if decoder is not None and not (decoder.caches or self.generates):
-            decoder = None  # a network that fills gaps in texts has inputs and outputs of the same length
         models = TwoModels(
             probe=self,
-            decoder=decoder,
+            reader=text_reader(one.model, self.generates) if self.is_text else None,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
         )

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._errors import OnnxAmpError
+from onnxamp._base.errors import OnnxAmpError
 from onnxamp._model.protos import small_model, tensors_of
 from onnxamp._numerics.compare import compare_outputs
 from onnxamp._runtime.engines import Engine, Outputs

@@ -30,19 +30,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import (
-    ANY_FLOAT_TENSORS,
-    FLOAT_ELEMS,
-    LOW_ELEMS,
-)
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.executor import Memory
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_ELEMS, LOW_ELEMS
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.metrics import Measurement, join
 from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck
-from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
@@ -50,7 +47,6 @@ from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
 from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Executor, start
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
-from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from onnxamp._ops import read_table
+from onnxamp._facts.tables import read_table
 
 
 class OptionRow(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, get_args
 
 import onnx.defs
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
-from onnxamp._ops import read_table
-from onnxamp._target import with_kernels
-from onnxamp._target.kernels import kernel_table
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.kernels import kernel_table
+from onnxamp._facts.tables import read_table
+from onnxamp._facts.targets import with_kernels
 
 PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)

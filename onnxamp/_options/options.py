@@ -13,10 +13,12 @@ from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 from onnx import NodeProto
 
-from onnxamp._dtypes import FLOAT16, DtypeLike, Format, low_type
-from onnxamp._errors import ArgumentTypeError, ContradictionError
-from onnxamp._ops.providers import computes_low
-from onnxamp._ops.signature import CustomOp, CustomOpsLike, as_json, custom_ops_of
+from onnxamp._base.errors import ArgumentTypeError, ContradictionError
+from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, low_type
+from onnxamp._facts.kernels import float32_accumulators
+from onnxamp._facts.providers import computes_low
+from onnxamp._facts.signature import CustomOp, CustomOpsLike, as_json, custom_ops_of
+from onnxamp._facts.targets import check_target
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, preset
 from onnxamp._options.values import (
@@ -33,7 +35,6 @@ from onnxamp._options.values import (
     flags,
     meant,
 )
-from onnxamp._target.kernels import check_target, float32_accumulators
 
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx.defs import onnx_opset_version
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Levels by name."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import isfinite, isnan
 from typing import Any, Final
 
-from onnxamp._errors import printable
+from onnxamp._base.errors import printable
 
 _LONGEST_NAME: Final = 400
 """Characters of a name that the page shows; longer ones lose their middle."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from onnxamp._bench import (
+from onnxamp._audit.bench_results import (
     Bench,
     BenchReport,
     Cause,

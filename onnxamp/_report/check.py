@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from onnxamp._audit import Audit, Finding
-from onnxamp._dtypes import FLOAT16, LOWEST_FIRST
+from onnxamp._facts.dtypes import FLOAT16, LOWEST_FIRST
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import device_of
 from onnxamp._numerics.results import OutOfRange, RunCheck, ValueCheck
-from onnxamp._ops import device_of
-from onnxamp._ops.facts import op_facts
 from onnxamp._report import count, magnitude, number, opset_text, size, tally
 from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ran
 from onnxamp._report.parts import (

@@ -1,11 +1,11 @@
 """Report of a comparison of two models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from onnxamp._dtypes import FORMATS
-from onnxamp._numerics.metrics import TensorDiff, metric_name
+from onnxamp._facts.dtypes import FORMATS
+from onnxamp._numerics.metrics import Perplexity, TensorDiff, metric_name
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
@@ -33,13 +33,26 @@ from onnxamp._report.parts import (
 )
 from onnxamp._runtime.starting import disabled_sentence
 
-if TYPE_CHECKING:
-    from onnxamp._job.folder import Row as Outcome
-
 _CLAUSES: Final = 3
 """Parts of a model that were not run, of which the head tells."""
 _ROWS: Final = 12
 """Outputs that the terminal shows without -v."""
+
+
+class TextResults(Protocol):
+    """What two language models made of texts: of a comparison, or of a model in a folder."""
+
+    @property
+    def outputs(self) -> Sequence[TensorDiff]:
+        """The differences of outputs."""
+
+    @property
+    def tokens(self) -> Sequence[Parting]:
+        """Sequences of tokens that both chose."""
+
+    @property
+    def perplexity(self) -> Perplexity | None:
+        """How well both predicted the tokens; None if no text was read."""
 
 
 def diff_report(diff: DiffReport) -> Report:
@@ -184,7 +197,7 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
     )
 
 
-def text_figures(diff: "DiffReport | Outcome") -> Iterator[Figure]:
+def text_figures(diff: TextResults) -> Iterator[Figure]:
     """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
     for found in diff.outputs:
         if found.kl_divergence is not None:
@@ -257,7 +270,7 @@ def _extra(extra: Extra) -> str:
     return f"{extra.what} (error {number(max(errors))})" if errors else extra.what
 
 
-def partings(diff: "DiffReport | Outcome") -> Iterator[str]:
+def partings(diff: TextResults) -> Iterator[str]:
     """Yield where sequences of tokens differ first."""
     return (_parting(found) for found in diff.tokens if found.parted)
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from onnxamp._audit import Audit
+from onnxamp._base.state import as_data
 from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.verdicts import title_of
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import as_sentence, count, detailed, percent, size, tally
@@ -48,7 +49,6 @@ from onnxamp._report.parts import (
     traffic_figures,
     weight_bar,
 )
-from onnxamp._state import as_data
 
 _OPS: Final = 12
 """Op types that a sentence names."""

@@ -11,10 +11,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, printable
+from onnxamp._base.errors import ArgumentError, printable
+from onnxamp._base.paths import cannot_read
+from onnxamp._base.state import as_data, from_data
 from onnxamp._numerics.metrics import LOWNESS
 from onnxamp._numerics.results import DiffReport
-from onnxamp._paths import cannot_read
 from onnxamp._report import glued, said
 from onnxamp._report.comparison import status_of
 from onnxamp._report.parts import (
@@ -31,7 +32,6 @@ from onnxamp._report.parts import (
     bars_table,
     shown_rows,
 )
-from onnxamp._state import as_data, from_data
 
 _FORMAT: Final = 1
 """Version of the JSON forms."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from onnxamp._errors import printable
+from onnxamp._base.errors import printable
 from onnxamp._report import percent
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from rich.segment import Segment
 from rich.table import Table as Grid
 from rich.text import Text
 
-from onnxamp._errors import printable
+from onnxamp._base.errors import printable
 from onnxamp._report import glued
 from onnxamp._report.parts import (
     Bars,

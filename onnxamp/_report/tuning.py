@@ -7,19 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from onnxamp._audit import Audit
+from onnxamp._base.state import as_data
 from onnxamp._convert.plan import CONSTANTS
 from onnxamp._decide.verdicts import title_of
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import DiffReport
-from onnxamp._report import (
-    as_sentence,
-    count,
-    detailed,
-    number,
-    percent,
-    size,
-    tally,
-)
+from onnxamp._report import as_sentence, count, detailed, number, percent, size, tally
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.parts import (
@@ -37,7 +30,6 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._state import as_data
 from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
-from onnxamp._errors import ArgumentError, MissingPackageError
+from onnxamp._base.errors import ArgumentError, MissingPackageError
+from onnxamp._base.extensions import extensions
 from onnxamp._report.parts import Report
 from onnxamp._report.terminal import as_text
 
@@ -31,28 +32,44 @@ class _View(NamedTuple):
     tables: Sequence[str]
 
     def report(self, result: Any) -> Report:
-        module = import_module(f"onnxamp._report.{self.module}")
+        module = import_module(self.module)
         report: Report = getattr(module, self.function)(result)
         return report
 
 
 _VIEWS: Final[Mapping[str, _View]] = {
-    "Plan": _View("inspect", "plan_report", ("rows", "hazards", "quantized", "units")),
-    "Conversion": _View("conversion", "conversion_report", ("weights",)),
-    "DiffReport": _View(
-        "comparison", "diff_report", ("outputs", "layers", "judgements", "detections")
+    "Plan": _View(
+        "onnxamp._report.inspect",
+        "plan_report",
+        ("rows", "hazards", "quantized", "units"),
     ),
-    "RunCheck": _View("check", "run_report", ("values",)),
-    "Audit": _View("check", "check_report", ("nodes", "findings", "scales")),
-    "Tuned": _View("tuning", "outcome_report", ("candidates", "kept")),
-    "BenchReport": _View("bench", "bench_report", ("timings", "models", "causes")),
-    "FolderReport": _View("batch", "batch_report", ("rows",)),
-    "OpView": _View("ops", "op_report", ("facts",)),
+    "Conversion": _View(
+        "onnxamp._report.conversion", "conversion_report", ("weights",)
+    ),
+    "DiffReport": _View(
+        "onnxamp._report.comparison",
+        "diff_report",
+        ("outputs", "layers", "judgements", "detections"),
+    ),
+    "RunCheck": _View("onnxamp._report.check", "run_report", ("values",)),
+    "Audit": _View(
+        "onnxamp._report.check", "check_report", ("nodes", "findings", "scales")
+    ),
+    "Tuned": _View("onnxamp._report.tuning", "outcome_report", ("candidates", "kept")),
+    "BenchReport": _View(
+        "onnxamp._report.bench", "bench_report", ("timings", "models", "causes")
+    ),
+    "OpView": _View("onnxamp._report.ops", "op_report", ("facts",)),
 }
 
 
 def _view(result: Any) -> _View:
-    return _VIEWS[type(result).__name__]
+    """Return the view of a result, which may be one that a room apart offers."""
+    name = type(result).__name__
+    offer = extensions("views").get(name)
+    if offer is not None:
+        return _View(offer.module, offer.function, offer.tables)
+    return _VIEWS[name]
 
 
 def as_screen(result: Any) -> str:

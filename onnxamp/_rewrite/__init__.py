@@ -14,13 +14,13 @@ from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxamp._dtypes import ELEM_NUMBERS, element_name
+from onnxamp._facts.dtypes import ELEM_NUMBERS, element_name
+from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, drop_attributes
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array
-from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
 
 _FEW: Final = 64

@@ -17,13 +17,13 @@ from onnx import (
     numpy_helper,
 )
 
-from onnxamp._dtypes import Format, retyped
+from onnxamp._facts.dtypes import Format, retyped
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Chosen, Weight
 from onnxamp._model.protos import copied, record
-from onnxamp._ops.facts import attribute, op_facts, op_key
 
 
 @record

@@ -21,10 +21,11 @@ from functools import cache, partial
 
 from onnx import ModelProto
 
+from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.kinds import asked_hazards
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._dtypes import (
+from onnxamp._facts.dtypes import (
     ANY_FLOAT_TENSORS,
     ELEM_NUMBERS,
     FLOAT,
@@ -32,16 +33,15 @@ from onnxamp._dtypes import (
     element_name,
     is_lossless,
 )
-from onnxamp._errors import ArgumentTypeError
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import attribute, op_facts
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed
-from onnxamp._target.kernels import Typed, runs_on
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:

@@ -17,7 +17,8 @@ from typing import Final
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, NodeProto, TensorProto, checker
 
-from onnxamp._errors import InternalError
+from onnxamp._base.errors import InternalError
+from onnxamp._facts.signature import SignatureBook
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import (
     all_nodes,
@@ -30,7 +31,6 @@ from onnxamp._model.protos import (
     stored_bytes,
     tensors_of,
 )
-from onnxamp._ops.signature import SignatureBook
 from onnxamp._options.options import Options
 from onnxamp._rewrite.verify import neighbors
 

@@ -7,7 +7,7 @@ precision reads: a constant is stored in the precision in which it is read.
 import numpy as np
 from onnx import numpy_helper
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.evaluate import ARITHMETIC, Array, Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT

@@ -10,25 +10,25 @@ from functools import partial
 
 from onnx import ModelProto, NodeProto, helper
 
+from onnxamp._base.errors import OpsetError
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._errors import OpsetError
+from onnxamp._facts.kernels import float_types, takes_anywhere
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.providers import folded_first
+from onnxamp._facts.signature import lookup
+from onnxamp._facts.tables import device_of
+from onnxamp._facts.targets import release, target_of, version_meant
 from onnxamp._graph.editor import WEIGHTS_ALONE, GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import form_table
 from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
-from onnxamp._ops import device_of
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.providers import folded_first
-from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.match import form_table
 from onnxamp._rewrite import Draft, Passed
 from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.upgrade import upgraded
-from onnxamp._target import release, target_of, version_meant
-from onnxamp._target.kernels import float_types, takes_anywhere
 
 
 def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:

@@ -10,20 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import (
-    ELEM_NUMBERS,
-    FLOAT,
-    LOW_TENSORS,
-    element_name,
-)
+from onnxamp._decide.fusion_groups import constant_batch_norms
+from onnxamp._decide.patterns import find_forms
+from onnxamp._facts.dtypes import ELEM_NUMBERS, FLOAT, LOW_TENSORS, element_name
+from onnxamp._facts.ops import attribute
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import Kind, Match, form_table, only_reader
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import read_array
-from onnxamp._ops.facts import attribute
-from onnxamp._patterns.fusion_groups import constant_batch_norms
-from onnxamp._patterns.match import Kind, Match, form_table, only_reader
-from onnxamp._patterns.patterns import find_forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +396,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
     Args:
         with_weights: also fold batch normalizations into weights, which reads and computes these.
 
-    Complexity: linear in the matches of forms, see :func:`onnxamp._patterns.patterns.find_forms`.
+    Complexity: linear in the matches of forms, see :func:`onnxamp._decide.patterns.find_forms`.
     """
     folds = batch_norms(graph) if with_weights else []
     taken = {node for fold in folds for node in fold.nodes}

@@ -6,10 +6,10 @@ from typing import Final
 
 from onnx import ModelProto, TensorProto
 
-from onnxamp._dtypes import LOW_ELEMS
+from onnxamp._facts.dtypes import LOW_ELEMS
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.editor import WEIGHTS_ALONE
 from onnxamp._model.protos import all_nodes, copy_without
-from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed

@@ -2,7 +2,7 @@
 
 from onnx import ModelProto
 
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
 from onnxamp._graph.view import inline_functions
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from onnx import TensorProto, TypeProto
 
-from onnxamp._dtypes import elem_of, readable_types
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.dtypes import elem_of, readable_types
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type, type_proto

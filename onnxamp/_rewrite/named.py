@@ -2,9 +2,9 @@
 
 from itertools import chain
 
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
+from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.protos import all_nodes
-from onnxamp._ops.facts import attribute, op_facts, op_key
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._rewrite import Draft, Passed

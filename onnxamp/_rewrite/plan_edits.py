@@ -17,12 +17,12 @@ from onnxamp._decide.kinds import kinds
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._dtypes import retyped
+from onnxamp._facts.dtypes import retyped
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
-from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.apply import Edits
 from onnxamp._rewrite.new_casts import NewCasts, find_casts
 from onnxamp._rewrite.removals import find_removals

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

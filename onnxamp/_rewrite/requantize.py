@@ -7,17 +7,17 @@ alone. Rounding each input by the scale of the result gives the same integers, a
 from collections.abc import Iterator
 
 from onnxamp._decide.overrides import find_listed, find_overrides
+from onnxamp._decide.quantized_units import fused_blindly
+from onnxamp._facts.signature import newer_versions
+from onnxamp._facts.targets import target_of
 from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.freedom import Typed, runs_on
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
-from onnxamp._ops.signature import newer_versions
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.quantized_units import fused_blindly
 from onnxamp._rewrite import Draft, Passed
-from onnxamp._target import target_of
-from onnxamp._target.kernels import Typed, runs_on
 
 
 def apply(draft: Draft, options: Options) -> Passed:

@@ -12,15 +12,15 @@ from typing import Any, Final
 from onnx import NodeProto
 
 from onnxamp._decide.kinds import product_splits
+from onnxamp._decide.split_products import SUM, may_split
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.providers import profile_of
 from onnxamp._graph.constants import terms_of
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import attribute
-from onnxamp._ops.providers import profile_of
 from onnxamp._options.options import Options
-from onnxamp._patterns.split_products import SUM, may_split
 from onnxamp._rewrite import Draft, Passed, Site
 
 _AXES_ARE_INPUT: Final = 13

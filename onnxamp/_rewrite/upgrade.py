@@ -9,19 +9,14 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxamp._errors import OpsetError
+from onnxamp._base.errors import OpsetError
+from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
-from onnxamp._ops.facts import attribute
 from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, Passed, Site, StuckError, take_attribute
-from onnxamp._rewrite.upgrade_rules import (
-    RULES,
-    Step,
-    is_silent,
-    steps_of,
-)
+from onnxamp._rewrite.upgrade_rules import RULES, Step, is_silent, steps_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import onnx.defs
 from onnx import NodeProto, TensorProto, helper
 from onnx.defs import OpSchema
 
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.editor import set_attribute
-from onnxamp._ops import read_table
-from onnxamp._ops.facts import attribute
 from onnxamp._rewrite import Site, StuckError, take_attribute
 
 Rule = Callable[[NodeProto, Site], list[NodeProto]]

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from onnxamp._decide.ports import LOW, NONE
 from onnxamp._decide.precision import Decision
 from onnxamp._decide.problem import Problem
-from onnxamp._dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import Node, Origin, Value, shadowing
 

@@ -15,17 +15,17 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from onnxamp._dtypes import readable_types, retyped
-from onnxamp._errors import InternalError, ModelError
+from onnxamp._base.errors import InternalError, ModelError
+from onnxamp._facts.dtypes import readable_types, retyped
+from onnxamp._facts.kernels import is_consistent
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.signature import Port, Signature
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import bind, declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
 from onnxamp._model.protos import copied
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.signature import Port, Signature
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import Edits
-from onnxamp._target.kernels import is_consistent
 
 Types = tuple[str | None, ...]
 """Types of the inputs or of the outputs of a node; None if absent or unknown."""

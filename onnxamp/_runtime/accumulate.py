@@ -35,14 +35,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnxamp._dtypes import FLOAT16
+from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._facts.providers import Profile
+from onnxamp._facts.relations import compute
 from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._ops.providers import Profile
-from onnxamp._ops.relations import compute
 
 EXACT: Final = "onnxamp.exact"
 """Metadata key for the name of the float32 result of an accumulated value."""
@@ -230,7 +230,7 @@ _DIGITS: Final = 11
 """Digits of float16."""
 
 _GROWTH: Final = sqrt(_TERMS / 2)
-"""``growth`` of one accumulator, as :mod:`onnxamp._ops.providers` defines it; several grow less."""
+"""``growth`` of one accumulator, as :mod:`onnxamp._facts.providers` defines it; several grow less."""
 
 
 def _of_squares(made: "_Writer", node: NodeProto) -> str:

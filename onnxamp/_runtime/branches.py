@@ -25,19 +25,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._base.errors import ArgumentError, ModelError
+from onnxamp._facts.providers import Profile
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, View, inline_functions
 from onnxamp._model.protos import copied, copy_without, drop_named, node_bodies
-from onnxamp._ops.providers import Profile
-from onnxamp._runtime.choices import (
-    Branch,
-    Condition,
-    has_choices,
-    stamp_of,
-    stamped,
-)
+from onnxamp._runtime.choices import Branch, Condition, has_choices, stamp_of, stamped
 from onnxamp._runtime.flow import (
     WEIGHTS_IN_GRAPH,
     DataflowGraph,

@@ -20,7 +20,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.executor import Once, ending, temporary_folder
+from onnxamp._base.paths import is_remote
+from onnxamp._base.signals import at_end
 from onnxamp._graph.optimizers import suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
@@ -31,12 +34,9 @@ from onnxamp._model.protos import (
     stored_bytes,
 )
 from onnxamp._model.sources import external_tensor
-from onnxamp._paths import is_remote
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.session import Provider, provider_options
 from onnxamp._runtime.starting import active_libraries, reason, save_spilled
-from onnxamp._workers.executor import Once, ending, temporary_folder
-from onnxamp._workers.signals import at_end
 
 
 @dataclass(slots=True)

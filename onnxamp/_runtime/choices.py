@@ -10,11 +10,11 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from onnx import ModelProto, NodeProto
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import all_nodes
-from onnxamp._ops.facts import op_facts
 
 Branch: TypeAlias = tuple[str, bool]
 """The key of a condition, and whether the branch is the one that runs if it holds."""

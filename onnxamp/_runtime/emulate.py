@@ -36,13 +36,10 @@ from onnx import (
     numpy_helper,
 )
 
-from onnxamp._dtypes import (
-    FLOAT16,
-    FORMATS,
-    LOW_ELEMS,
-    LOW_TENSORS,
-)
-from onnxamp._errors import ModelError, OpsetError
+from onnxamp._base.errors import ModelError, OpsetError
+from onnxamp._facts.dtypes import FLOAT16, FORMATS, LOW_ELEMS, LOW_TENSORS
+from onnxamp._facts.ops import attribute, op_facts
+from onnxamp._facts.providers import Profile
 from onnxamp._graph.editor import GraphEditor, NewNames
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
@@ -55,8 +52,6 @@ from onnxamp._model.protos import (
     opset_imports,
 )
 from onnxamp._model.weights import embed
-from onnxamp._ops.facts import attribute, op_facts
-from onnxamp._ops.providers import Profile
 from onnxamp._runtime.accumulate import Accumulator
 
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._facts.providers import Profile
 from onnxamp._model.model import Model, ModelSource
-from onnxamp._ops.providers import Profile
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.branches import settled_flow
 from onnxamp._runtime.flow import DataflowGraph

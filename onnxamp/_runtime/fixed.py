@@ -2,9 +2,9 @@
 
 from collections.abc import Container, Iterable
 
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node, Wiring
-from onnxamp._ops.facts import op_facts
 
 
 def fixed_values(

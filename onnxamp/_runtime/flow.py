@@ -13,7 +13,11 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from onnxamp._dtypes import (
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.executor import temporary_folder
+from onnxamp._base.paths import as_path
+from onnxamp._base.public import no_collections
+from onnxamp._facts.dtypes import (
     ELEM_NAMES,
     ELEM_NUMBERS,
     FLOAT,
@@ -22,7 +26,8 @@ from onnxamp._dtypes import (
     LOW_TENSORS,
     readable_types,
 )
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._facts.providers import Profile
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
@@ -39,17 +44,12 @@ from onnxamp._model.protos import (
     tensors_of,
 )
 from onnxamp._model.weights import embed, read_array, stored_exponents
-from onnxamp._ops.facts import attribute, op_facts, op_key
-from onnxamp._ops.providers import Profile
-from onnxamp._paths import as_path
-from onnxamp._public import no_collections
 from onnxamp._runtime.accumulate import EXACT
 from onnxamp._runtime.choices import Branch, Condition
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.fixed import fixed_values
 from onnxamp._runtime.session import Provider, make_session
 from onnxamp._runtime.values import Feed, Feeds, as_typed
-from onnxamp._workers.executor import temporary_folder
 
 if TYPE_CHECKING:
     import onnxruntime as ort

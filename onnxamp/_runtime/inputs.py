@@ -32,12 +32,12 @@ from typing import Final, NamedTuple
 
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
-from onnxamp._errors import ArgumentError, suggestion
+from onnxamp._base.errors import ArgumentError, suggestion
+from onnxamp._facts.ops import Lookup, attribute, op_facts
 from onnxamp._graph.added_masks import added_masks
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, View, body_sources, body_targets
-from onnxamp._ops.facts import Lookup, attribute, op_facts
 
 BATCH: Final = 1
 OTHER: Final = 8

@@ -7,8 +7,8 @@ so they are compared one by one, as outputs of their own would be.
 from collections.abc import Mapping
 from typing import Final
 
-from onnxamp._dtypes import ANY_FLOAT_TENSORS
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._runtime.flow import DataflowGraph
 
 _MOST: Final = 64

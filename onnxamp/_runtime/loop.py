@@ -13,7 +13,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-from onnxamp._errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, OnnxAmpError, RuntimeFailure
+from onnxamp._base.executor import Crash, Memory, Workers, run_in_order
+from onnxamp._base.state import Part, as_data, from_data
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
@@ -24,8 +26,6 @@ from onnxamp._runtime.sample_files import read_spooled
 from onnxamp._runtime.samples import Sample, Samples, other_sizes, read_row
 from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state import Part, as_data, from_data
-from onnxamp._workers.executor import Crash, Memory, Workers, run_in_order
 
 
 def input_failure(
@@ -268,7 +268,7 @@ def observe(
     Raises:
         OutputError: the state file cannot be written.
         Others as the probe, but for RuntimeFailure, and as
-        :func:`onnxamp._workers.executor.run_in_order`.
+        :func:`onnxamp._base.executor.run_in_order`.
     """
     round_ = _Round(run, probe, activity, kept)
     workers = run.sample_workers

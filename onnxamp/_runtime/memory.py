@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Final
 
-from onnxamp._dtypes import ELEM_NUMBERS
+from onnxamp._facts.dtypes import ELEM_NUMBERS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import DEFAULT_ELEMENTS, Shape, elements
 from onnxamp._model.protos import bytes_of

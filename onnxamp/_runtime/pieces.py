@@ -16,21 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.editor import NewNames
 from onnxamp._model.protos import copy_fields
-from onnxamp._ops.facts import op_facts, op_key
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.emulate import cast, rounding
 from onnxamp._runtime.flow import DataflowGraph, fitted
 from onnxamp._runtime.memory import free_bytes
-from onnxamp._runtime.parts import (
-    ancestors,
-    batched,
-    fitting,
-    parts_of,
-    peak_together,
-)
+from onnxamp._runtime.parts import ancestors, batched, fitting, parts_of, peak_together
 from onnxamp._runtime.plugins import wants_ranks
 from onnxamp._runtime.session import Provider, make_session, run_values
 from onnxamp._runtime.values import FOREIGN, Feeds, from_value, to_value, typed

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
-from onnxamp._ops import target_names, target_table
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import Once
+from onnxamp._facts.tables import target_names, target_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
-from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort

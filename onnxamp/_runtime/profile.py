@@ -29,14 +29,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import temporary_folder
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with
 from onnxamp._runtime.session import Provider, bind, cuda_available, make_session, run
 from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Feed, Feeds
-from onnxamp._workers.executor import temporary_folder
 
 
 class ProfiledRun(NamedTuple):

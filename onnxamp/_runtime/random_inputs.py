@@ -52,13 +52,13 @@ from onnx import (
     helper,
 )
 
-from onnxamp._dtypes import FORMATS
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
+from onnxamp._facts.dtypes import FORMATS
+from onnxamp._facts.ops import attribute
 from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
-from onnxamp._ops.facts import attribute
 from onnxamp._runtime.inputs import (
     Role,
     Sizes,

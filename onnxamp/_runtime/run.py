@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from onnxamp._base.executor import Place
 from onnxamp._runtime import BUDGET
-from onnxamp._workers.executor import Place
 
 if TYPE_CHECKING:
+    from onnxamp._base.executor import Workers
+    from onnxamp._base.state import State, StateLike
     from onnxamp._model.model import Model
     from onnxamp._runtime.engines import Engine, Progress, Session
     from onnxamp._runtime.samples import Samples, SamplesLike
     from onnxamp._runtime.session import Provider
-    from onnxamp._state import State, StateLike
-    from onnxamp._workers.executor import Workers
 
 
 Report: TypeAlias = Callable[[str, int, int], None]

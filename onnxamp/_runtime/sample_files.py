@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._errors import ArgumentError, MissingFileError, OutputError
-from onnxamp._paths import cannot_read, near_file, reason_of
-from onnxamp._workers.executor import temporary_path
-from onnxamp._workers.signals import when_gone
+from onnxamp._base.errors import ArgumentError, MissingFileError, OutputError
+from onnxamp._base.executor import temporary_path
+from onnxamp._base.paths import cannot_read, near_file, reason_of
+from onnxamp._base.signals import when_gone
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed, Feeds

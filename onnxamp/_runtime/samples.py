@@ -13,7 +13,7 @@ list of these          one per item. A tuple holds arrays in the order of the mo
                        as labels, is left out
 other iterable         likewise: a generator, or a loader of PyTorch. Items are taken one by one, when they are needed,
                        and kept for another pass, beyond 64 MB in files (:mod:`onnxamp._runtime.sample_files`)
-Prompts                two per text: a prompt and a step of a decoder (:mod:`onnxamp._runtime.decoder`)
+SampleSource           what it makes of the model, as Prompts make a prompt and a step of a decoder of each text
 Dataset of Ray         one per row: a column is an input; rows are read where they are needed
 nothing                random inputs (:mod:`onnxamp._runtime.random_inputs`), each with a seed of its own
 =====================  ==============================================================================================
@@ -38,19 +38,19 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     OnnxAmpError,
     RuntimeFailure,
 )
+from onnxamp._base.paths import as_path, cannot_read, is_remote
+from onnxamp._facts.providers import sums_low
 from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._ops.providers import sums_low
-from onnxamp._paths import as_path, cannot_read, is_remote
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.inputs import listed

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxamp._workers.signals import (
-    ignore_terminal,
-)
+from onnxamp._base.signals import ignore_terminal
 
 
 def serve_builds() -> None:

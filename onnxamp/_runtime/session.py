@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import Once
+from onnxamp._base.optional import require_runtime
 from onnxamp._model.model import Model
-from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import (
     device_present,
     engine_called,
@@ -46,7 +47,6 @@ from onnxamp._runtime.values import (
     is_foreign,
     to_value,
 )
-from onnxamp._workers.executor import Once
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -189,7 +189,7 @@ def make_session(
         optimize: run all graph optimizations of ONNX Runtime, or none.
         lean: keep no memory for later runs, and no copies of weights in a kernel's layout.
         threads: threads for one operator, or for the engine if it has such an option; 0 for ONNXAMP_THREADS
-            (:mod:`onnxamp._workers.executor`) or ONNX Runtime's own choice.
+            (:mod:`onnxamp._base.executor`) or ONNX Runtime's own choice.
         profile_to: prefix of the profile file to write; None for no profile.
         record: keep which provider runs each node, for :func:`assigned_nodes`; plugin providers always do.
         cuda_options: options of the CUDA provider, instead of :data:`EXACT` and deterministic kernels; {} for ONNX

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     OnnxAmpError,
     RuntimeFailure,
 )
+from onnxamp._base.executor import temporary_folder, thread_limit
+from onnxamp._base.optional import require_runtime
+from onnxamp._base.paths import as_path, is_remote, reason_of
+from onnxamp._base.public import active_within
+from onnxamp._facts.signature import DECLARED, CustomOpsLike, declared_ops
 from onnxamp._graph.optimizers import faulty_optimizers
 from onnxamp._model.model import Model, find_data_files
 from onnxamp._model.protos import (
@@ -31,11 +36,6 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.sources import confirm_sources, external_tensor
 from onnxamp._model.weights import embed
-from onnxamp._ops.signature import DECLARED, CustomOpsLike, declared_ops
-from onnxamp._optional import require_runtime
-from onnxamp._paths import as_path, is_remote, reason_of
-from onnxamp._public import active_within
-from onnxamp._workers.executor import temporary_folder, thread_limit
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -19,11 +19,11 @@ from onnx import (
     numpy_helper,
 )
 
-from onnxamp._dtypes import ELEM_NUMBERS, LOW_ELEMS, tensor_type
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.optional import require_runtime
+from onnxamp._facts.dtypes import ELEM_NUMBERS, LOW_ELEMS, tensor_type
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._model.protos import small_model
-from onnxamp._optional import require_runtime
 from onnxamp._runtime.plugins import bytes_on_device
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import Final
 
 from onnx import ModelProto
 
-from onnxamp._bench.bench import BenchOptions, bench_models
+from onnxamp._audit.bench import BenchOptions, bench_models
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._convert.analysis import Analysis, solve
 from onnxamp._convert.compensation import with_rounding
 from onnxamp._convert.convert import rewritten
@@ -23,19 +24,18 @@ from onnxamp._convert.estimate import Estimate
 from onnxamp._convert.plan import Plan, PlanRow, make_plan
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.verdicts import told
-from onnxamp._dtypes import Format
-from onnxamp._errors import RuntimeFailure
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._gradients.expected import ExpectedErrors, measured_sensitivities
+from onnxamp._gradients.passes import Sensitivities
+from onnxamp._gradients.quantizers import Settled
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
 from onnxamp._numerics.arrangement import product_weights
-from onnxamp._numerics.expected import ExpectedErrors, measured_sensitivities
-from onnxamp._numerics.passes import Sensitivities
-from onnxamp._numerics.quantizers import Settled
 from onnxamp._numerics.ranges import ROUNDS
 from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
-from onnxamp._ops.facts import op_facts
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.detections import compare_matched
 from onnxamp._numerics.limits import Accept, called, imported, name_of
 from onnxamp._numerics.metrics import TensorDiff

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from onnx import ModelProto
 
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.public import Shown
 from onnxamp._convert.plan import Plan
-from onnxamp._errors import ArgumentError
+from onnxamp._facts.devices import device_called, device_titled
+from onnxamp._facts.targets import AUTO, target_of
 from onnxamp._options.values import TOLERANCE
-from onnxamp._public import Shown
-from onnxamp._target import AUTO, device_called, device_titled, target_of
 
 if TYPE_CHECKING:
+    from onnxamp._base.state import StateLike
     from onnxamp._numerics.limits import Accept
-    from onnxamp._state import StateLike
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")

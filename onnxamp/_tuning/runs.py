@@ -7,12 +7,14 @@ from math import inf, isfinite
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._base.executor import Memory
+from onnxamp._base.state import Facts, Part, as_data, fingerprint
+from onnxamp._gradients.passes import Sensitivities
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.passes import Sensitivities
 from onnxamp._options.options import Options
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
@@ -35,11 +37,9 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import as_typed, check_inputs
-from onnxamp._state import Facts, Part, as_data, fingerprint
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Search
 from onnxamp._tuning.space import SearchSpace
-from onnxamp._workers.executor import Memory
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed

@@ -13,8 +13,8 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any, Final
 
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._convert.analysis import analyze, low_nodes
-from onnxamp._errors import ArgumentError, RuntimeFailure
 from onnxamp._options.values import Level
 from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
 from onnxamp._tuning.job import Job, whole_times

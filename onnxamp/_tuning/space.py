@@ -8,23 +8,24 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._convert.analysis import Analysis, solve
 from onnxamp._convert.estimate import LAUNCH_US, UNIT_US, Estimate
+from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
-from onnxamp._errors import RuntimeFailure
+from onnxamp._facts.ops import is_exact, op_facts
+from onnxamp._facts.targets import LAUNCH
+from onnxamp._gradients.quantizers import LowNode, computes, low_node
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.work import Work
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes, copied
-from onnxamp._numerics.quantizers import LowNode, computes, low_node
-from onnxamp._ops.facts import is_exact, op_facts
 from onnxamp._options.options import Options
-from onnxamp._patterns.patterns import patterns_of
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._target import LAUNCH, Work
 
 
 class Fusion(NamedTuple):

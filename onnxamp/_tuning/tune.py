@@ -1,7 +1,7 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
-   (:mod:`onnxamp._numerics.sensitivity`). These errors add up (:mod:`onnxamp._numerics.expected`).
+   (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._gradients.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
@@ -16,19 +16,22 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+from onnxamp._base.errors import InternalError, OnnxAmpError
+from onnxamp._base.executor import temporary_folder
+from onnxamp._base.state import Facts
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import ATTEMPTS, all_unsound, around_fault, decide
 from onnxamp._convert.estimate import Estimate, bound_shapes
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import InternalError, OnnxAmpError
+from onnxamp._facts.devices import Device, device_called
+from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.diff import Comparison
-from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
@@ -40,8 +43,6 @@ from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._state import Facts
-from onnxamp._target import Device, device_called
 from onnxamp._tuning.job import Job, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.results import (
@@ -61,7 +62,6 @@ from onnxamp._tuning.runs import (
 )
 from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
-from onnxamp._workers.executor import temporary_folder
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4

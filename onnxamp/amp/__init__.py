@@ -23,9 +23,9 @@ from onnxamp._amp import (
     is_bfloat16_supported,
     is_float16_supported,
 )
-from onnxamp._errors import HazardWarning, OptionWarning
+from onnxamp._base.errors import HazardWarning, OptionWarning
+from onnxamp._base.public import export
 from onnxamp._options.lists import get_black_list, get_white_list
-from onnxamp._public import export
 from onnxamp.train import (
     AmpScaler,
     Decorated,

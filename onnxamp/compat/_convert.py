@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxamp._amp import named_hazards
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import make_plan
-from onnxamp._errors import ArgumentError, ArgumentTypeError, HazardWarning, warn
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._job import Request

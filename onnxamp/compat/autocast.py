@@ -14,14 +14,14 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from onnx import ModelProto, NodeProto
 
-from onnxamp._dtypes import low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.paths import as_path
+from onnxamp._base.public import export
+from onnxamp._facts.dtypes import low_type
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.values import compiled
-from onnxamp._paths import as_path
-from onnxamp._public import export
 from onnxamp._runtime.samples import load_samples
 from onnxamp._runtime.session import Provider
 from onnxamp.compat._convert import convert_all_but

@@ -20,7 +20,7 @@ ONNX Runtime does not show values inside a model, so only runs of :class:`Infere
 warn (:class:`NumericsWarning`) or write a file. Checks and counts apply only to the current thread or asyncio task.
 """
 
-from onnxamp._public import export
+from onnxamp._base.public import export
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
 from onnxamp.debugging._records import (
     StepCheck,

@@ -6,8 +6,8 @@ from math import isfinite
 from os import PathLike
 from typing import Final
 
-from onnxamp._dtypes import FORMATS
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.diff import diff_models

@@ -14,10 +14,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, printable
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, printable
+from onnxamp._base.paths import as_path, made_folder
+from onnxamp._base.public import active_within
 from onnxamp._options.lists import is_known, nearest_name
-from onnxamp._paths import as_path, made_folder
-from onnxamp._public import active_within
 from onnxamp.debugging._tables import Cell, read_csv, write_table
 from onnxamp.debugging._tensors import LOST_ABOVE, DebugMode, TensorStats
 

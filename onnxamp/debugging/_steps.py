@@ -23,8 +23,8 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._amp import active_cast
-from onnxamp._api import convert_as
-from onnxamp._errors import ArgumentError, OnnxAmpError
+from onnxamp._base.errors import ArgumentError, OnnxAmpError
+from onnxamp._job.api import convert_as
 from onnxamp._model.model import (
     Model,
     ModelSource,

@@ -14,10 +14,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.optional import require
+from onnxamp._base.paths import as_path, cannot_read
 from onnxamp._model.staging import write_file
-from onnxamp._optional import require
-from onnxamp._paths import as_path, cannot_read
 
 Cell: TypeAlias = str | int | float | None
 """None for an empty cell."""

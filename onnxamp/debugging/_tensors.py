@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._dtypes import FLOAT16
-from onnxamp._errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._base.public import active_within
+from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import PRECISIONS, infer_types, operator_counts
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._public import active_within
 from onnxamp.debugging._tables import escaped, write_table
 
 LOST_ABOVE: Final = 0.1

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     NumericsError,
     suggestion,
     warn,
 )
+from onnxamp._decide.patterns import named_nodes
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
@@ -33,8 +35,6 @@ from onnxamp._numerics.watch import (
     watched_parts,
     watched_values,
 )
-from onnxamp._ops.facts import op_facts, op_key
-from onnxamp._patterns.patterns import named_nodes
 from onnxamp._runtime.engines import Session, engine_on
 from onnxamp._runtime.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.pieces import Executor

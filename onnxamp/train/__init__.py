@@ -1,7 +1,7 @@
 """Mixed-precision training of ONNX models: a training step is one ordinary ONNX graph, run by ONNX Runtime."""
 
+from onnxamp._base.public import export
 from onnxamp._gradients.walk import Gradients, add_gradients
-from onnxamp._public import export
 from onnxamp.train._build import build_train_network
 from onnxamp.train._flushed import FlushedGradient
 from onnxamp.train._forward import Batches

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from onnx import ModelProto
 
 from onnxamp._amp import active_cast
-from onnxamp._api import convert_as
-from onnxamp._dtypes import DtypeLike, dtype_name
-from onnxamp._errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
+from onnxamp._facts.dtypes import DtypeLike, dtype_name
+from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Problem, Window
-from onnxamp._dtypes import FLOAT, FLOAT16
+from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph

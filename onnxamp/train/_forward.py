@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._dtypes import FLOAT, FLOAT_TENSORS, FORMATS, LOW_ELEMS, Format
-from onnxamp._errors import ArgumentError, GradientError, ModelError
+from onnxamp._base.errors import ArgumentError, GradientError, ModelError
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, FORMATS, LOW_ELEMS, Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
@@ -21,8 +23,6 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
-from onnxamp._ops import read_table
-from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade import upgraded

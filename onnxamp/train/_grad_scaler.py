@@ -6,14 +6,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from onnxamp._dtypes import FORMATS
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     CallOrderError,
     EmptyStateError,
     warn,
 )
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._options.values import checked_flag
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import (

@@ -24,20 +24,20 @@ from typing import Any, Final, TypeAlias
 from onnx import ModelProto, NodeProto
 
 from onnxamp._amp import amp_level_of
-from onnxamp._api import convert_as
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._decide.patterns import find_patterns, named_forms, patterns_of
 from onnxamp._decide.problem import check_opset
-from onnxamp._dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
-from onnxamp._errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
+from onnxamp._facts.ops import op_key
+from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
+from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model, ModelHolder
-from onnxamp._ops import read_table
-from onnxamp._ops.facts import op_key
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import LOSS_SCALED, Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
-from onnxamp._patterns.patterns import find_patterns, named_forms, patterns_of
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import OWN, Step

@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, ModelError, suggestion
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    suggestion,
+)
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
-from onnxamp._options.values import (
-    WHOLE,
-    checked_flag,
-    checked_number,
-    checked_word,
-)
+from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train._forward import Classes, typed_feeds
 

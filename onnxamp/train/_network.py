@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._api import convert_as
-from onnxamp._errors import (
+from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
     CallOrderError,
     MissingModelError,
     ModelError,
 )
+from onnxamp._base.optional import require
+from onnxamp._base.paths import as_path, reason_of
+from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
-from onnxamp._optional import require
 from onnxamp._options.options import Options
-from onnxamp._paths import as_path, reason_of
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker

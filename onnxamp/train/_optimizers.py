@@ -20,7 +20,7 @@ from typing import (
     dataclass_transform,
 )
 
-from onnxamp._errors import ArgumentTypeError
+from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
 from onnxamp._options.values import WHOLE, checked_number, compiled
 

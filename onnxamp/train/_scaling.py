@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxamp._errors import ArgumentError, NumericsError
+from onnxamp._base.errors import ArgumentError, NumericsError
 from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._errors import ArgumentError, CallOrderError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, CallOrderError, RuntimeFailure
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import symbolic_shapes

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from onnxamp._dtypes import FLOAT_ELEMS, elem_of
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._base.errors import ArgumentError, ModelError
+from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._gradients.walk import differentiate
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor

@@ -19,8 +19,8 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp import OnnxAmpError
-from onnxamp._dtypes import DtypeName
-from onnxamp._ops import target_names
+from onnxamp._facts.dtypes import DtypeName
+from onnxamp._facts.tables import target_names
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName

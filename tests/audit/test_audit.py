@@ -24,10 +24,10 @@ from stored import external
 import onnxamp
 from onnxamp._audit import Audit, Finding
 from onnxamp._audit.audit import audit_model
+from onnxamp._base.state import as_data
 from onnxamp._model.model import Model
 from onnxamp._report.check import check_report
 from onnxamp._report.terminal import as_text
-from onnxamp._state import as_data
 
 MODELS = sorted((ROOT / "models").glob("*.onnx")) + REAL_MODELS
 

@@ -14,8 +14,8 @@ from repository import ROOT
 
 from onnxamp._cli.command import group
 from onnxamp._cli.summary import COMMANDS
+from onnxamp._facts.targets import targets
 from onnxamp._options.command_line import option_rows
-from onnxamp._target import targets
 
 BASH, ZSH, FISH, SAVED = (
     block.text for block in blocks(ROOT / "docs" / "how-to" / "options.md") if "_ONNXAMP_COMPLETE" in block.text

@@ -14,13 +14,14 @@ from onnxamp import Options
 from onnxamp._cli.command import group
 from onnxamp._cli.options import SOURCES, words_of
 from onnxamp._cli.summary import COMMANDS
-from onnxamp._dtypes import DtypeName
+from onnxamp._facts.devices import devices
+from onnxamp._facts.dtypes import DtypeName
+from onnxamp._facts.targets import targets
 from onnxamp._options.command_line import OptionRow, option_rows, option_table, spelled_fields
 from onnxamp._options.lists import PresetName
 from onnxamp._options.options import Rounding
 from onnxamp._options.values import TOLERANCE, DiffMetric, Level, LevelName
 from onnxamp._runtime import BUDGET, CURE_SECONDS, LEAST, MOST
-from onnxamp._target import devices, targets
 from onnxamp._tuning.metric import METRICS
 from onnxamp._tuning.results import RUNS, SECONDS, TIMES
 from onnxamp.train._build import BOOSTS
@@ -103,9 +104,10 @@ class TestHelp:
     )  # fmt: skip
     def test_imports_little(self, words: list[str], unneeded: set[str]) -> None:
         """Start-up would take several times as long."""
-        code = f"import sys; from onnxamp._cli import main\nsys.argv = {['onnxamp', *words]}\ntry: main()\nfinally: "
+        start = f"import sys; from onnxamp.__main__ import main\nsys.argv = {['onnxamp', *words]}\n"
         report = f"print('loaded', *({unneeded} & {{*sys.modules}}))"
-        done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
+        code = f"{start}try: main()\nfinally: {report}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1].strip() == "loaded"
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])

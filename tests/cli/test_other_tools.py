@@ -7,7 +7,7 @@ import pytest
 from commands import run
 
 from onnxamp._cli.command import group
-from onnxamp._ops import read_table
+from onnxamp._facts.tables import read_table
 
 TOOLS = read_table("other_tools")
 OPTIONS = sorted({name for tool in TOOLS.values() for name in tool["options"]})

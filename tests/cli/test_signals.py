@@ -17,7 +17,7 @@ from graphs.case import parse
 from onnx import numpy_helper
 from repository import MODELS
 
-from onnxamp._workers.signals import INTERRUPTED
+from onnxamp._base.signals import INTERRUPTED
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows has other signals")
 

@@ -11,8 +11,8 @@ from onnx import TensorProto
 from repository import ROOT
 
 import onnxamp
-from onnxamp import _optional
-from onnxamp._dtypes import FORMATS
+from onnxamp._base import optional
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model import weights
 
 HIDDEN = "import sys; sys.modules.update(dict.fromkeys(('onnxruntime', 'scipy', 'openpyxl', 'safetensors')));"
@@ -111,12 +111,12 @@ except onnxamp.MissingPackageError as error:
 
 def test_an_old_runtime_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.__version__", "1.29.1")
-    _optional.runtime_fault.cache_clear()
+    optional.runtime_fault.cache_clear()
     try:
         with pytest.raises(onnxamp.MissingPackageError, match=r"ONNX Runtime 1\.29\.1 .* 1\.30 or newer: pip install"):
             onnxamp.diff_models(ENCODER, ENCODER)
     finally:
-        _optional.runtime_fault.cache_clear()
+        optional.runtime_fault.cache_clear()
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,4 +132,4 @@ def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "quite_optional").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(onnxamp.MissingPackageError, match="This needs it, which is not installed"):
-        _optional.require("quite_optional", "This needs it", "ray")
+        optional.require("quite_optional", "This needs it", "ray")

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from real_models import needs, real_model
 
 import onnxamp
-from onnxamp._errors import ArgumentError, ModelError
+from onnxamp._base.errors import ArgumentError, ModelError
 from onnxamp._model.model import Model
 from onnxamp._model.protos import node_bodies
 from onnxamp._runtime.branches import resolve_branches

@@ -8,7 +8,7 @@ from repository import ROOT
 
 import onnxamp
 from onnxamp._decide.kinds import kinds
-from onnxamp._ops.facts import op_facts
+from onnxamp._facts.ops import op_facts
 from onnxamp._options.lists import PRESETS, preset
 
 OPS = (

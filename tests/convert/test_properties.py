@@ -19,8 +19,8 @@ from properties import WAYS, Way, graphs, unchanged, violations
 from strategies import NO_RECIPE, all_ops, model_of_products, opsets_of, random_model
 from strategies.table import schemas
 
+from onnxamp._base.errors import OpsetError
 from onnxamp._convert.analysis import Analysis
-from onnxamp._errors import OpsetError
 
 EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "150"))
 """Of the slow tests."""

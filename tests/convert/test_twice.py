@@ -18,7 +18,7 @@ from properties import frozen, graphs, op_key
 from strategies import random_model
 
 import onnxamp
-from onnxamp._errors import ArgumentError, OpsetError
+from onnxamp._base.errors import ArgumentError, OpsetError
 
 EXAMPLES = int(os.environ.get("ONNXAMP_EXAMPLES", "400"))
 """Of the slow test."""

@@ -18,8 +18,8 @@ from properties import WAYS, Way, check_onnx, check_runs, graphs
 from strategies import random_model
 
 import onnxamp
-from onnxamp._errors import OpsetError
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._base.errors import OpsetError
+from onnxamp._facts.ops import op_facts, op_key
 
 CUSTOM = "custom"
 FLOAT = "tensor(float)"

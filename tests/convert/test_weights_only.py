@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from repository import MODELS
 
 import onnxamp
-from onnxamp._errors import ContradictionError
+from onnxamp._base.errors import ContradictionError
 
 RANDOM = np.random.default_rng(0)
 TEXT = """(float[2,32] x) => (float[2,32] y) {

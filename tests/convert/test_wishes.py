@@ -19,8 +19,8 @@ from properties import Way, check_onnx, check_runs, graphs, op_key
 from strategies import random_model
 
 import onnxamp
+from onnxamp._base.errors import OpsetError
 from onnxamp._decide.mincut import Cut, Network
-from onnxamp._errors import OpsetError
 
 CASTS = {
     "a Constant": "(float[2] X) => (float16[2] Y, float[2] Z) { k Y = Cast <to = 10> (c) Z = Add (X, c) }",

@@ -9,7 +9,7 @@ from judge_numbers import emulated, low_feeds, run_original
 from onnx import ModelProto, numpy_helper, parser
 
 import onnxamp
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 
 WIDTH = 4000
 """More columns than float16 counts one by one."""

@@ -8,7 +8,7 @@ from norms import LAYER_NORM, RMS_NORM
 from onnx import ModelProto, numpy_helper, parser
 
 import onnxamp
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
 
 
 def parse(text: str, opset: int = 17, ir: int = 8, **weights: np.ndarray) -> ModelProto:

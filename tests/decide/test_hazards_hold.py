@@ -19,7 +19,7 @@ from properties import graphs, op_key
 from strategies import random_model
 
 import onnxamp
-from onnxamp._errors import OpsetError
+from onnxamp._base.errors import OpsetError
 from onnxamp._runtime.emulate import emulate
 
 COUNT = 5000

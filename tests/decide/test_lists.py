@@ -10,9 +10,9 @@ from onnx import ModelProto
 from repository import ROOT
 
 import onnxamp
+from onnxamp._facts.kernels import kernel_table
+from onnxamp._facts.targets import with_kernels
 from onnxamp._options.lists import PRESETS, framework_names, ops_named, preset
-from onnxamp._target import with_kernels
-from onnxamp._target.kernels import kernel_table
 
 ENCODER = ROOT / "models" / "encoder.onnx"
 DECODER = ROOT / "models" / "decoder.onnx"

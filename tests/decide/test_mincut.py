@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from every import every
 
+from onnxamp._base.errors import InternalError
 from onnxamp._decide import mincut
 from onnxamp._decide.mincut import INFINITE, Network
-from onnxamp._errors import InternalError
 
 _BIG = 10**6
 

@@ -12,11 +12,11 @@ from judge_kernels import typed_nodes
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxamp
-from onnxamp._dtypes import element_name
+from onnxamp._facts.dtypes import element_name
+from onnxamp._facts.grids import grids
+from onnxamp._facts.signature import lookup
+from onnxamp._facts.tables import target_names
 from onnxamp._model.model import Model
-from onnxamp._ops import target_names
-from onnxamp._ops.grids import grids
-from onnxamp._ops.signature import lookup
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import prepare
 from onnxamp._runtime.building import build_engine

@@ -12,7 +12,7 @@ from properties import check_casts, check_onnx, check_types, frozen
 from strategies.loops import random_loop
 
 import onnxamp
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 
 ROWS = 3000
 WIDTH = 8

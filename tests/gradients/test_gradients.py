@@ -8,7 +8,7 @@ import pytest
 from gradient_cases import OPSET, Array, Case, central_difference, gradients_of, missing_kernels, one, reference
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._errors import ArgumentError, GradientError, OpsetError
+from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
 from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
 from onnxamp._gradients.walk import FORWARD, RULES, differentiate
 from onnxamp._runtime.session import make_session, run

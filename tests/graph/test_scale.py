@@ -14,9 +14,9 @@ from counting import calls as calls_of
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import onnxamp
+from onnxamp._base.public import no_collections
+from onnxamp._facts.ops import op_facts
 from onnxamp._model.wellformed import MAX_NESTING
-from onnxamp._ops.facts import op_facts
-from onnxamp._public import no_collections
 
 FLOAT, SHAPE = TensorProto.FLOAT, [2, 2]
 

@@ -12,7 +12,7 @@ from commands import run, small
 
 import onnxamp
 from onnxamp import ArgumentError, debugging
-from onnxamp._paths import as_path
+from onnxamp._base.paths import as_path
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="drives have other URLs")
 

@@ -22,7 +22,7 @@ from onnx import ModelProto, numpy_helper
 from stored import contents
 
 import onnxamp
-from onnxamp._batch.job import FolderOptions, Job, run_job
+from onnxamp._fleet.job import FolderOptions, Job, run_job
 from onnxamp._model import model
 from onnxamp._model.model import Model
 from onnxamp._runtime.fingerprints import SentModel

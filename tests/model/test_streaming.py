@@ -23,7 +23,7 @@ from stored import SIZE, answers, contents, external, files, is_low, locations, 
 
 import onnxamp
 from onnxamp import convert_file
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._job.writing import Sink
 from onnxamp._model import blobs
 from onnxamp._model.blobs import layout

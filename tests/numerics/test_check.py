@@ -15,7 +15,7 @@ from repository import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp._audit.audit import audit_model
-from onnxamp._errors import ArgumentError, OpsetError
+from onnxamp._base.errors import ArgumentError, OpsetError
 from onnxamp._numerics.check import OpFilter, check_run
 from onnxamp._numerics.diff import diff_models
 from onnxamp._runtime.samples import Samples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onnxamp._dtypes import BFLOAT16, FLOAT16, Format
+from onnxamp._facts.dtypes import BFLOAT16, FLOAT16, Format
 from onnxamp._numerics.rounding import compensate, error_norm
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

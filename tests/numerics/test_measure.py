@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._numerics.compare import _BLOCK as BLOCK
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.metrics import Measurement

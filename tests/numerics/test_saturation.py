@@ -11,7 +11,7 @@ from onnx import ModelProto, numpy_helper
 from quantized import images, quantized
 
 import onnxamp
-from onnxamp._bench.bench import BenchOptions
+from onnxamp._audit.bench import BenchOptions
 from onnxamp._model.model import Model
 from onnxamp._numerics import saturation
 from onnxamp._runtime.session import make_session

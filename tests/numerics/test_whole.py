@@ -11,7 +11,7 @@ from graphs.case import parse
 from repository import ROOT
 
 import onnxamp
-from onnxamp._errors import OptionWarning
+from onnxamp._base.errors import OptionWarning
 
 STREAM = """(float[2,8] x) => (float[2,8] y) {
     [up] h = MatMul (x, w)

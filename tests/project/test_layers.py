@@ -3,6 +3,7 @@
 import ast
 import importlib
 import logging
+import re
 import subprocess
 import symtable
 import sys
@@ -12,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from rooms import ROOMS
+from rooms import APART, CORE, ROOMS
 
 import onnxamp
-from onnxamp._optional import rooms as optional_rooms
+from onnxamp._base.extensions import Extension, all_extensions
 
 MAX_MODULE_LINES = 575
 MAX_FUNCTION_LINES = 70
@@ -23,6 +24,7 @@ MAX_FUNCTION_LINES = 70
 
 PACKAGE = Path(onnxamp.__file__).parent
 TESTS = Path(__file__).parents[1]
+MODELS = TESTS.parent / "models"
 FILES = {
     ".".join(("onnxamp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -35,9 +37,10 @@ THEIRS = {
 } | {"onnxamp.compat.onnxruntime_transformers.float16", "onnxamp.amp.debugging"}
 """Modules as other packages have them, with names that are elsewhere here."""
 PUBLIC = ("onnxamp", "onnxamp.amp", *COMPAT, "onnxamp.debugging", "onnxamp.ir", "onnxamp.olive", "onnxamp.train")
-READERS = frozenset(ROOMS[: ROOMS.index("_graph") + 1])
+OFFERS = [offer for offers in all_extensions().values() for offer in offers.values()]
+READERS = frozenset({"_base", "_facts", "_model", "_graph"})
 """What is known before a model is seen, and what reads one. Nothing of it decides."""
-DECIDERS = frozenset(ROOMS[ROOMS.index("_target") : ROOMS.index("_rewrite") + 1])
+DECIDERS = frozenset({"_options", "_decide", "_rewrite"})
 TAKEN = {"onnxamp._runtime.samples": {"ray"}}
 """Modules that take objects of an optional package, which their users have imported."""
 HEAVY = {"onnxruntime", "onnx_ir", "onnx_graphsurgeon", "click", "rich", "openpyxl"}
@@ -83,10 +86,10 @@ def all_imports() -> dict[str, set[str]]:
     return {name: own_imports(name) for name in FILES}
 
 
-def has_package(row: dict[str, str]) -> bool:
-    """Whether an optional room has the package that it needs. A folder of tests with its name is none."""
-    spec = find_spec(row["package"]) if "package" in row else None
-    return "package" not in row or (spec is not None and spec.origin is not None)
+def has_package(offer: Extension) -> bool:
+    """Whether the package that an offer needs is installed. A folder of tests with its name is none."""
+    spec = find_spec(offer.package) if offer.package else None
+    return not offer.package or (spec is not None and spec.origin is not None)
 
 
 def room(name: str) -> str:
@@ -106,11 +109,69 @@ def test_every_import_is_of_a_module_that_exists() -> None:
 
 
 def test_rooms_are_in_the_order_of_their_imports() -> None:
-    """This holds only the command line to be imported by the command line, too: it is last."""
     assert {room(name) for name in FILES} == set(ROOMS)
     floor = {name: number for number, name in enumerate(ROOMS)}
-    against = {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]}
-    assert against == set()
+    assert {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]} == set()
+
+
+def test_the_core_names_no_room_apart() -> None:
+    """Neither in an import nor in a string: it asks for what they offer in ``_data/extensions.toml``."""
+    mention = re.compile(rf"\bonnxamp[./](?:{'|'.join(APART)})\b")
+    names = [name for name in FILES if room(name) in CORE]
+    assert [(name, other) for name, other in crossings() if name in names and other in APART] == []
+    found = [
+        (name, text)
+        for name in names
+        for text in texts(trees()[name])
+        if mention.search(text) or (text.partition(".")[0] in APART and text.count("."))
+    ]
+    assert found == []
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the strings of a module except docstrings, whose examples users run."""
+    documents = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documents:
+            yield node.value
+
+
+def test_every_offer_is_of_a_room_apart() -> None:
+    for offer in OFFERS:
+        assert offer.module in FILES
+        assert room(offer.module) in APART
+
+
+ONE_MODEL = {
+    "convert_model": "onnxamp.convert_model(model)",
+    "convert": "main()",
+    "convert without validation": "main()",
+}
+
+
+@pytest.mark.parametrize("name", ONE_MODEL)
+def test_converting_one_model_loads_no_room_apart(name: str, tmp_path: Path) -> None:
+    """Its user waits for none of them, and needs none of the packages that they import."""
+    model = str(MODELS / "encoder.onnx")
+    words = ["onnxamp", "convert", model, "-o", str(tmp_path / "out.onnx"), "-q"]
+    words += ["--no-validate"] if name == "convert without validation" else []
+    code = f"""
+import sys
+import onnxamp
+from onnxamp.__main__ import main
+model, sys.argv = {model!r}, {words!r}
+try:
+    {ONE_MODEL[name]}
+except SystemExit as end:
+    assert not end.code
+print(*(module for module in sys.modules if module.startswith("onnxamp.")))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {room(module) for module in run.stdout.split()}
+    assert "_convert" in loaded
+    assert not loaded & set(APART)
 
 
 def test_the_runtime_knows_nothing_of_decisions() -> None:
@@ -133,16 +194,11 @@ def test_only_the_registry_names_hazards() -> None:
     assert [pair for pair in found if pair[1] != room] == []
 
 
-def test_optional_rooms_are_loaded_by_their_names_alone() -> None:
-    """No other room imports a module that is optional, or the package that it needs."""
-    providers = {row["module"]: row.get("package") for row in optional_rooms().values()}
-    assert providers.keys() <= set(FILES)
+def test_optional_packages_are_imported_by_the_rooms_that_need_them() -> None:
+    needed = {offer.package: offer.module for offer in OFFERS if offer.package}
     for name, tree in trees().items():
-        if name in providers:
-            continue
-        found = {module.split(".")[0] for module, _ in imports(tree, name)} | own_imports(name)
-        assert not found & providers.keys(), name
-        assert not found & (set(providers.values()) - {None} - TAKEN.get(name, set())), name
+        packages = {module.split(".")[0] for module, _ in imports(tree, name)} - TAKEN.get(name, set())
+        assert {package for package in packages & needed.keys() if needed[package] != name} == set(), name
 
 
 def test_only_public_modules_have_public_names() -> None:
@@ -245,7 +301,7 @@ def test_nothing_is_printed_or_configured() -> None:
 
 def test_logging_is_left_alone() -> None:
     """There is one logger, and what becomes of its records is up to the user."""
-    absent = {row["module"] for row in optional_rooms().values() if not has_package(row)}
+    absent = {offer.module for offer in OFFERS if not has_package(offer)}
     for name in FILES.keys() - absent - {"onnxamp.__main__"}:
         importlib.import_module(name)
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "onnxamp"]
@@ -266,9 +322,9 @@ def test_every_module_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_modules_list_what_they_offer(name: str) -> None:
-    for row in optional_rooms().values():
-        if row["module"] == name and not has_package(row):
-            pytest.skip(f"{row['title']} is not installed")
+    for offer in OFFERS:
+        if offer.module == name and not has_package(offer):
+            pytest.skip(f"{offer.title} is not installed")
     module = importlib.import_module(name)
     assert len(module.__all__) == len(set(module.__all__))
     assert [item for item in module.__all__ if not hasattr(module, item)] == []
@@ -279,11 +335,11 @@ def test_public_modules_list_what_they_offer(name: str) -> None:
 @pytest.mark.parametrize("name", ["onnxamp", "onnxamp.debugging", "onnxamp.train"])
 def test_what_a_public_package_imports_is_public(name: str) -> None:
     imported = {item for module, item in imports(trees()[name], name) if module.partition(".")[0] == "onnxamp"}
-    assert imported - {"", "export", "Shown"} == set(importlib.import_module(name).__all__) - {"__version__"}
+    assert imported - {"", "export", "Shown", "VERSION"} == set(importlib.import_module(name).__all__) - {"__version__"}
 
 
 def test_every_error_and_warning_is_public() -> None:
-    tree = {node.name for node in trees()["onnxamp._errors"].body if isinstance(node, ast.ClassDef)}
+    tree = {node.name for node in trees()["onnxamp._base.errors"].body if isinstance(node, ast.ClassDef)}
     assert tree <= set(onnxamp.__all__)
     for name in tree:
         assert issubclass(getattr(onnxamp, name), (onnxamp.OnnxAmpError, onnxamp.OnnxAmpWarning))
@@ -292,7 +348,9 @@ def test_every_error_and_warning_is_public() -> None:
 def test_lazy_names_are_where_the_package_says() -> None:
     """``onnxamp`` imports a name from where type checkers see it, and nothing before it is used."""
     found = imports(trees()["onnxamp"], "onnxamp")
-    static = {item: module for module, item in found if module.startswith("onnxamp.") and item not in ("", "Shown")}
+    static = {
+        item: module for module, item in found if module.startswith("onnxamp.") and item not in ("", "Shown", "VERSION")
+    }
     for name, module in static.items():
         assert getattr(onnxamp, name) is getattr(importlib.import_module(module), name)
     code = "import onnxamp, sys; print('onnx' in sys.modules)"

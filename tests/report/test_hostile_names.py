@@ -16,8 +16,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from rich.console import Console
 
 import onnxamp
+from onnxamp._base.errors import warn
 from onnxamp._cli.command import group
-from onnxamp._errors import warn
 from onnxamp._report.inspect import plan_report
 from onnxamp._report.terminal import as_text
 

@@ -18,8 +18,9 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp._audit import Finding
+from onnxamp._base.state import as_data
 from onnxamp._decide.verdicts import title_of
-from onnxamp._dtypes import FORMATS
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report import named, number, percent
 from onnxamp._report.comparison import diff_report
@@ -28,7 +29,6 @@ from onnxamp._report.html import Page, check_page, conversion_page, diff_page, p
 from onnxamp._report.html.render import render, write
 from onnxamp._report.parts import Level, Report, Status, Verdict
 from onnxamp._report.terminal import as_text
-from onnxamp._state import as_data
 from onnxamp._tuning.results import KeptNode
 
 BROKEN = (Judgement("logits", "rel_l2", 0.5, 1e-2, passed=False),)

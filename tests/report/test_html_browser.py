@@ -10,9 +10,9 @@ import pages
 import pytest
 
 from onnxamp._audit import Finding
-from onnxamp._job.folder import FolderReport, Row
+from onnxamp._fleet.outcome import FolderReport, Row
+from onnxamp._fleet.report import write_index
 from onnxamp._report import named
-from onnxamp._report.batch import write_index
 from onnxamp._report.html import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.render import write
 

@@ -12,21 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from onnxamp._errors import printable
+from onnxamp._base.errors import printable
 from onnxamp._report.check import check_report
-from onnxamp._report.parts import (
-    Figure,
-    Item,
-    Level,
-    Part,
-    Report,
-    Row,
-    Status,
-    Step,
-    Table,
-    Verdict,
-    section,
-)
+from onnxamp._report.parts import Figure, Item, Level, Part, Report, Row, Status, Step, Table, Verdict, section
 from onnxamp._report.terminal import print_report
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from onnxamp._job.folder import FolderProgress, Row
+from onnxamp._fleet.outcome import FolderProgress, Row
 from onnxamp._report import progress
 from onnxamp._report.progress import progress_bar, progress_lines
 

@@ -10,7 +10,7 @@ from commands import CLASSIFIER, run
 import onnxamp
 from onnxamp._decide.kinds import kinds
 from onnxamp._decide.verdicts import Reason, title_of, told
-from onnxamp._ops import read_table
+from onnxamp._facts.tables import read_table
 
 ENCODER = CLASSIFIER.parent / "encoder.onnx"
 

@@ -13,8 +13,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from opening import outcomes, runtime_version
 
 import onnxamp
+from onnxamp._facts.tables import target_names, target_table
 from onnxamp._graph.optimizers import faulty_optimizers, may_break
-from onnxamp._ops import target_names, target_table
 
 FUSION = "MatmulTransposeFusion"
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16

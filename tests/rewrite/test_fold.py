@@ -26,9 +26,9 @@ from repository import MODELS
 import onnxamp
 from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.match import Choice, Form, Number, Op, Pattern, Var, form_table
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.match import Choice, Form, Number, Op, Pattern, Var, form_table
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples
 from onnxamp._runtime.values import check_inputs

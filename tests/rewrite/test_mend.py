@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from opening import outcomes
 
 import onnxamp
-from onnxamp._errors import ModelError
+from onnxamp._base.errors import ModelError
 
 FLOAT, FLOAT16, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 value = helper.make_tensor_value_info

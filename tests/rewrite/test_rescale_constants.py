@@ -14,10 +14,10 @@ from passes import passed
 from strategies import all_ops, random_model
 from strategies.table import recipes
 
-from onnxamp._dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.relations import exponent_rules
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.relations import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from passes import passed
 
+from onnxamp._facts.relations import exponent_rules
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.relations import exponent_rules
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale
 

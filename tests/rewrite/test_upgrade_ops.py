@@ -12,8 +12,8 @@ from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from upgrade_cases import CASES, OLD, REFUSED, Case
 
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
-from onnxamp._ops import read_table
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._rewrite.upgrade_rules import steps_of
 

@@ -8,8 +8,8 @@ from judge import inference_error
 from onnx import GraphProto, ModelProto
 
 import onnxamp
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.facts import op_facts
 from onnxamp._rewrite.verify import type_conflicts
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxamp
+from onnxamp._facts.providers import emulated_arithmetic
 from onnxamp._graph.graph import Graph
-from onnxamp._ops.providers import emulated_arithmetic
 from onnxamp._runtime.emulate import emulate_graph
 from onnxamp._runtime.session import make_session, run
 

@@ -20,7 +20,7 @@ from repository import MODELS
 from strategies import random_model
 
 import onnxamp
-from onnxamp._errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime import building
 from onnxamp._runtime.building import build_engine, refusal

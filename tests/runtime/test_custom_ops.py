@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 
 import onnxamp
 from onnxamp._cli.command import group
-from onnxamp._ops.signature import custom_ops_of
+from onnxamp._facts.signature import custom_ops_of
 
 DOMAIN = "ai.onnx.contrib"
 TEXT = f"""<ir_version: 8, opset_import: ["" : 17, "{DOMAIN}" : 1]>

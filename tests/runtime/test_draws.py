@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, parser
 
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import on_cpu

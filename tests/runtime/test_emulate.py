@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, checker, defs, helper, numpy_helper, p
 from onnx.external_data_helper import set_external_data
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp._errors import ExternalDataError, ModelError, OpsetError
+from onnxamp._base.errors import ExternalDataError, ModelError, OpsetError
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import cuda_available, make_session, run
 

@@ -29,7 +29,7 @@ from onnx import ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
-from onnxamp._ops.facts import op_facts, op_key
+from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._runtime.emulate import emulate
 
 OPSET = 22

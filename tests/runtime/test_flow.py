@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from repository import feeds as model_feeds
 
 from onnxamp import convert_model, random_samples
-from onnxamp._errors import RuntimeFailure
+from onnxamp._base.errors import RuntimeFailure
 from onnxamp._graph.view import inline_functions
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, load_model, numpy_helper, parser, save_model
 
-from onnxamp._errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ExternalDataError, ModelError, RuntimeFailure
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.session import cuda_available, cuda_trouble, make_session, run, run_values

@@ -19,7 +19,7 @@ import pytest
 from onnx import parser
 
 import onnxamp
-from onnxamp._errors import ArgumentError, ArgumentTypeError, OutputError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OutputError
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.sample_files import Spool, json_samples

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp import ArgumentError, convert_model, diff_models, random_samples
+from onnxamp._gradients.expected import judging_engine
 from onnxamp._model.model import Model
-from onnxamp._numerics.expected import judging_engine
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.sample_diff import noise_floor
 from onnxamp._report.comparison import diff_report

@@ -9,7 +9,7 @@ from commands import is_one_sentence, run
 from onnx import numpy_helper
 from train_nets import Array, conv_net, feeds, mlp
 
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
 from onnxamp.train import Batches
 
 

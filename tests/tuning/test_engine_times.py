@@ -11,7 +11,7 @@ from onnx import ModelProto, numpy_helper
 
 import onnxamp
 from onnxamp import RuntimeFailure, bench_models
-from onnxamp._bench.bench import BenchOptions
+from onnxamp._audit.bench import BenchOptions
 from onnxamp._convert.analysis import low_nodes, solve
 from onnxamp._runtime.plugins import engine_called
 from onnxamp._runtime.session import choose_provider, make_session

@@ -15,10 +15,11 @@ from repository import ROOT
 
 from onnxamp import Samples, tune_model
 from onnxamp._convert.estimate import LAUNCH_US, Estimate, bound_shapes, time_of, time_on_target
+from onnxamp._facts.devices import device_called
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.work import Work
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
-from onnxamp._target import Work, device_called
 from onnxamp._tuning.space import find_space
 
 

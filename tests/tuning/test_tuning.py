@@ -19,20 +19,12 @@ from real_models import REAL_MODELS
 from repository import ROOT
 from states import samples_in
 
-from onnxamp import (
-    ArgumentError,
-    ArgumentTypeError,
-    RuntimeFailure,
-    Samples,
-    Tuned,
-    load_samples,
-    random_samples,
-)
+from onnxamp import ArgumentError, ArgumentTypeError, RuntimeFailure, Samples, Tuned, load_samples, random_samples
 from onnxamp import convert_model as convert_at_level
 from onnxamp import tune_model as tune_for_speed
+from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.expected import judging_engine
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import OutputCache, engine_on, on_cpu
 from onnxamp._runtime.run import Run

@@ -5,11 +5,11 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Hazard, HazardKind, Known
-from onnxamp._dtypes import FLOAT16, Format
+from onnxamp._facts.dtypes import FLOAT16, Format
+from onnxamp._facts.providers import Profile, profile_of
+from onnxamp._facts.tables import target_names
 from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
-from onnxamp._ops import target_names
-from onnxamp._ops.providers import Profile, profile_of
 
 _USUAL: Final = 64
 """Magnitude of activations that means and norms should tolerate."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._decide.patterns import squared_value
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import declared_axes
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import attribute, attribute_of, op_facts
-from onnxamp._patterns.match import declared_axes
-from onnxamp._patterns.patterns import squared_value
 
 
 def cancellations(graph: Graph) -> Iterator[Hazard]:

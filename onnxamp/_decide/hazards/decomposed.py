@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._decide.patterns import GROWING, patterns_of
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._patterns.patterns import GROWING, patterns_of
 
 
 def decomposed_patterns(graph: Graph) -> Iterator[Hazard]:

@@ -10,15 +10,15 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind, Known
-from onnxamp._dtypes import Format
+from onnxamp._decide.patterns import patterns_of
+from onnxamp._decide.quantized_units import quantized_values
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.patterns import patterns_of
-from onnxamp._patterns.quantized_units import quantized_values
 
 
 def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:

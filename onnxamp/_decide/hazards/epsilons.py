@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.extremes import exploding
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_known, stats_of
 from onnxamp._graph.passed import passed_on
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import op_facts
 
 
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
+from onnxamp._decide.fusion_groups import absorbed_casts
 from onnxamp._decide.kinds import ByExponents, Harm, Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._patterns.fusion_groups import absorbed_casts
 
 
 def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS, index_paths
 from onnxamp._graph.known import is_rounded
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import op_facts
 
 
 def box_offsets(graph: Graph) -> Iterator[Hazard]:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
-from onnxamp._ops.facts import op_facts
 
 
 def logarithms(graph: Graph) -> Iterator[Hazard]:

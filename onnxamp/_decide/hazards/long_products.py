@@ -12,22 +12,22 @@ from typing import Final
 from onnxamp._decide.kinds import Hazard, HazardKind, PriceDetails, hazards_on
 from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.rescaling import unfit_nodes
-from onnxamp._dtypes import FLOAT16, Format
-from onnxamp._graph.constants import terms_of
-from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops import target_names
-from onnxamp._ops.facts import attribute
-from onnxamp._ops.providers import (
+from onnxamp._decide.split_products import SUM, may_split
+from onnxamp._facts.dtypes import FLOAT16, Format
+from onnxamp._facts.kernels import float_types
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.providers import (
     Accumulation,
     Profile,
     emulated_arithmetic,
     profile_of,
 )
+from onnxamp._facts.tables import target_names
+from onnxamp._graph.constants import terms_of
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._patterns.split_products import SUM, may_split
-from onnxamp._target.kernels import float_types
 
 _BEARABLE: Final = 5e-3
 """Relative error from which on a product stays float32: half the limit for a whole model (1e-2)."""

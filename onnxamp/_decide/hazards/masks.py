@@ -5,7 +5,8 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
-from onnxamp._dtypes import LOW_TENSORS, Format
+from onnxamp._facts.dtypes import LOW_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.added_masks import casts_to_float
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
@@ -17,7 +18,6 @@ from onnxamp._graph.mask_paths import (
 )
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL, ConstantStats
-from onnxamp._ops.facts import op_facts
 
 
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:

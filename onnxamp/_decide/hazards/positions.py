@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.counted import COUNTED, INVERSE, POSITION, Counted, counted
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_rounded
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._ops.facts import op_facts
 
 _EXACT = "leads to an op that needs exact positions"
 _RESULT = "leads to a result that holds coordinates"

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Harm, Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._decide.quantized_units import between_integers, fused_blindly
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.targets import target_of
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import Node
-from onnxamp._ops.facts import op_facts
-from onnxamp._patterns.quantized_units import between_integers, fused_blindly
-from onnxamp._target import target_of
 
 
 def quantized_units(graph: Graph, target: str) -> Iterator[Hazard]:

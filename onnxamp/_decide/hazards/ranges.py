@@ -15,7 +15,8 @@ from onnxamp._decide.kinds import (
     HazardKind,
     computing,
 )
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.damaged import damaged
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.extremes import shrinking
@@ -23,7 +24,6 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_out_of_range, stats_of
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import SENTINEL
-from onnxamp._ops.facts import attribute, attribute_of, op_facts
 from onnxamp._options.options import Options
 
 

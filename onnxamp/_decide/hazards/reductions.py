@@ -5,10 +5,10 @@ from math import prod
 from typing import Final
 
 from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
-from onnxamp._ops.facts import op_facts
 
 
 def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -14,14 +14,14 @@ from onnxamp._decide.kinds import (
     HazardKind,
     computing,
 )
-from onnxamp._dtypes import Format, element_name
+from onnxamp._facts.dtypes import Format, element_name
+from onnxamp._facts.grids import Grid, grids
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.scales import magnitudes
 from onnxamp._graph.view import Node
 from onnxamp._model.weights import read_array
-from onnxamp._ops.facts import op_facts
-from onnxamp._ops.grids import Grid, grids
 
 _SHARE: Final = 1.0
 """Steps by which rounding a scale may move the end of its grid."""

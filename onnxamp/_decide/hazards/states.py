@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
-from onnxamp._dtypes import Format, holds_float
+from onnxamp._facts.dtypes import Format, holds_float
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_rounded
 from onnxamp._graph.view import ABSENT
-from onnxamp._ops.facts import op_facts
 
 
 def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:

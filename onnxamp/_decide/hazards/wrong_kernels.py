@@ -4,9 +4,9 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind
-from onnxamp._dtypes import Format
+from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
-from onnxamp._target.wrong_kernels import wrong_kernels, wrong_ops
+from onnxamp._graph.wrong_kernels import wrong_kernels, wrong_ops
 
 
 def wrong_kernel_hazards(graph: Graph, low: Format, target: str) -> list[Hazard]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from onnxamp._audit import Audit
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.verdicts import title_of, told
-from onnxamp._dtypes import FORMATS, Format
+from onnxamp._facts.dtypes import FORMATS, Format
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import (
     DiffReport,

@@ -20,12 +20,12 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from onnxamp._errors import printable
+from onnxamp._base.errors import printable
+from onnxamp._base.paths import as_path, made_folder
 from onnxamp._job.writing import Conversion
 from onnxamp._model.model import ModelSource
 from onnxamp._model.staging import write_file
 from onnxamp._numerics.results import DiffReport
-from onnxamp._paths import as_path, made_folder
 from onnxamp._report import glued, named, said
 from onnxamp._report.html import NodeRow, Page, ValueRow, conversion_page, plot_of
 from onnxamp._report.parts import Part, Report, listed_parts
@@ -78,7 +78,7 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
-    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._report.batch`."""
+    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._fleet.report`."""
     return _document(
         "index.html.jinja", _static("index.js"), report=report, lines=lines
     )

@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.paths import as_path, made_folder
+from onnxamp._base.public import export
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import graph_of
 from onnxamp._job import Request
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
@@ -22,11 +25,8 @@ from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
 from onnxamp._numerics.limits import Accept
-from onnxamp._ops import read_table
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._paths import as_path, made_folder
-from onnxamp._public import export
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider
 from onnxamp._tuning.results import Search

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, TensorProto
 
-from onnxamp._errors import ArgumentError
+from onnxamp._base.errors import ArgumentError
+from onnxamp._base.public import export
+from onnxamp._facts.tables import read_table
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._ops import read_table
-from onnxamp._public import export
 from onnxamp.compat._convert import (
     Range,
     convert_all_but,

@@ -1,0 +1,481 @@
+"""Timing functions side by side: warmed up until they are stable, in turns, and with the spread of the result.
+
+Each function runs in blocks of a few consecutive runs, as in production. The blocks of all functions take turns, in
+reverse order every other round, so that drifting clocks and temperatures affect all functions alike.
+"""
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from onnxamp._audit.bench_results import Bench, Cause, Latency, OpTime, Ratio, Timing
+from onnxamp._base.public import no_collections
+from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
+from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import read_table
+from onnxamp._runtime.profile import (
+    engine_kernels,
+    is_dispatch_only,
+    node_events,
+    profiled_run,
+    times_of,
+)
+from onnxamp._runtime.session import Provider, short_provider
+from onnxamp._runtime.values import Feed
+
+
+class Executed(NamedTuple):
+    """The tables of ``_data/executed.toml``."""
+
+    channels: Mapping[str, int]
+    convolutions: frozenset[str]
+    conv_activations: frozenset[str]
+    attentions: frozenset[str]
+    copies: frozenset[str]
+    glue: frozenset[str]
+    standard: Mapping[str, str]
+    kernels: Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def executed() -> Executed:
+    """Return the facts, which are parsed on the first call."""
+    data = read_table("executed")
+    ops = {name: frozenset(ops) for name, ops in data["ops"].items()}
+    return Executed(
+        data["channels"], **ops, standard=data["standard"], kernels=data["kernels"]
+    )
+
+
+Run = Callable[[], None]
+Clock = Callable[[], float]
+Timed = Callable[[int], list[float]]
+"""A function that runs so many times in a row, and returns the seconds of each run."""
+Blocks = list[list[float]]
+"""The seconds of each run, by round."""
+
+_WINDOW: Final = 5
+_STEADY: Final = 0.03
+"""A function is warm if the medians of two windows of ``_WINDOW`` runs differ by less than this share."""
+_BLOCK: Final = 0.02
+"""The desired duration of a block, in seconds."""
+_MOST: Final = 50
+"""The maximum number of runs in a block."""
+_ROUNDS: Final = (8, 60)
+_RESAMPLES: Final = 2000
+
+
+def timed(run: Run, clock: Clock) -> Timed:
+    """Return a function that runs ``run`` several times, and times it from outside."""
+
+    def block(count: int) -> list[float]:
+        taken = []
+        for _ in range(count):
+            start = clock()
+            run()
+            taken.append(clock() - start)
+        return taken
+
+    return block
+
+
+def warm_up(run: Timed, clock: Clock, longest: float) -> float:
+    """Run until two consecutive windows take the same time, or ``longest`` seconds have passed.
+
+    Returns:
+        The seconds per run at the end.
+    """
+    start = clock()
+    before = math.inf
+    now = run(1)[0]
+    while clock() - start < longest and abs(before - now) > _STEADY * now:
+        before = now
+        now = median(run(_WINDOW))
+    return now
+
+
+def interleave(
+    runs: Sequence[Timed], each: Sequence[float], seconds: float, rest: float = 0.0
+) -> list[Blocks]:
+    """Time functions in turns, for about ``seconds`` per function.
+
+    Args:
+        runs: the functions, at least one.
+        each: the seconds that one run of each function takes, from :func:`warm_up`.
+        seconds: time per function.
+        rest: seconds to wait before each block.
+
+    Returns:
+        The rounds of each function, the same number for all.
+    """
+    sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
+    round_cost = sum(
+        rest + cost * (size + 1) for cost, size in zip(each, sizes, strict=True)
+    )
+    rounds = int(
+        min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1])
+    )
+    blocks: list[Blocks] = [[] for _ in runs]
+    with no_collections():  # a garbage collection would count for only one function
+        for number in range(rounds):
+            order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
+            for index in order:
+                if rest:
+                    time.sleep(rest)
+                # Not counted: it refills the caches that other functions have overwritten.
+                runs[index](1)
+                blocks[index].append(runs[index](sizes[index]))
+    return blocks
+
+
+def latency(first: float, blocks: Blocks) -> Latency:
+    """Return quantiles over all runs of all rounds."""
+    every = np.concatenate([np.asarray(block) for block in blocks])
+    middle, p90, p99 = (float(x) for x in np.quantile(every, (0.5, 0.9, 0.99)))
+    return Latency(first, middle, p90, p99, every.size)
+
+
+def ratio(reference: Blocks, other: Blocks) -> Ratio:
+    """Return how many times as fast ``other`` is: the median over rounds of the ratio of a round's two medians.
+
+    The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
+    (Efron's percentile bootstrap, seeded).
+    """
+    quotients = np.array(
+        [
+            median(one) / max(median(two), 1e-12)
+            for one, two in zip(reference, other, strict=True)
+        ]
+    )
+    drawn = np.random.default_rng(0).integers(
+        0, quotients.size, (_RESAMPLES, quotients.size)
+    )
+    low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
+    p10, p90 = np.quantile(quotients, (0.1, 0.9))
+    return Ratio(
+        float(np.median(quotients)), float(low), float(high), float(p90 - p10) / 2
+    )
+
+
+_LOWEST: Final = (*LOWEST_FIRST, "float", "double")
+_NAMES: Final = {"float": "float32", "double": "float64"}
+
+
+class Profile(NamedTuple):
+    """The fields of :class:`Bench` that need a profile."""
+
+    ops: tuple[OpTime, ...]
+    memory: int | None
+    odd: Mapping[str, int]
+
+
+def profile(
+    path: Path,
+    feeds: Mapping[str, Feed],
+    provider: Provider,
+    cuda_options: Mapping[str, str],
+    threads: int = 0,
+    runs: int = 5,
+) -> Profile:
+    """Profile the model in a file.
+
+    Args:
+        path: the file.
+        feeds: arrays by input name.
+        provider: where to run it.
+        cuda_options: options of the CUDA provider.
+        threads: as for :func:`~onnxamp._runtime.session.make_session`.
+        runs: the number of runs, at least 1, in addition to a warm-up run.
+
+    Raises:
+        RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
+    """
+    found = profiled_run(
+        path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs
+    )
+    return Profile(op_times(found.events), found.memory, odd_channels(found.events))
+
+
+def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
+    """Return the nodes of a profile by op, provider and type, slowest first.
+
+    Control flow is left out: its time is that of the nodes in its bodies, which are listed.
+    """
+    untold = is_dispatch_only(events)
+    seconds = times_of(events)
+    kinds = dict[str, tuple[str, str, str]]()
+    for name, event in node_events(events):
+        args = event["args"]
+        if args["op_name"] in op_facts().control_flow:
+            continue
+        # A graph that an engine compiles is skipped: its kernels are listed instead.
+        if untold or name in seconds:
+            kinds.setdefault(
+                name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
+            )
+    for event in engine_kernels(events):
+        kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
+    spent = defaultdict[tuple[str, str, str], float](float)
+    counts = Counter(kinds.values())
+    for name, kind in kinds.items():
+        spent[kind] += seconds.get(name, 0.0)
+    rows = [
+        OpTime(*kind, counts[kind], None if untold else total)
+        for kind, total in spent.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-(row.seconds or 0.0), row.op)))
+
+
+def _kernel_kind(args: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return op, provider and type of a kernel that a compiling engine lists."""
+    provider = str(args.get("ep", ""))
+    words = executed().kernels.get(provider, {})
+    dtype = str(args.get(words.get("kernel", ""), "")).rpartition("_")[2]
+    return (
+        str(args.get(words.get("op", ""), "?")),
+        short_provider(provider),
+        words.get("types", {}).get(dtype, "no floats"),
+    )
+
+
+def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count low-precision convolutions and matrix products whose channels are not a multiple of 8, by op type.
+
+    Such shapes are slow on tensor cores, or cannot use them.
+    """
+    odd = dict[str, str]()
+    for name, event in node_events(events):
+        args = event["args"]
+        axis = executed().channels.get(args["op_name"])
+        if axis is None or _dtype(args) not in FORMATS:
+            continue
+        entries = (
+            *args.get("input_type_shape", ())[:1],
+            *args.get("output_type_shape", ()),
+        )
+        shapes = [shape for entry in entries for shape in entry.values()]
+        if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
+            odd[name] = args["op_name"]
+    return dict(Counter(odd.values()))
+
+
+def _dtype(args: Mapping[str, Any]) -> str:
+    """Return the lowest float type that a node reads or writes."""
+    types = {
+        name
+        for key in ("input_type_shape", "output_type_shape")
+        for entry in args.get(key, ())
+        for name in entry
+    }
+    lowest = next((name for name in _LOWEST if name in types), "no floats")
+    return _NAMES.get(lowest, lowest)
+
+
+_CAST_SHARE: Final = 0.03
+_SEARCH: Final = 20.0
+"""A first run this many times as long as the others means that cuDNN searched for algorithms."""
+_LAUNCH: Final = 8e-6
+"""Seconds per kernel below which launches are the bottleneck: a launch takes 3 to 5 microseconds on the host."""
+_SHOWN: Final = 6
+"""The maximum number of op types in a sentence."""
+
+Said: TypeAlias = Iterator[tuple[str, str, str]]
+"""Kind, text and action of each cause."""
+
+
+class Evidence(NamedTuple):
+    """A model with its timings, and the original."""
+
+    original: Bench
+    model: Bench
+    timings: Sequence[Timing]
+    on_cuda: bool
+
+
+def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
+    """Return the causes of a slowdown; see the table of the module. Complexity: linear in the number of op types."""
+    if not evidence.model.ops or (
+        not evidence.on_cuda and evidence.model.lowest != "float32"
+    ):
+        return ()  # on CPU, float16 is computed in float32, and is slow for other reasons than on a GPU
+    rules = (_casts, _fallbacks, _fusions, _layout, _channels, _search, _launches)
+    return tuple(
+        Cause(evidence.model.model, *said) for rule in rules for said in rule(evidence)
+    )
+
+
+def _casts(e: Evidence) -> Said:
+    mine, theirs = (
+        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats")
+        for bench in (e.model, e.original)
+    )
+    total = _sum(e.model.ops, lambda _: True)[1] or 1e-12
+    if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
+        share = f"{mine[1] * 1e3:.3g} ms, {100 * mine[1] / total:.0f} % of the time"
+        text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
+        yield (
+            "casts",
+            text,
+            "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low).",
+        )
+
+
+def _fallbacks(e: Evidence) -> Said:
+    if not e.on_cuda:
+        return
+    rows = [
+        row
+        for row in e.model.ops
+        if row.provider == "CPU"
+        and row.dtype != "no floats"
+        and row.op not in executed().copies
+    ]
+    before = {
+        row.op: row.nodes
+        for row in e.original.ops
+        if row.provider == "CPU" and row.dtype != "no floats"
+    }
+    new = [row for row in rows if row.nodes > before.get(row.op, 0)]
+    copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
+    if new or (rows and copies[0]):
+        shown = sorted(new or rows, key=lambda row: -(row.seconds or 0.0))
+        kinds = ", ".join(
+            f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN]
+        )
+        kinds += ", ..." if len(shown) > _SHOWN else ""
+        more = "" if new else ", as in the original"
+        text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
+        yield (
+            "fallback",
+            text,
+            "onnxamp check MODEL names the reason for each node, and what would bring it back.",
+        )
+
+
+def _fusions(e: Evidence) -> Said:
+    kept = _ran(e.model)  # made by ONNX Runtime, or part of the model
+    for op, fused in executed().standard.items():
+        kept[fused] += kept[op]
+    lost = {
+        op: count - kept[op]
+        for op, count in fused_ops(e.original).items()
+        if count > kept[op]
+    }
+    softmax = _sum(
+        e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32"
+    )[0]
+    attention = [op for op in lost if op in executed().attentions]
+    if attention and softmax and e.model.lowest != "float32":
+        text = f"{lost.pop(attention[0])} attentions are not fused, because {softmax} Softmax are in float32"
+        yield (
+            "softmax",
+            text,
+            "--lists fast also lowers Softmax, whose kernel still accumulates in float32.",
+        )
+    convs = [op for op in lost if op in executed().conv_activations]
+    if convs and e.model.lowest != "float32":
+        count = sum(lost.pop(op) for op in convs)
+        text = f"{count} activations no longer run inside their Conv, because FusedConv exists only in float32"
+        yield (
+            "fused conv",
+            text,
+            "No option restores that fusion. Its loss costs one pass over each of these outputs.",
+        )
+    if lost:
+        text = "fusions that only the original gets: " + ", ".join(
+            f"{op} ×{n}" for op, n in lost.items()
+        )
+        yield (
+            "fusion",
+            text,
+            "Convert with --fold, or use 'onnxamp inspect' to find Casts inside the pattern.",
+        )
+
+
+def _layout(e: Evidence) -> Said:
+    count, seconds = _sum(
+        e.model.ops,
+        lambda row: row.op in executed().convolutions and row.dtype in FORMATS,
+    )
+    if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
+        text = f"{count} low-precision convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
+        yield (
+            "layout",
+            text,
+            "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc).",
+        )
+
+
+def _channels(e: Evidence) -> Said:
+    if e.on_cuda and e.model.odd:
+        kinds = ", ".join(f"{op} ×{count}" for op, count in e.model.odd.items())
+        text = f"channels that are not a multiple of 8: {kinds}; tensor cores are slow on such shapes, or cannot run them"
+        yield (
+            "channels",
+            text,
+            "Pad them in the model, or keep these nodes in float32 (--keep-fp32).",
+        )
+
+
+def _search(e: Evidence) -> Said:
+    slow = [
+        t
+        for t in e.timings
+        if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1
+    ]
+    convolves = any("Conv" in row.op for row in e.model.ops)
+    if e.on_cuda and slow and convolves:
+        first = max(t.latency.first for t in slow)
+        text = f"the first run at a new shape takes up to {first:.2g} s, because cuDNN tries its algorithms"
+        yield (
+            "search",
+            text,
+            "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC.",
+        )
+
+
+def _launches(e: Evidence) -> Said:
+    kernels = sum(row.nodes for row in e.model.ops if row.provider == "CUDA")
+    bound = [t for t in e.timings if kernels and t.latency.median < _LAUNCH * kernels]
+    if e.on_cuda and bound and e.model.options.get("enable_cuda_graph") != "1":
+        fastest = min(t.latency.median for t in bound)
+        text = f"{kernels} kernels in {fastest * 1e3:.3g} ms: launching them takes longer than running them"
+        yield (
+            "launches",
+            text,
+            "Use a larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
+        )
+
+
+def fused_ops(bench: Bench) -> Counter[str]:
+    """Count nodes that ran but are not in the model, by op type: these come from fusions of ONNX Runtime."""
+    own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
+    extra = {
+        op: count - own.get(op, 0)
+        for op, count in _ran(bench).items()
+        if op not in executed().glue | executed().copies
+    }
+    return Counter({op: count for op, count in extra.items() if count > 0})
+
+
+def _ran(bench: Bench) -> Counter[str]:
+    """Return the number of nodes that ran, by op type."""
+    ran = Counter[str]()
+    for row in bench.ops:
+        ran[row.op] += row.nodes
+    return ran
+
+
+def _sum(
+    rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]
+) -> tuple[int, float]:
+    """Return the total nodes and seconds of the wanted rows; unreported times count as zero."""
+    chosen = [row for row in rows if wanted(row)]
+    return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)

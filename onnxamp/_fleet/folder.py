@@ -1,0 +1,556 @@
+"""Conversion of all models of a folder: find them, skip those that are up to date, hand the rest to workers."""
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, fields, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Final, NamedTuple, Unpack
+
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.executor import Crash, Failed, Memory, Place, Work, run
+from onnxamp._base.identity import is_within, resolved
+from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.signals import cleaned_up
+from onnxamp._base.state import Part, State, as_data, opened
+from onnxamp._convert.misspelled import refuse_or_warn
+from onnxamp._fleet.job import (
+    NAME,
+    Entry,
+    FolderOptions,
+    Job,
+    failed,
+    fingerprint,
+    read_before,
+    remembered,
+    run_job,
+    written_by,
+)
+from onnxamp._fleet.kinds import SAME, Packages, files_below
+from onnxamp._fleet.outcome import (
+    FolderProgress,
+    FolderReport,
+    Outcome,
+    Row,
+    Shipped,
+    page_of,
+)
+from onnxamp._fleet.outputs import check_outputs
+from onnxamp._fleet.package import PART, STAGE, share_weights, ship
+from onnxamp._job import Validation
+from onnxamp._job.writing import EXTERNAL_DATA
+from onnxamp._model.staging import sweep
+from onnxamp._numerics.limits import Accept, make_limits
+from onnxamp._options.options import OptionKeywords, Options
+from onnxamp._options.values import Level, LevelName, is_auto
+from onnxamp._runtime.fingerprints import own_version, runtime_version
+from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.starting import active_libraries
+
+
+def index_of(html: Path | None) -> Path | None:
+    """Return the index of the requested pages: index.html in a folder, or the named file.
+
+    Raises:
+        ArgumentError: no page can be written there.
+    """
+    if html is None:
+        return None
+    path = (
+        html / "index.html"
+        if html.is_dir() or html.suffix.lower() not in (".html", ".htm")
+        else html
+    )
+    if path.parent.exists() and not path.parent.is_dir():
+        raise ArgumentError(
+            f"The page folder {str(path.parent)!r} is a file: name a folder for the pages."
+        )
+    return path
+
+
+def check_options(options: FolderOptions) -> None:
+    """Reject wrong options before the first model is read.
+
+    Raises:
+        ArgumentError: an option has an impossible value, or cannot be used for a folder.
+        ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
+    """
+    if options.external_data not in EXTERNAL_DATA:
+        raise ArgumentError(
+            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
+        )
+    if options.conversion.rule is not None:
+        raise ArgumentError(
+            "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
+        )
+    tolerance = options.validation.tolerance
+    if options.validate and options.provider is not None:
+        choose_provider(options.provider)
+    is_auto(
+        options.conversion.level,
+        tolerance,
+        None,
+        options.metric,
+        validates=options.validate,
+    )
+    if tolerance is not None:
+        make_limits({"rel_l2": tolerance})  # checks it
+    if options.accept is None:
+        return
+    if not isinstance(options.accept, str):
+        raise ArgumentTypeError(
+            "accept must be 'package:function' or 'file.py:function', which worker processes can import, not"
+            f" {type(options.accept).__name__}."
+        )
+    if not options.validate and options.conversion.level != Level.AUTO:
+        raise ArgumentError(
+            "accept judges the validation, which validate=False skips: drop one of the two."
+        )
+    Accept.of(options.accept)
+
+
+def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[Job]:
+    """Return the models below a folder, sorted by name, except hidden ones and those below ``target``.
+
+    Raises:
+        ArgumentError: there are no models, or results could replace originals.
+    """
+    if not source.is_dir():
+        raise ArgumentError(f"{str(source)!r} is not a folder.")
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(
+            f"The output {str(target)!r} is a file: name a folder for the results."
+        )
+    if inputs is not None and not inputs.is_dir():
+        raise ArgumentError(
+            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
+        )
+    try:
+        home = resolved(target)
+    except OSError:
+        raise ArgumentError(
+            f"The output {str(target)!r} is a link that leads back to itself: remove it, or name another folder."
+        ) from None
+    if is_within(source, target):
+        raise ArgumentError(
+            f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
+        )
+    jobs = list[Job]()
+    left_out = list[str]()
+    packages = Packages(source)
+    models = (
+        path for path in files_below(source, {home}) if path.suffix.lower() == ".onnx"
+    )
+    for path in models:
+        name = path.relative_to(source)
+        package = packages.of(path)
+        called = SAME if package is None else package.kind.name_of(path)
+        if called.is_left_out:
+            left_out.append(name.as_posix())
+            continue
+        result = name.with_stem(called.becomes.format(stem=path.stem))
+        home = target
+        if package is not None:
+            home /= package.folder.relative_to(source)
+        jobs.append(
+            Job(
+                name=name.as_posix(),
+                source=path,
+                target=target / result,
+                failed=target / "failed" / result,
+                inputs=_inputs_of(name, inputs),
+                home=home,
+                stage=None if package is None or is_remote(home) else home / STAGE,
+                package=package,
+            )
+        )
+    if left_out and not jobs:
+        raise ArgumentError(
+            f"Going by their names, all models below {str(source)!r} are not float32 ({', '.join(left_out)}):"
+            " convert the files that they were made from."
+        )
+    if not jobs:
+        raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
+    if inputs is not None and all(job.inputs is None for job in jobs):
+        raise ArgumentError(
+            f"{str(inputs)!r} holds inputs for none of the models: inputs for {jobs[0].name} belong in"
+            f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
+        )
+    return jobs
+
+
+def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
+    """Return the inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
+    if inputs is None:
+        return None
+    kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
+    return next((path for path in kinds if path.exists()), None)
+
+
+def size_of(job: Job) -> int:
+    """Return the size of the model file in bytes."""
+    return job.source.stat().st_size if job.source.is_file() else 0
+
+
+_LOG: Final = logging.getLogger("onnxamp")
+_OF_FILES: Final = ("external_data", "shard_bytes")
+"""Options that do not change any number."""
+SEARCHES: Final = ".onnxamp"
+"""Folder among the results for the measurements of level auto."""
+
+
+Told = Callable[[FolderProgress], None]
+
+
+def convert_folder(
+    src: str | PathLike[str],
+    dst: str | PathLike[str],
+    level: LevelName = "O2",
+    *,
+    jobs: int | None = None,
+    cluster: str | None = None,
+    external_data: str = "auto",
+    shard_bytes: int | None = None,
+    tolerance: float | None = None,
+    metric: str = "auto",
+    validate: bool = True,
+    inputs: str | PathLike[str] | None = None,
+    prompts: str | PathLike[str] | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    provider: Provider | None = None,
+    retry: bool = False,
+    accept: str | None = None,
+    html: str | PathLike[str] | None = None,
+    told: Told | None = None,
+    **options: Unpack[OptionKeywords],
+) -> FolderReport:
+    """Convert every ``*.onnx`` file below a folder in worker processes, and compare each result with its original.
+
+    A model that fails, even by crashing its process, does not affect the others. Results keep their relative path.
+    A result that fails its validation is converted again with more nodes in float32; in the worst case, the whole model
+    stays in float32. Models that are up to date, according to ``dst/.onnxamp.json``, are skipped. So are those that
+    failed before and would fail again, because files, options, and the versions of onnxamp and ONNX Runtime are the
+    same. onnxamp never searches for the same fix twice. Workers are spawned, so a script that calls this needs the
+    usual ``if __name__ == "__main__":``.
+
+    Args:
+        src: the folder. Hidden files and folders are skipped, and so is ``dst`` if it lies inside.
+        dst: the folder for the results; created if it is missing.
+        level: see :func:`convert_file`, also for ``external_data``, ``shard_bytes``, ``metric`` and ``options``.
+        jobs: worker processes, which share the processor's cores; by default one per core.
+        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address. All its machines
+            must be able to access the folders. None for processes on this machine, without Ray.
+        external_data: "auto", "always" or "never".
+        shard_bytes: bytes per data file.
+        tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
+            bfloat16), and the target of level "auto" (1e-2).
+        metric: for level "auto" only: how errors are measured.
+        validate: run originals and results, and compare their outputs.
+        inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
+            model below ``src`` without ".onnx". Models for which there are none run on random inputs.
+        prompts: text file with one prompt per line for decoders, see :class:`Prompts`.
+        samples: number of random inputs; None for 1, or for 4 to 16 if the target accumulates float16 in float16, as
+            webgpu does.
+        seed: seed of random inputs.
+        dims: sizes of named dimensions of random inputs, for the models that have them.
+        provider: where to run models to compare them, "cuda", "cpu" or a plugin provider; None for CUDA if there is a
+            device.
+        retry: retry models that failed before, or stayed in float32 because no conversion passed.
+        accept: a function that judges outputs, see :func:`diff_models`; as "package:function" or "file.py:function",
+            because workers import it.
+        html: where to write pages: a folder for one page per model and an index, or the path of the index.
+        told: progress callback, called when a model starts and when it is done.
+        options: keyword arguments of :func:`convert_model`, except ``rule``.
+
+    Returns:
+        The outcome for each model.
+
+    Raises:
+        ArgumentError: an argument is wrong, there is no model, results could replace originals, or another run writes
+            to ``dst``. With ``strict_options``, at the end: a name matches nothing in any model.
+        ArgumentTypeError: ``accept`` is not a string.
+        OutputError: ``dst`` cannot be created.
+        RuntimeFailure: CUDA is requested, but cannot be used.
+
+    Warns:
+        OptionWarning: a name matches nothing in any model, or an option cannot be followed for a model.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from onnxamp import convert_folder
+        >>> with TemporaryDirectory() as folder:
+        ...     report = convert_folder("models", folder, jobs=1, validate=False)
+        >>> report.count("failed")
+        0
+    """
+    asked = FolderOptions(
+        conversion=Options.of(level, options),
+        external_data=external_data,
+        shard_bytes=shard_bytes,
+        validation=Validation(tolerance=tolerance),
+        metric=metric,
+        validate=validate,
+        samples=samples,
+        seed=seed,
+        dims=dict(dims or {}),
+        provider=provider,
+        libraries=active_libraries(),
+        accept=accept,
+        prompts=None if prompts is None else as_path(prompts),
+        given=frozenset(options),
+    )
+    data, page = (
+        as_path(path) if path is not None else None for path in (inputs, html)
+    )
+    report = run_folder(
+        options=asked,
+        source=as_path(src),
+        target=as_path(dst),
+        place=Place(jobs, cluster),
+        inputs=data,
+        told=told,
+        retry=retry,
+        html=page,
+    )
+    warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
+    refuse_or_warn(report.unmatched, [asked.conversion])
+    return report
+
+
+def run_folder(
+    options: FolderOptions,
+    source: Path,
+    target: Path,
+    place: Place,
+    inputs: Path | None,
+    told: Told | None,
+    *,
+    retry: bool,
+    html: Path | None,
+    reads: Iterable[Path] = (),
+) -> FolderReport:
+    """Run :func:`convert_folder` with its options in one record; raise the same errors.
+
+    A result without a requested page is converted again. ``reads`` are files that were read for the options.
+    """
+    start = time.perf_counter()
+    index = index_of(html)
+    check_options(options)
+    found = find_jobs(source, target, inputs)
+    for package in {
+        job.package.folder: job.package for job in found if job.package
+    }.values():
+        package.check(options.conversion.dtype)
+    prints = _fingerprints(options)
+    used = 1
+    searches = None
+    if options.conversion.level == Level.AUTO and not is_remote(target):
+        searches = target / SEARCHES
+    found = [
+        replace(
+            job,
+            shared=options.files,
+            page=index and page_of(index.parent, job.name),
+            search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
+        )
+        for job in found
+    ]
+    check_outputs(
+        found,
+        source,
+        target,
+        index=index,
+        folders=() if inputs is None else (inputs,),
+        files=(*options.files, *map(as_path, options.libraries), *reads),
+    )
+    made_folder(target)
+    mixes = options.provider is not None and is_plugin(options.provider)
+    with opened(target / NAME, renew=True, waits=False) as state:
+        assert state is not None
+        kept = state.part("folder", {})
+        done, waiting = _known(found, remembered(kept), prints, retry=retry)
+        if waiting:
+            state.check_writable()
+        waiting.sort(
+            key=size_of, reverse=True
+        )  # so that no worker starts a large model last
+        work = partial(_jobs_of, options)
+        with closing(
+            _work(work, waiting, place, len(done), told, once=mixes)
+        ) as results:
+            for result, used in results:  # noqa: B007 - the last one is reported
+                row = result.row
+                _LOG.info("%s: %s %s", row.name, row.outcome, row.message)
+                made_with = prints.failure if row.has_failed else prints.result
+                entry = replace(result, made_with=made_with, searched_with=prints.cure)
+                done[row.name] = entry
+                kept[row.name] = None if entry.may_pass else as_data(entry)
+        _share(options, found, done, kept)
+        shipped = tuple(_shipped(found, done, source, target, state))
+    report = FolderReport(
+        source=source,
+        target=target,
+        jobs=used,
+        seconds=time.perf_counter() - start,
+        rows=tuple(done[job.name].row for job in found),
+        shipped=shipped,
+    )
+    if index is not None:
+        from onnxamp._fleet.report import write_index  # noqa: PLC0415 - only pages need it
+
+        write_index(report, index)
+    return report
+
+
+def _share(
+    options: FolderOptions, jobs: Sequence[Job], done: dict[str, Entry], kept: Part
+) -> None:
+    """Let results share the weights that their models share, and remember the files that this leaves."""
+    held = [job for job in jobs if not done[job.name].row.has_failed]
+    for job, size in share_weights(held, done, options):
+        entry = done[job.name]
+        row = replace(entry.row, bytes_after=size)
+        done[job.name] = replace(entry, row=row, written=written_by(job))
+        kept[job.name] = as_data(done[job.name])
+
+
+def _shipped(
+    jobs: Sequence[Job],
+    done: Mapping[str, Entry],
+    source: Path,
+    target: Path,
+    state: State,
+) -> Iterator[Shipped]:
+    """Complete the packages in which every model has a result, and report the others."""
+    owned: dict[Path, list[Job]] = {}
+    for job in jobs:
+        if job.package is not None:
+            owned.setdefault(job.package.folder, []).append(job)
+    for own in owned.values():
+        package = own[0].package
+        assert package is not None
+        failed = tuple(job.name for job in own if done[job.name].row.has_failed)
+        if failed:
+            name = package.folder.relative_to(source).as_posix()
+            yield Shipped(name=name, kind=package.kind.name, failed=failed)
+        else:
+            part = state.part(PART, {})
+            others = owned.keys() - {package.folder}
+            yield ship(package, own, done, source, target, part, others)
+
+
+def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
+    """Return the function that handles each job of a folder."""
+    return partial(run_job, options)
+
+
+def _known(
+    jobs: Sequence[Job],
+    state: Mapping[str, Entry],
+    prints: "_Prints",
+    *,
+    retry: bool,
+) -> tuple[dict[str, Entry], list[Job]]:
+    """Return the outcomes that are known, and the other jobs, with any known cures."""
+    known = dict[str, Entry]()
+    waiting = list[Job]()
+    for job in jobs:
+        entry = state.get(job.name)
+        if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
+            waiting.append(job)
+            continue
+        outcome: Outcome = "up to date"
+        is_known = entry.is_current(job, prints.result) and job.is_paged
+        if entry.row.has_failed:
+            outcome = "failed before"
+            is_known = entry.is_current(job, prints.failure)
+        if is_known:
+            row = replace(entry.row, outcome=outcome, seconds=0.0)
+            known[job.name] = replace(entry, row=row)
+        else:
+            cure = entry if entry.is_cure(job, prints.cure) else None
+            waiting.append(replace(job, cure=cure))
+    return known, waiting
+
+
+class _Prints(NamedTuple):
+    """Hashes of everything that determines a result, a failure, or a cure, independent of how it was requested.
+
+    ``search`` covers what the measurements of level auto depend on, except models and inputs, which their file records.
+    """
+
+    result: str
+    failure: str
+    cure: str
+    search: str
+
+
+def _fingerprints(options: FolderOptions) -> _Prints:
+    names = [item.name for item in fields(options) if item.name != "conversion"]
+    facts = {name: getattr(options, name) for name in names}
+    facts["validation"] = asdict(options.validation)
+    facts |= {"onnxamp": own_version(), "options": options.conversion.as_json()}
+    here = facts | {"runtime": runtime_version()}
+    searched = {name: value for name, value in here.items() if name not in _OF_FILES}
+    versions = {name: here[name] for name in ("onnxamp", "runtime", "provider")}
+    return _Prints(*map(fingerprint, (facts, here, searched, versions)))
+
+
+def _work(
+    work: Work,
+    jobs: Sequence[Job],
+    place: Place,
+    before: int,
+    told: Told | None,
+    *,
+    once: bool,
+) -> Generator[tuple[Entry, int]]:
+    """Yield the result of each job when it is done, and the number of workers. Files of dead workers are removed.
+
+    With ``once``, each worker does a single job: plugins keep compiled kernels between models and may mix them up.
+    """
+    running: dict[int, str] = {}
+    finished = before
+    total = before + len(jobs)
+    if not jobs:
+        return
+
+    def tell(row: Row | None = None) -> None:
+        if told is not None:
+            told(FolderProgress(finished, total, tuple(running.values()), row))
+
+    def started(position: int) -> None:
+        running[position] = jobs[position].name
+        tell()
+
+    def swept() -> None:
+        for position in running:
+            sweep(jobs[position].output)
+
+    with (
+        cleaned_up(swept),
+        place.workers(len(jobs), once=once) as workers,
+        closing(run(workers, work, jobs, started=started)) as results,
+    ):
+        for position, found in results:
+            del running[position]
+            finished += 1
+            result = _result(jobs[position], found)
+            yield result, workers.count
+            tell(result.row)
+
+
+def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
+    """Return the outcome of a job, regardless of how it ended."""
+    if isinstance(found, Failed):
+        return failed(job, found.error, read_before(job))
+    if isinstance(found, Crash):
+        sweep(job.output)
+        row = Row(job.name, message=str(found))
+        return Entry(row=row, read=read_before(job), may_pass=found.was_ended)
+    return found

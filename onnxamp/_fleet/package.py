@@ -1,0 +1,493 @@
+"""The files of a package take their places together, all of them or none: the results, the data files that they share,
+and the files beside them, such as configs and tokenizers.
+
+Results and the files beside them wait in a hidden folder inside the target folder until every model of the package has
+a result. Then the files that they replace move into another hidden folder, starting with the files by which software
+recognizes the package. The new files then move to their places, with those files last. At any moment, the folder
+contains the earlier files, the new ones, or a state that no software recognizes as a package.
+
+If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the remaining
+ones, because it finds results in either place (:meth:`onnxamp._fleet.job.Job.found`).
+
+Results share a data file if the models do, such as a decoder with and without caches. Each is first written by itself,
+with all its weights. Then weights with equal bytes are dropped from all results but one. A result to whose weights
+another one refers is never overwritten; see :mod:`onnxamp._model.data_files`.
+"""
+
+import json
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from onnx import ModelProto, TensorProto
+
+from onnxamp._base.errors import OutputError
+from onnxamp._base.identity import is_within
+from onnxamp._base.paths import is_remote, made_folder
+from onnxamp._base.state import Part, fingerprint
+from onnxamp._facts.dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
+from onnxamp._fleet.job import Entry, FolderOptions, Job, sink_of
+from onnxamp._fleet.kinds import Kind, Package, files_below, is_companion, stores_of
+from onnxamp._fleet.outcome import Shipped
+from onnxamp._job.writing import Sink
+from onnxamp._model.blobs import PIECE, WeightConverter
+from onnxamp._model.data_files import (
+    data_files_of,
+    is_data_name,
+    is_own,
+    referring_models,
+)
+from onnxamp._model.model import folder_of, load_model, weight_bytes
+from onnxamp._model.protos import tensors_of
+from onnxamp._model.saving import save_model
+from onnxamp._model.sources import (
+    DataFile,
+    DataLocation,
+    data_location,
+    external_tensor,
+    has_data_file,
+)
+from onnxamp._model.staging import sync, unwritable, write_file
+
+STAGE: Final = ".onnxamp.new"
+"""The folder in which files wait."""
+REPLACED: Final = ".onnxamp.old"
+"""The folder of replaced files while others take their places."""
+
+_Move = tuple[Path, Path]
+"""The current path of a file, and its destination."""
+PART: Final = "companions"
+"""Part of a results folder's state: the possible fingerprints of each file beside results that onnxamp wrote."""
+
+
+def put_in_place(
+    jobs: Sequence[Job],
+    entries: Mapping[str, Entry],
+    companions: Iterable[str],
+    kind: Kind,
+) -> None:
+    """Move all waiting files of a package to their places.
+
+    Args:
+        jobs: the models of the package, all of which have results.
+        entries: the remembered entries of these models, by name.
+        companions: other waiting files, by path below the package.
+        kind: the kind of the package.
+
+    Raises:
+        OutputError: a file cannot be moved, or would replace a data file that is not onnxamp's. Nothing has changed.
+    """
+    home = jobs[0].home
+    stage = jobs[0].stage
+    assert stage is not None
+    old = home / REPLACED
+    waiting = [job for job in jobs if job.result != job.target]
+    models = [job.target.relative_to(home).as_posix() for job in waiting]
+    written = {name for job in waiting for name in entries[job.name].written}
+    data = sorted(
+        name for name in written.difference(models) if (stage / name).exists()
+    )
+    marks = [name for name in companions if kind.is_mark(name)]
+    others = [name for name in companions if name not in marks]
+    try:
+        outdated = sorted(_outdated(waiting, {home / name for name in data}))
+        replaced = [*(home / name for name in others), *outdated]
+        replaced += [job.target for job in waiting]
+        _move(
+            [
+                _asides((home / name for name in marks), home, old),
+                _asides(replaced, home, old)
+                + [(stage / name, home / name) for name in (*data, *models, *others)],
+                [(stage / name, home / name) for name in marks],
+            ]
+        )
+    except (OSError, ValueError) as error:
+        raise unwritable(home, error) from None
+    for folder in (stage, old):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _asides(files: Iterable[Path], home: Path, old: Path) -> list[_Move]:
+    """Return the moves that make room for other files. Folders stay, because they are not onnxamp's."""
+    return [
+        (file, old / file.relative_to(home))
+        for file in files
+        if file.is_file() or file.is_symlink()
+    ]
+
+
+def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
+    """Yield the data files to which only results refer that are about to be replaced.
+
+    Raises:
+        OutputError: a new file would replace one that is not onnxamp's, or is in use.
+    """
+    for folder in {job.target.parent for job in jobs}:
+        here = [job.target for job in jobs if job.target.parent == folder]
+        new = {path.name for path in coming if path.parent == folder}
+        known = {
+            name for model in here if model.is_file() for name in data_files_of(model)
+        }
+        referring = referring_models(folder, new | known, *here)
+        for name in new | known:
+            file = folder / name
+            is_ours = (
+                any(is_data_name(name, model.name) for model in here)
+                and file.is_file()
+                and is_own(file)
+            )
+            if name in referring or not is_ours:
+                if name in new and (name in referring or file.exists()):
+                    user = str(referring.get(name, "")) or "another program"
+                    raise OutputError(
+                        f"{str(file)!r} belongs to {user}, and a result needs its name: move the file away, or choose"
+                        f" another folder. The results wait in {str(jobs[0].stage)!r}."
+                    )
+            else:
+                yield file
+
+
+def _move(steps: Iterable[Sequence[_Move]]) -> None:
+    """Move files; each step is on disk before the next one begins. If one fails, all are undone."""
+    done = list[_Move]()
+    try:
+        for moves in steps:
+            for source, target in moves:
+                made_folder(target.parent)
+                done.append((source, target))
+                source.replace(target)
+            for folder in {path.parent for move in moves for path in move}:
+                sync(folder)
+    except BaseException:
+        for source, target in reversed(done):
+            with suppress(OSError):
+                if not source.exists():
+                    target.replace(source)
+        raise
+
+
+def ship(
+    package: Package,
+    jobs: Sequence[Job],
+    entries: Mapping[str, Entry],
+    source: Path,
+    target: Path,
+    part: Part,
+    others: Iterable[Path],
+) -> Shipped:
+    """Copy the files beside the models of a folder, with the settings that the results need, and put them all in place.
+
+    An existing file that an earlier run did not write, or that was changed since, is left unchanged. A link that leads
+    out of the folder is not copied.
+
+    Args:
+        package: the folder.
+        jobs: its models, all of which have results.
+        entries: the remembered entries of these models, by name.
+        source: the folder that is converted: the package itself, or a folder around it.
+        target: the folder of the results.
+        part: the state that earlier runs wrote.
+        others: folders of other packages, which keep their own files.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    needed = list(_needed(package, jobs, entries))
+    beside = companions_of(package, source, target, others)
+    written = list[str]()
+    kept = list[str]()
+    new = list[str]()
+    home = jobs[0].home
+    stage = jobs[0].stage
+    waits = any(job.result != job.target for job in jobs)
+    for path in beside.copied:
+        name = path.relative_to(source).as_posix()
+        inside = path.relative_to(package.folder).as_posix()
+        data = _changed(
+            path.read_bytes(), [one for one in needed if one.file == inside]
+        )
+        place = home / inside
+        wanted = fingerprint(data)
+        known = fingerprint(place.read_bytes()) if place.is_file() else None
+        if known is not None and known != wanted and known not in part.get(name, ()):
+            kept.append(name)
+            continue
+        # A mark moves with the models, even if it is unchanged.
+        if known != wanted or (waits and package.kind.is_mark(inside)):
+            place = (stage or home) / inside
+            made_folder(place.parent)
+            write_file(place, data)
+            part[name] = [wanted, *filter(None, [known])]
+            new.append(inside)
+        written.append(name)
+    if stage is not None:
+        put_in_place(jobs, entries, new, package.kind)
+    return Shipped(
+        name=package.folder.relative_to(source).as_posix(),
+        kind=package.kind.name,
+        copied=tuple(written),
+        kept=tuple(kept),
+        left=tuple(path.relative_to(source).as_posix() for path in package.left_out),
+        linked=tuple(path.relative_to(source).as_posix() for path in beside.linked),
+    )
+
+
+class Companions(NamedTuple):
+    """The files beside the models of a package that software reads.
+
+    Attributes:
+        copied: those that are copied with the results.
+        linked: links to files outside the folder. A copy would hold what is not part of the folder, perhaps a secret.
+    """
+
+    copied: Sequence[Path]
+    linked: Sequence[Path]
+
+
+def companions_of(
+    package: Package, source: Path, target: Path, others: Iterable[Path]
+) -> Companions:
+    """Return the files beside the models of a folder.
+
+    Args:
+        package: the folder.
+        source: the folder that is converted.
+        target: the folder of the results.
+        others: folders of other packages, which keep their own files.
+    """
+    without = {path.resolve() for path in (target, *others)}
+    here = [source, *stores_of(package.folder)]
+    copied = list[Path]()
+    linked = list[Path]()
+    for path in files_below(package.folder, without):
+        if not path.is_file() or not is_companion(path.name):
+            continue
+        leads_out = path.is_symlink() and not any(
+            is_within(path, folder) for folder in here
+        )
+        (linked if leads_out else copied).append(path)
+    return Companions(copied, linked)
+
+
+class _Change(NamedTuple):
+    """A setting of a JSON file."""
+
+    file: str
+    keys: Sequence[str]
+    value: Any
+
+
+def _needed(
+    package: Package, jobs: Iterable[Job], entries: Mapping[str, Entry]
+) -> Iterator[_Change]:
+    """Yield the settings that results need."""
+    settings = package.kind.settings
+    for job in jobs if settings else ():
+        found = {
+            "dtype": _dtype_of_caches(package, job.result),
+            "files": len(entries[job.name].written) - 1,
+        }
+        for setting in settings:
+            if value := found[setting.value]:
+                names = {
+                    "types": package.kind.name_of(job.source).types,
+                    "file": job.target.name,
+                }
+                keys = [key.format(**names) for key in setting.keys]
+                yield _Change(file=setting.file, keys=keys, value=value)
+
+
+def _dtype_of_caches(package: Package, result: Path) -> str:
+    """Return the type of the inputs that the software accepts in low precision; "" if there are none."""
+    elems = {
+        entry.type.tensor_type.elem_type
+        for entry in load_model(result).graph.input
+        if package.kind.is_low(entry.name)
+    }
+    return next((ELEM_NAMES[elem] for elem in sorted(elems) if elem in LOW_ELEMS), "")
+
+
+def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
+    """Return the bytes of a JSON file with settings changed; the same bytes if all already have their values."""
+    if not changes:
+        return data
+    before = json.loads(data)
+    config = deepcopy(before)
+    for change in changes:
+        inner = config
+        for key in change.keys[:-1]:
+            held = inner.get(key)
+            inner[key] = held if isinstance(held, Mapping) else {}
+            inner = inner[key]
+        inner[change.keys[-1]] = change.value
+    if config == before:
+        return data
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def share_weights(
+    jobs: Iterable[Job],
+    entries: Mapping[str, Entry],
+    options: FolderOptions,
+) -> Iterator[tuple[Job, int]]:
+    """Let results share the weights that their originals share.
+
+    Args:
+        jobs: models that have results.
+        entries: the remembered entries of these models, by name.
+        options: how results are written.
+
+    Yields:
+        The models whose results were written anew, each with the bytes of its own weights that are left.
+
+    Raises:
+        OutputError: a result cannot be written.
+
+    Complexity: the weights of models that share a data file are read once, and written once if they differ.
+    """
+    for group in _groups(jobs, entries):
+        if not any(
+            entries[job.name].row.outcome == "converted" or job.result != job.target
+            for job in group
+        ):
+            continue
+        sinks = {job.name: sink_of(options, job) for job in group}
+        copied = {
+            job.name: _copied(job, sinks[job.name], len(entries[job.name].written) > 1)
+            for job in group
+            if job.result != job.output
+        }
+        stored: dict[bytes, DataLocation] = {}
+        for job in group:
+            size = _refer(sinks[job.name], stored)
+            if size is None:
+                size = copied.get(job.name)
+            if size is not None:
+                yield job, size
+        _remove_unused(group)
+
+
+def _copied(job: Job, sink: Sink, external: bool) -> int:
+    """Copy a result that is in place to the waiting files, with all its weights; return the bytes of the weights."""
+    made_folder(job.output.parent)
+    return save_model(
+        load_model(job.result),
+        job.output,
+        WeightConverter(FLOAT16, folder_of(job.result)),
+        external=external,
+        shard_bytes=sink.shard_bytes,
+        data_names=sink.data_names,
+    ).size
+
+
+def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]]:
+    """Return the groups of models in one folder on this machine that have results and share data files."""
+    by_file: dict[tuple[Path, Path], list[Job]] = {}
+    for job in jobs:
+        if job.package is not None and job.package.kind.data_names != "onnx":
+            continue  # the software of such a folder finds a data file by the name of its own model
+        if not is_remote(job.source) and not is_remote(job.target):
+            entry = entries[job.name]
+            # Results may share data files that their originals no longer share.
+            results = {job.home / name for name in entry.written}
+            for file in entry.data_of(job) | results:
+                by_file.setdefault((file, job.target.parent), []).append(job)
+    shared = (group for group in by_file.values() if len(group) > 1)
+    # Models that share several files are one group.
+    return [*{tuple(job.name for job in group): group for group in shared}.values()]
+
+
+def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
+    """Let a result refer to weights that are already ``stored``, and add its other weights to these.
+
+    Returns:
+        The bytes that are left in it; None if nothing changed.
+    """
+    path = sink.stage or sink.target
+    model = load_model(path)
+    folder = folder_of(path)
+    others = set[Path]()
+    own = dict[bytes, DataLocation]()
+    digests = dict[int, bytes]()
+    for number, tensor, place in _placed(model, folder):
+        digest = digests[number] = _digest(place)
+        known = stored.get(digest, place)
+        own[digest] = place
+        if known.path != place.path:
+            others.add(known.path)
+            _point(tensor, known, folder)
+    size = None
+    if others:
+        elsewhere = {place.path for place in stored.values()}
+        converter = WeightConverter(FLOAT16, folder)
+        save_model(
+            model,
+            path,
+            converter,
+            external=True,
+            shard_bytes=sink.shard_bytes,
+            data_names=sink.data_names,
+            keep=others,
+            stay=elsewhere,
+        )
+        placed = list(
+            _placed(model, folder)
+        )  # weights that were inside the model have no digest yet
+        own = {
+            digests.get(number) or _digest(place): place for number, _, place in placed
+        }
+        size = weight_bytes(model) - sum(
+            place.length for *_, place in placed if place.path in elsewhere
+        )
+    for digest, place in own.items():
+        stored.setdefault(digest, place)
+    return size
+
+
+def _remove_unused(group: Sequence[Job]) -> None:
+    """Remove the data files of earlier results to which no model refers anymore."""
+    folder = group[0].output.parent
+    own = {
+        path.name
+        for path in folder.iterdir()
+        if any(is_data_name(path.name, job.target.name) for job in group)
+        and is_own(path)
+    }
+    for name in sorted(own - referring_models(folder, own).keys()):
+        (folder / name).unlink()
+
+
+def _placed(
+    model: ModelProto, folder: Path
+) -> Iterator[tuple[int, TensorProto, DataLocation]]:
+    """Yield the weights in data files, with their indices among all weights and their places."""
+    known = dict[str, DataFile]()
+    for number, tensor in enumerate(tensors_of(model)):
+        if not has_data_file(tensor):
+            continue
+        place = data_location(tensor, folder, known)
+        if place is not None:
+            yield number, tensor, place
+
+
+def _point(tensor: TensorProto, place: DataLocation, folder: Path) -> None:
+    """Make a weight refer to a place."""
+    name = place.path.relative_to(folder.resolve()).as_posix()
+    tensor.ClearField("external_data")
+    tensor.MergeFrom(external_tensor(name, place.offset, place.length))
+
+
+def _digest(place: DataLocation) -> bytes:
+    """Return the digest that identifies a weight."""
+    digest = sha256()
+    left = place.length
+    with place.opened() as file:
+        while left:
+            piece = file.read(min(left, PIECE))
+            left -= len(piece)
+            digest.update(piece)
+    return digest.digest()

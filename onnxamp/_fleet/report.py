@@ -1,0 +1,239 @@
+"""Report of a folder of models: a table, followed by failures and their reasons; also as pages, one per model, and an
+index with a table of them that sorts.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+from urllib.parse import quote
+
+from onnxamp._base.paths import made_folder
+from onnxamp._decide.verdicts import title_of
+from onnxamp._fleet.outcome import FolderReport, Shipped, page_of
+from onnxamp._fleet.outcome import Outcome as OutcomeName
+from onnxamp._fleet.outcome import Row as Outcome
+from onnxamp._model.staging import write_file
+from onnxamp._report import count, number, size
+from onnxamp._report.comparison import partings, text_figures
+from onnxamp._report.parts import (
+    Item,
+    Level,
+    Report,
+    Row,
+    Status,
+    Verdict,
+    section,
+    table,
+)
+
+
+def status_of(row: Outcome) -> Status:
+    """Return the verdict on a model; it is unknown if the model was not validated."""
+    if row.has_failed:
+        return Status.FAILED
+    return Status.UNKNOWN if row.message else Status.PASSED
+
+
+def batch_report(report: FolderReport) -> Report:
+    """One row per model, followed by failures and models that were not validated."""
+    failed = [row for row in report.rows if row.has_failed]
+    healed = [row for row in report.rows if row.healed]
+    return Report(
+        "convert folder",
+        _verdict(report),
+        sections=(
+            section("Models", table("folder", map(_row, report.rows))),
+            section(
+                "Failures",
+                (Item(row.message, Level.ERROR, row.name) for row in failed),
+            ),
+            section(
+                "Tracebacks",
+                (
+                    Item("", Level.NONE, row.name, tuple(row.trace.splitlines()))
+                    for row in failed
+                    if row.trace
+                ),
+                is_detail=True,
+            ),
+            section(
+                "Kept in float32 to pass validation",
+                (
+                    Item(row.healed, Level.WARNING, row.name, row.kept)
+                    for row in healed
+                ),
+            ),
+            section("Would break in low precision", _hazards(report.rows)),
+            section(
+                "Logits against the original",
+                (
+                    Item(text, label=row.name)
+                    for row in report.rows
+                    for text in _next_tokens(row)
+                ),
+            ),
+            section(
+                "Not validated",
+                (
+                    Item(row.message, label=row.name)
+                    for row in report.rows
+                    if row.message and not row.has_failed
+                ),
+            ),
+            section(
+                "Folders",
+                (
+                    Item(text, label="" if one.name == "." else one.name)
+                    for one in report.shipped
+                    for text in _told(one)
+                ),
+            ),
+            section(
+                "Notes",
+                (
+                    Item(text, label=row.name)
+                    for row in report.rows
+                    for text in row.warnings
+                ),
+            ),
+        ),
+    )
+
+
+def _next_tokens(row: Outcome) -> Iterator[str]:
+    """Yield sentences about the comparison of a language model."""
+    figures = list(text_figures(row))
+    if figures:
+        yield f"{', '.join(f'{one.label} {one.value}' for one in figures)}."
+    yield from partings(row)
+
+
+def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
+    """Yield why nodes stay float32 that are no islands to be rid of."""
+    nodes = Counter[str]()
+    models = Counter[str]()
+    for row in rows:
+        nodes.update(row.hazards)
+        models.update(row.hazards.keys())
+    for reason, times in nodes.most_common():
+        where = f"{count(times, 'node')} in {count(models[reason], 'model')}"
+        yield Item(f"{title_of(reason)}.", label=where)
+
+
+def _told(shipped: Shipped) -> Iterator[str]:
+    """Return the note about a folder of a known kind."""
+    if shipped.failed:
+        names = ", ".join(shipped.failed)
+        yield (
+            f"The folder for {shipped.kind} is unchanged, because these models have no result: {names}."
+            " Other results wait for the next run."
+        )
+        return
+    copied = count(len(shipped.copied), "file")
+    yield f"A folder for {shipped.kind}: its models have the types that are usual there, and {copied} beside them copied."
+    if shipped.left:
+        names = ", ".join(shipped.left)
+        yield f"Skipped, because their names say that they are the same network in other types: {names}."
+    if shipped.kept:
+        names = ", ".join(shipped.kept)
+        yield f"These files already exist with other contents and stay as they are: {names}."
+    if shipped.linked:
+        names = ", ".join(shipped.linked)
+        yield f"Not copied, because they are links to files outside the folder: {names}. Copy the files that you need."
+
+
+def row_line(row: Outcome) -> str:
+    """One model in one line."""
+    if row.has_failed:
+        return f"{row.name}  {row.outcome}: {row.message}"
+    error = "" if row.error is None else f", error {number(row.error)}"
+    error = ", not validated" if row.message else error
+    facts = f"{row.low} of {count(row.nodes, 'node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
+    return f"{row.name}  {row.outcome}: {facts}"
+
+
+def _row(row: Outcome) -> Row:
+    error = "" if row.error is None else number(row.error)
+    seconds = f"{row.seconds:.2f}" if row.seconds else ""
+    known = (
+        f"{row.low} of {row.nodes}",
+        f"+{row.casts}",
+        error,
+        size(row.bytes_after),
+    )
+    is_known = not row.has_failed or row.nodes
+    return Row(
+        (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),
+        status_of(row),
+    )
+
+
+def _verdict(report: FolderReport) -> Verdict:
+    outcomes = ", ".join(
+        f"{report.count(outcome)} {outcome}"
+        for outcome in get_args(OutcomeName)
+        if report.count(outcome)
+    )
+    unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
+    outcomes += f"; {unseen} not validated" if unseen else ""
+    before = sum(row.bytes_before for row in report.rows)
+    after = sum(row.bytes_after for row in report.rows)
+    processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
+    effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
+    has_failed = any(row.has_failed for row in report.rows)
+    why = "These models failed before, and nothing has changed since: --retry tries them again."
+    return Verdict(
+        Status.FAILED if has_failed else Status.PASSED,
+        f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
+        (effort, why) if report.count("failed before") else (effort,),
+    )
+
+
+class Cell(NamedTuple):
+    """A cell of the index, and the number by which it sorts; None sorts last."""
+
+    text: str
+    order: float | None
+
+
+class Line(NamedTuple):
+    """A model of the index: its page, if it has one, and the text below its name."""
+
+    name: str
+    link: str | None
+    status: Status
+    outcome: str
+    remark: str
+    cells: tuple[Cell, ...]
+
+
+def write_index(report: FolderReport, path: Path) -> None:
+    """Write the index, with links to the pages that are beside it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from onnxamp._report.html.render import render_index  # noqa: PLC0415 - only pages need jinja2
+
+    made_folder(path.parent)
+    lines = tuple(_line(row, path.parent) for row in report.rows)
+    text = render_index(batch_report(report), lines)
+    write_file(path, text.encode("utf-8", errors="backslashreplace"))
+
+
+def _line(row: Outcome, folder: Path) -> Line:
+    page = page_of(folder, row.name)
+    link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
+    cells = [Cell("" if row.error is None else number(row.error), row.error)]
+    if row.has_failed and not row.nodes:
+        cells += [Cell("", None)] * 3
+    else:
+        low = row.low / row.nodes if row.nodes else None
+        cells += [
+            Cell(f"{row.low:,} of {row.nodes:,}", low),
+            Cell(f"+{row.casts:,}", row.casts),
+            Cell(size(row.bytes_after), row.bytes_after),
+        ]
+    remark = row.healed or row.message
+    return Line(row.name, link, status_of(row), row.outcome, remark, tuple(cells))

@@ -1,0 +1,348 @@
+"""The passes of one sample: values of the forward pass, vectors of signs over its outputs, and what they cost.
+
+A product with a large matrix goes back for all samples and vectors of signs at once. The gradient of the matrix is as
+large as the matrix, and is never formed. What a product makes of the matrix's rounding errors is the error of its
+result: column by column, its scalar product with the result's gradient is what the errors of one column of the matrix
+do. The many columns are independent of each other.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Final, NamedTuple
+
+import numpy as np
+from onnx import parser
+
+from onnxamp._base.errors import RuntimeFailure
+from onnxamp._facts.dtypes import FLOAT, Format
+from onnxamp._facts.ops import attribute, op_facts, op_key
+from onnxamp._gradients.backward import SUMMED
+from onnxamp._gradients.quantizers import Floats, LowPass, shown_errors
+from onnxamp._model.weights import SENTINEL
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.pieces import Execution, Executor, start
+from onnxamp._runtime.session import Provider, make_session, run
+from onnxamp._runtime.values import Feeds
+
+_GROUPS: Final = 8
+"""Groups of outputs whose errors are measured separately. If there are more outputs, some share a group, and their sum
+counts.
+"""
+
+_HOLDERS: Final = ("seq(", "optional(")
+"""How the types of values that hold tensors begin."""
+
+_TURNS: Final = np.array(
+    [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], np.float32
+)
+"""The signs of four elements, repeated, for each vector of signs of an output of few elements. These rows are
+orthogonal, so that four vectors are exact for four elements."""
+
+_MANY: Final = 256
+"""Elements from which on one vector is enough."""
+
+
+_COLUMNS: Final = 256
+"""Columns from which on the sum over them hardly depends on the signs."""
+
+_BLOCK: Final = 1 << 24
+"""Elements of a matrix that are rounded at a time."""
+
+_PRODUCT: Final = """<ir_version: 8, opset_import: ["": 18]>
+product (float[n,k] x, float[k,m] w, float[r,m] dy) => (float[n,m] moved, float[r,k] dx) {{
+    low = Cast <to = {elem}> (w) high = Cast <to = 1> (low) error = Sub (high, w)
+    moved = MatMul (x, error) dx = Gemm <transB = 1> (dy, w)
+}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """The effect of rounding a value.
+
+    Attributes:
+        largest: the largest magnitude of its elements, apart from sentinels such as those of attention masks; 0 for
+            weights.
+        costs: by group of outputs: the squared relative error that rounding this value alone causes; the last one is
+            that of values that decide what is selected, and which branches are taken.
+        summed: the same where its node sums up as the target does; empty where that makes no difference.
+        read: by first output of a node that reads it, where several do: the same where it is rounded for that node.
+    """
+
+    largest: float
+    costs: tuple[float, ...]
+    summed: tuple[float, ...]
+    read: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivities:
+    """The measurements of one sample.
+
+    Attributes:
+        values: by name of the value.
+        spread: labels of nodes without a gradient rule, whose inputs were moved instead.
+        shown: by group of outputs: the squared relative error of a pass in which all that a plan lowers is rounded;
+            empty if nothing is rounded to integers.
+    """
+
+    values: Mapping[str, Rounded]
+    spread: tuple[str, ...]
+    shown: tuple[float, ...] = ()
+
+
+class Seed(NamedTuple):
+    """A vector of signs over the outputs of a group, and how many the group has."""
+
+    group: int
+    probes: int
+    gradients: dict[str, Floats]
+
+
+class Passes:
+    """The passes of one sample; ``again`` counts what the backward pass reads.
+
+    Attributes:
+        side: the forward pass, and the values that the backward pass needs.
+        lowering: what is rounded in a second one.
+        beside: that one; None if nothing is rounded to integers, or the model does not run so.
+        groups: outputs whose errors are kept apart. The last group holds what decides selections and branches.
+        largest: the largest magnitudes of float values so far. Those of values that hold sentinels, which do not count,
+            or what is no number, are negative.
+        shapes: the shapes of these values.
+        seeds: the vectors of signs.
+        waiting: by vector of signs: the gradients of values so far.
+        gains: by result of a quantizer: the error that leaves it over that which reaches it.
+        costs: by value, and what of it: the costs by group so far.
+        spread: labels of nodes without a gradient rule so far.
+        shown: as in the result.
+    """
+
+    def __init__(
+        self, runner: Executor, feeds: Feeds, again: Counter[str], lowering: LowPass
+    ) -> None:
+        flow = runner.flow
+        ends = _ends(flow)
+        decisive = _decisive(flow)
+        names = (*flow.inputs, *flow.maker)
+        seen = [name for name in names if flow.types.get(name) == FLOAT]
+        self.side = start(runner, feeds, again + Counter([*ends, *decisive, *seen]))
+        self.lowering = lowering
+        self.beside = lowering.begin(feeds, (*ends, *decisive))
+        self.groups = [ends[at::_GROUPS] for at in range(min(_GROUPS, len(ends)))]
+        self.groups.append(decisive)
+        self.largest, self.gains = dict[str, float](), dict[str, float]()
+        self.shapes = dict[str, tuple[int, ...]]()
+        self.seeds, self.waiting = list[Seed](), list[dict[str, Floats]]()
+        self.costs = dict[str, dict[str, list[float]]]()
+        self.spread, self.shown = dict[str, None](), tuple[float, ...]()
+        self._see(seen)
+
+    def forward(self, part: Sequence[int]) -> None:
+        """Run a piece."""
+        self.side.run(part)
+        nodes = self.side.flow.nodes
+        self._see(name for node in part for name in nodes[node].output)
+        if self.beside is None:
+            return
+        try:
+            self.gains |= self.lowering.gains(part, self.side, self.beside)
+        except RuntimeFailure:  # in low precision, the model does not run
+            self.beside = None
+
+    def _see(self, names: Iterable[str]) -> None:
+        """Note what is known of values that have just been computed."""
+        side = self.side
+        for name in names:
+            if side.flow.types.get(name) == FLOAT and name in side.values:
+                sizes = np.abs(side.values[name].numpy())
+                most = float(sizes.max(initial=0.0))
+                if not most < SENTINEL:
+                    most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
+                self.largest[name], self.shapes[name] = most, sizes.shape
+                side.used([name])
+
+    def turn(self, random: np.random.Generator) -> None:
+        """Draw the signs from which the backward pass begins."""
+        self.seeds = list(_seeds(self.side, self.groups, random))
+        self.waiting = [dict(seed.gradients) for seed in self.seeds]
+        if self.beside is not None:
+            self.shown = shown_errors(self.groups, self.side, self.beside)
+            self.beside = None
+
+    def add(self, key: tuple[str, str], seed: Seed, cost: float) -> None:
+        """Add to a cost of a value what a vector of signs shows."""
+        name, what = key
+        none = [0.0] * len(self.groups)
+        row = self.costs.setdefault(name, {}).setdefault(what, none)
+        row[seed.group] += cost / seed.probes
+
+    def sensitivities(self) -> Sensitivities:
+        """Return what the passes show."""
+        names = dict.fromkeys((*self.largest, *self.costs))
+        return Sensitivities(
+            {name: self._of(name) for name in names}, tuple(self.spread), self.shown
+        )
+
+    def _of(self, name: str) -> Rounded:
+        largest = self.largest.get(name, 0.0)
+        costs = {
+            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
+            for what, row in self.costs.get(name, {}).items()
+        }
+        return Rounded(
+            largest=abs(largest),
+            costs=costs.pop("", (0.0,) * len(self.groups)),
+            summed=costs.pop(SUMMED, ()),
+            read=costs,
+        )
+
+
+def _seeds(
+    side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
+) -> Iterator[Seed]:
+    """Signs over values, divided by their norms."""
+    for number, group in enumerate(groups):
+        arrays = {
+            name: np.asarray(side.output(name))
+            for name in group
+            if name in side.values
+        }
+        arrays = {name: array for name, array in arrays.items() if array.size}
+        few = any(1 < array.size < _MANY for array in arrays.values())
+        signs = {name: _signs(array, random) for name, array in arrays.items()}
+        vectors = [signs]
+        if few:  # over each four elements, the vectors are orthogonal
+            vectors = [
+                {
+                    name: np.asarray(one * np.resize(turns, one.shape))
+                    for name, one in signs.items()
+                }
+                for turns in _TURNS
+            ]
+        for gradients in vectors if arrays else ():
+            yield Seed(number, len(vectors), gradients)
+
+
+def _signs(array: Floats, random: np.random.Generator) -> Floats:
+    """Return random signs over the norm of an array, or zero if that is not finite."""
+    finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
+    norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
+    signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
+    return np.asarray(signs * finite / (norm or inf), np.float32)
+
+
+def _ends(flow: DataflowGraph) -> list[str]:
+    """Return the float outputs or, if there are none, the floats that they depend on; and those that sequences hold."""
+    made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
+    floats = [name for name in made if flow.types.get(name) == FLOAT]
+    return list(dict.fromkeys((*(floats or _floats_before(flow, made)), *_kept(flow))))
+
+
+def _kept(flow: DataflowGraph) -> Iterator[str]:
+    """Yield the floats that enter sequences and optional values, through which no gradient flows."""
+    for node in flow.nodes:
+        if any(
+            (flow.types.get(name) or "").startswith(_HOLDERS) for name in node.output
+        ):
+            names = (name for name in node.input if name in flow.maker)
+            yield from (name for name in names if flow.types.get(name) == FLOAT)
+
+
+def _decisive(flow: DataflowGraph) -> list[str]:
+    """Return the floats that decide selections and branches."""
+    found = dict.fromkeys(
+        name
+        for node in flow.nodes
+        if op_key(node) in op_facts().selections
+        for name in node.input
+        if name in flow.maker and flow.types.get(name) == FLOAT
+    )
+    conditions = [name for name, _ in flow.choices if name in flow.maker]
+    return list(found | dict.fromkeys(_floats_before(flow, conditions)))
+
+
+def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
+    """Return the nearest floats that other values are computed from, and not only from their shapes."""
+    found = dict[str, None]()
+    waiting = list(names)
+    seen = set(names)
+    while waiting:
+        node = flow.maker[waiting.pop()]
+        is_view = op_key(flow.nodes[node]) in op_facts().views
+        for name in flow.reads[node]:
+            if is_view and flow.types.get(name) == FLOAT:
+                continue
+            if flow.types.get(name) == FLOAT and name in flow.maker:
+                found[name] = None
+            elif name in flow.maker and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return list(found)
+
+
+def _known(cost: float, *, is_plain: bool) -> float:
+    """Return a cost. NaN exceeds all bounds, unless it may come from a sentinel that met no gradient."""
+    if isnan(cost):
+        return inf if is_plain else 0.0
+    return cost
+
+
+def matrix_readers(flow: DataflowGraph) -> set[int]:
+    """Return the nodes that multiply by a large matrix of many columns, or gather its rows."""
+    matrices = {
+        name
+        for name, tensor in flow.shell.weights.items()
+        if len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
+    } - flow.defaults
+    found = set[int]()
+    for number, node in enumerate(flow.nodes):
+        is_product = op_key(node) == "MatMul"
+        if not is_product and (op_key(node) != "Gather" or attribute(node, "axis")):
+            continue
+        x, matrix = node.input if is_product else node.input[::-1]
+        is_fed = x in flow.maker or (not is_product and x in flow.inputs)
+        if matrix in matrices and is_fed and flow.types.get(node.output[0]) == FLOAT:
+            found.add(number)
+    return found
+
+
+def stepped_back(
+    matrix: Floats,
+    xs: Sequence[Floats],
+    dys: Sequence[Floats],
+    low: Format,
+    provider: Provider,
+) -> tuple[list[Floats], list[Floats]]:
+    """Go back through products with a matrix.
+
+    Args:
+        matrix: the matrix.
+        xs: what it is multiplied by.
+        dys: gradients of results.
+
+    Returns:
+        By how much rounding the matrix moves each result, and the gradients of what is multiplied, all as rows.
+    """
+    model = parser.parse_model(_PRODUCT.format(elem=low.elem))
+    session = make_session(model, provider, optimize=False, lean=True)
+    x, dy = (
+        [array.reshape(-1, width) for array in arrays]
+        for arrays, width in zip((xs, dys), matrix.shape, strict=True)
+    )
+    rows = {"x": np.concatenate(x), "dy": np.concatenate(dy)}
+    moved = np.zeros((len(rows["x"]), matrix.shape[1]), np.float32)
+    dx = list[Floats]()
+    height = max(1, _BLOCK // matrix.shape[1])
+    for first in range(0, len(matrix), height):
+        block = slice(first, first + height)
+        made = run(session, rows | {"x": rows["x"][:, block], "w": matrix[block]})
+        moved += made["moved"]
+        dx.append(made["dx"])
+    return _parted(moved, x), _parted(np.hstack(dx), dy)
+
+
+def _parted(rows: Floats, like: Sequence[Floats]) -> list[Floats]:
+    """Rows of several arrays, apart."""
+    return np.split(rows, np.cumsum([*map(len, like)])[:-1])

@@ -1,0 +1,346 @@
+"""What a plan rounds, and what quantizers make of the errors that reach them, from a forward pass in low precision.
+
+A quantizer passes an error d that is small beside its step s on as 0 or, with the probability d / s, as s: its squared
+error is s d on average, not d^2. An error of several steps passes as it is, but for the rounding. So what a quantizer
+does to an error depends on how much arrives, and that on the quantizers before.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, NodeProto, helper
+
+from onnxamp._convert.analysis import Analysis, low_ports
+from onnxamp._decide.ports import NONE
+from onnxamp._facts.dtypes import Format
+from onnxamp._facts.grids import grids
+from onnxamp._facts.ops import attribute_of, is_exact, op_facts, op_key
+from onnxamp._gradients.quantized import QUANTIZE
+from onnxamp._gradients.walk import ROUNDS
+from onnxamp._graph.editor import NewNames
+from onnxamp._graph.quantized import OPERATORS
+from onnxamp._graph.view import ABSENT, Node, Ports, View
+from onnxamp._model.protos import all_nodes
+from onnxamp._model.weights import SENTINEL, rounded
+from onnxamp._runtime.emulate import rounding
+from onnxamp._runtime.flow import DataflowGraph
+from onnxamp._runtime.pieces import Execution, Executor, start
+from onnxamp._runtime.session import Provider
+from onnxamp._runtime.values import Feeds
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_NEAR: Final = 1e-3
+"""How far from the grid, or from halfway between two steps, numbers may lie to stay there or to move at any error."""
+
+_NO_PORTS: Final = Ports((), ())
+
+_QUANTIZERS: Final = QUANTIZE | ROUNDS
+"""Ops that round numbers to integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowNode:
+    """A node that is in low precision, or can be.
+
+    Attributes:
+        key: its first output.
+        names: those of its first output, also as the result of an If.
+        node: its index.
+        ports: those that are in low precision.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    node: int
+    ports: Ports
+
+
+def computes(node: Node) -> bool:
+    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
+    moves = is_exact(node.proto) or node.key in op_facts().following
+    return not moves and node.signature is not None
+
+
+def low_node(analysis: Analysis, node: Node) -> LowNode | None:
+    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
+    ports = low_ports(analysis, node)
+    if not (ports.inputs or ports.outputs):
+        return None
+    if not (computes(node) or is_exact(node.proto)):
+        return None
+    key = node.first_output
+    return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
+
+
+def _results(view: View, node: Node) -> list[str]:
+    """Return names of Ifs' outputs that the node's first output becomes."""
+    names: list[str] = []
+    value = next(iter(node.writes), ABSENT)
+    while value != ABSENT:
+        owners = (
+            (view.nodes[view.scopes[scope].owner], port)
+            for scope, port in view.results[value]
+            if scope
+        )
+        value = next(
+            (owner.outputs[port] for owner, port in owners if owner.key == "If"),
+            ABSENT,
+        )
+        if value != ABSENT:
+            names.append(view.values[value].name)
+    return names
+
+
+class Settled(NamedTuple):
+    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
+
+    Attributes:
+        stored: weights and inputs that the model holds in low precision.
+        returned: values that it returns in low precision.
+    """
+
+    stored: frozenset[int] = frozenset()
+    returned: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> "Settled":
+        """Those of an analysis."""
+        graph = analysis.graph
+        ports = analysis.ports
+        is_low = analysis.decision.is_low
+        own = {*graph.constants.tensors, *graph.scopes[0].inputs}
+        return cls(
+            frozenset(filter(ports.enters_low, own)),
+            frozenset(
+                value
+                for position, value in enumerate(graph.scopes[0].outputs)
+                if is_low(ports.returned.get((0, position), NONE))
+            ),
+        )
+
+
+def rounds_to_integers(model: ModelProto) -> bool:
+    """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
+    nodes = [
+        *model.graph.node,
+        *(node for one in model.functions for node in one.node),
+    ]
+    keys = _QUANTIZERS | OPERATORS.keys()
+    return any(op_key(node) in keys for node in all_nodes(nodes))
+
+
+def rounded_ports(analysis: Analysis, settled: Settled) -> Mapping[str, Ports]:
+    """Return the ports whose values an analysis rounds, by first output of their node."""
+
+    def among(values: Sequence[int], others: AbstractSet[int]) -> Iterator[int]:
+        return (place for place, value in enumerate(values) if value in others)
+
+    found = dict[str, Ports]()
+    for node in analysis.graph.order:
+        inputs, outputs = low_ports(analysis, node)
+        found[node.first_output] = Ports(
+            inputs=tuple({*inputs, *among(node.inputs, settled.stored)}),
+            outputs=tuple({*outputs, *among(node.outputs, settled.returned)}),
+        )
+    return found
+
+
+@dataclass
+class LowPass:
+    """A forward pass in which all that a plan lowers is rounded, if the model has quantizers.
+
+    Attributes:
+        flow: the model in float32.
+        provider: where it runs.
+        low: the low-precision type.
+        lowered: the ports in low precision, by first output of their node.
+    """
+
+    flow: DataflowGraph
+    provider: Provider
+    low: Format
+    lowered: Mapping[str, Ports]
+
+    @cached_property
+    def quantizers(self) -> Mapping[int, str]:
+        """The nodes that round numbers to integers, and their results."""
+        return {
+            number: node.output[0]
+            for number, node in enumerate(self.flow.nodes)
+            if op_key(node) in _QUANTIZERS
+        }
+
+    @cached_property
+    def compared(self) -> Counter[str]:
+        """The values that both passes need to be compared."""
+        return Counter(name for number in self.quantizers for name in self._at(number))
+
+    @cached_property
+    def executor(self) -> Executor:
+        """What runs its pieces."""
+        return Executor(self.flow, self.provider, self._rewritten)
+
+    def begin(self, feeds: Feeds, ends: Iterable[str]) -> Execution | None:
+        """Return the pass of a sample before its first node; None if nothing is rounded to integers."""
+        if not self.quantizers:
+            return None
+        return start(self.executor, feeds, self.compared + Counter(ends))
+
+    def gains(
+        self, part: Sequence[int], exact: Execution, other: Execution
+    ) -> Iterator[tuple[str, float]]:
+        """Run a piece, and yield the gains of quantizers in it, each with its result."""
+        other.run(part)
+        for number in part:
+            if number in self.quantizers:
+                yield (
+                    self.quantizers[number],
+                    self._gain(self.flow.nodes[number], exact, other),
+                )
+                for side in (exact, other):
+                    side.used(self._at(number))
+
+    def _at(self, number: int) -> list[str]:
+        node = self.flow.nodes[number]
+        return [*node.input[:2], *filter(None, node.output)]
+
+    def _rewritten(self, piece: ModelProto) -> ModelProto:
+        """Return a piece that rounds what is low. Numbers that would be infinite stay: no plan lowers them for long."""
+        names = NewNames({*self.flow.names, *(one.name for one in piece.graph.input)})
+        nodes = list[NodeProto]()
+        known = dict[str, str]()
+        for node in piece.graph.node:
+            ports = self._ports(node)
+            for port in ports.inputs:
+                name = node.input[port]
+                if name not in self._made:
+                    if name not in known:
+                        known[name] = names.fresh(f"{name}/read")
+                        nodes += self._rounded(names, name, known[name])
+                    node.input[port] = known[name]
+            nodes.append(node)
+            for port in () if is_exact(node) else ports.outputs:
+                name = node.output[port]
+                node.output[port] = names.fresh(f"{name}/exact")
+                nodes += self._rounded(names, node.output[port], name)
+        del piece.graph.node[:]
+        piece.graph.node.extend(nodes)
+        return piece
+
+    def _ports(self, node: NodeProto) -> Ports:
+        return self.lowered.get(next(filter(None, node.output), ""), _NO_PORTS)
+
+    @cached_property
+    def _made(self) -> set[str]:
+        """The values that nodes make in low precision."""
+        return {
+            node.output[port]
+            for node in self.flow.nodes
+            for port in self._ports(node).outputs
+        }
+
+    def _rounded(
+        self, names: NewNames, source: str, target: str
+    ) -> Sequence[NodeProto]:
+        low = names.fresh(f"{target}/rounded")
+        lost = names.fresh(f"{target}/lost")
+        return [
+            *rounding(names, source, low, self.low.elem),
+            helper.make_node("IsInf", [low], [lost]),
+            helper.make_node("Where", [lost, source, low], [target]),
+        ]
+
+    def _gain(self, node: NodeProto, exact: Execution, other: Execution) -> float:
+        """Return the error that leaves a quantizer over that which reaches it, both root mean squares.
+
+        Numbers beyond the ends of the grid do not count, nor do sentinels such as those of masks.
+        """
+        x, y, scale = self._read(node, exact, ())
+        low_x, low_y, low_scale = self._read(node, other, self._ports(node).inputs)
+        if x.shape != low_x.shape:
+            return 1.0
+        inside = _inside(exact.output(node.output[0]))
+        with np.errstate(all="ignore"):
+            counts = (np.abs(x) < SENTINEL) & inside & np.isfinite(low_x)
+            steps = x / scale
+            off = np.abs(low_x / low_scale - steps)
+            whole = np.floor(off)
+            # Of numbers anywhere between two steps, this is the mean.
+            mean = whole * whole + (off - whole) * (2 * whole + 1)
+            settled = np.abs(2 * steps - np.rint(2 * steps)) < 2 * _NEAR
+            moves = np.where(settled, np.square(low_y - y), mean)
+            squares = np.square(scale, dtype=np.float64) * moves
+            into = np.sum(np.square(low_x - x), where=counts, dtype=np.float64)
+            out = np.sum(squares, where=counts & (moves > 0))
+        return float(np.sqrt(out / into)) if into else 0.0
+
+    def _read(
+        self, node: NodeProto, side: Execution, low: Sequence[int]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return what a quantizer reads, its result, and its steps."""
+        x = side.output(node.input[0])
+        y = side.output(node.output[0]).astype(np.float32)
+        scale = np.ones((), np.float32)
+        if op_key(node) in op_facts().quantize:
+            axis = attribute_of(node, "axis", 1)
+            scale = side.output(node.input[1])
+            if scale.ndim > 1:  # one for each block of numbers
+                times = attribute_of(node, "block_size", 1)
+                scale = np.repeat(scale, times, axis).take(range(y.shape[axis]), axis)
+            elif scale.size > 1:
+                scale = scale.reshape(-1, *[1] * (y.ndim - 1 - axis % y.ndim))
+            else:
+                scale = scale.reshape(())
+        elif op_key(node) in QUANTIZE:
+            scale, zero = (side.output(name) for name in node.output[1:])
+            y -= zero
+        x = rounded(x, self.low, inf) if 0 in low else x
+        return x, y, rounded(scale, self.low, inf) if 1 in low else scale
+
+
+def shown_errors(
+    groups: Iterable[Sequence[str]], exact: Execution, other: Execution
+) -> tuple[float, ...]:
+    """Return the squared relative errors of groups of outputs, as another pass has them."""
+    return tuple(
+        sum(
+            _squared_error(exact.output(name), other.output(name))
+            for name in group
+            if name in exact.values
+        )
+        for group in groups
+    )
+
+
+def _squared_error(exact: Floats, other: Floats) -> float:
+    if exact.shape != other.shape:
+        return 1.0
+    counts = np.isfinite(exact) & (np.abs(exact) < SENTINEL)
+    with np.errstate(all="ignore"):
+        error, size = (
+            np.sum(np.square(one, dtype=np.float64), where=counts)
+            for one in (other - exact, exact)
+        )
+    if not np.isfinite(error):
+        return 1.0
+    return float(error / size) if size else 0.0
+
+
+def _inside(y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which integers are neither the first nor the last of their grid."""
+    name = y.dtype.name
+    grid = grids().get(name)
+    numbers = y.astype(np.float64)
+    if grid is None:
+        return np.ones((), bool)
+    if name.startswith("uint"):
+        return (numbers > 0) & (numbers < grid.end)
+    return np.abs(numbers) < (grid.end - 1 if name.startswith("int") else grid.end)

@@ -1,0 +1,54 @@
+"""Kernels that are wrong on a target, or in its version of ONNX Runtime, from the target's ``wrong.toml``."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from onnxamp._facts.ops import attribute
+from onnxamp._facts.tables import device_of, is_older, target_names, target_table
+from onnxamp._facts.targets import version_of
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+
+
+def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, str]]:
+    """Yield the nodes of ops whose kernels are wrong in this type on the target, and the fault."""
+    rules = _rules(target)
+    for node in graph.nodes_of(frozenset(rules)):
+        rule = rules[node.key]
+        is_small = (_head_size(graph, node) or 0) <= rule.get("head_size", -1)
+        if low not in rule["types"] or is_small:
+            continue
+        where = device_of(target)
+        if "before" in rule:
+            where = f"ONNX Runtime {version_of(target)}"
+        yield node, f"{where}: {rule['because']}"
+
+
+@cache
+def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return op -> the rule for the target's version; without a version, only rules for all versions."""
+    version = version_of(target)
+    rules = target_table(target, "wrong").get("rows", ())
+    held = (
+        rule
+        for rule in rules
+        if "before" not in rule or (version and is_older(version, rule["before"]))
+    )
+    return {op: rule for rule in held for op in rule["ops"]}
+
+
+def wrong_ops() -> frozenset[str]:
+    """Return the ops with a kernel that is wrong on some target, in some version."""
+    rows = (target_table(name, "wrong").get("rows", ()) for name in target_names())
+    return frozenset(op for rule in chain.from_iterable(rows) for op in rule["ops"])
+
+
+def _head_size(graph: Graph, node: Node) -> int | None:
+    """Numbers per head of the queries of an Attention; None if it is not known."""
+    shape = graph.shapes[node.inputs[0]] if node.input(0) != ABSENT else None
+    if not shape or shape[-1] is None:
+        return None
+    heads = attribute(node.proto, "q_num_heads") if len(shape) == 3 else 1
+    return shape[-1] // heads if heads else None

@@ -1,1 +1,0 @@
-"""Groups of nodes that represent one op, and the search for them."""

@@ -1,1 +1,0 @@
-"""Workers: isolated processes of this machine or of a cluster."""
