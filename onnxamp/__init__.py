@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from onnxamp._audit.bench import BenchOptions as BenchOptions
     from onnxamp._audit.bench import bench_models as bench_models
     from onnxamp._audit.bench_results import BenchReport as BenchReport
+    from onnxamp._audit.op_view import OpView as OpView
+    from onnxamp._audit.op_view import describe_op as describe_op
     from onnxamp._base.errors import ArgumentError as ArgumentError
     from onnxamp._base.errors import ArgumentTypeError as ArgumentTypeError
     from onnxamp._base.errors import CallOrderError as CallOrderError
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from onnxamp._base.errors import OutputError as OutputError
     from onnxamp._base.errors import RuntimeFailure as RuntimeFailure
     from onnxamp._base.errors import SourceChangedError as SourceChangedError
-    from onnxamp._convert.op_view import OpView as OpView
-    from onnxamp._convert.op_view import describe_op as describe_op
     from onnxamp._convert.plan import Plan as Plan
     from onnxamp._convert.plan import load_plan as load_plan
     from onnxamp._facts.signature import CustomOp as CustomOp
@@ -93,7 +93,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_fleet.folder": ("convert_folder",),
     "_audit.bench": ("BenchOptions", "bench_models"),
     "_audit.bench_results": ("BenchReport",),
-    "_convert.op_view": ("OpView", "describe_op"),
+    "_audit.op_view": ("OpView", "describe_op"),
     "_convert.plan": ("Plan", "load_plan"),
     "_base.errors": (
         "ArgumentError",

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 
+from onnxamp._audit.op_view import describe_op
 from onnxamp._base.errors import ArgumentError
 from onnxamp._cli.common import Given, show
-from onnxamp._convert.op_view import describe_op
 from onnxamp._options.lists import PRESETS, preset
 from onnxamp._report.inspect import lists_report
 from onnxamp._report.ops import ops_report

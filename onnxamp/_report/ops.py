@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from onnxamp._convert.op_view import OpView
+from onnxamp._audit.op_view import OpView
 from onnxamp._report.parts import Report, section, table
 
 

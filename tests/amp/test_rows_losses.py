@@ -31,6 +31,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(rows(*SECTIONS))
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("cell", rows(*SECTIONS))
 def test_row(cell: str) -> None:
     TESTS[cell]()

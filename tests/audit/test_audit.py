@@ -83,13 +83,13 @@ def assert_not_accused(model: ModelProto) -> None:
                 assert sorts(audit_model(result)) <= before, (level, dtype)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=CASES.values(), parts=8)
 def test_own_conversions_are_not_accused(case) -> None:
     assert_not_accused(case.build())
 
 
-@pytest.mark.mostly_slow(fast=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_own_conversions_of_models_are_not_accused(path) -> None:
     model = onnx.load(path)
@@ -101,7 +101,7 @@ UNKNOWABLE = ("custom_unknown", "custom_unknown_with_body", "external_initialize
 """Whether these load depends on what is registered, and on files."""
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(name=[name for name in CASES if name not in UNKNOWABLE], parts=2)
 def test_errors_on_cpu_are_what_the_runtime_refuses(name: str) -> None:
     """No error without a refusal, and no refusal without an error: of the original and of a naive conversion."""
@@ -569,7 +569,7 @@ def test_low_external_weights_are_judged_where_they_lie(tmp_path) -> None:
 # --- any model ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=CASES.values(), parts=2)
 def test_any_model_is_read_and_never_changed(case) -> None:
     has_data = not case.name.startswith("external")  # without it there is nothing to convert

@@ -324,6 +324,7 @@ class TestCauses:
 
 
 class TestModels:
+    @pytest.mark.slow
     def test_batches_and_ratios(self) -> None:
         model = onnx.load(CLASSIFIER)
         steps: list[tuple[int, int]] = []
@@ -345,6 +346,7 @@ class TestModels:
         assert steps[-1] == (6, 6)
         assert not found.notes
 
+    @pytest.mark.slow
     def test_low_models_on_cpu_get_a_note(self) -> None:
         model = onnx.load(CLASSIFIER)
         found = bench_models(CLASSIFIER, convert_model(model), provider="cpu", options=QUICK)
@@ -386,6 +388,7 @@ class TestModels:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_shows_all(self, tmp_path: Path) -> None:
         low = tmp_path / "low.onnx"
         onnx.save(convert_model(onnx.load(CLASSIFIER)), low)

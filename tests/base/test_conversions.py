@@ -108,6 +108,7 @@ def test_a_conversion_whose_process_is_killed_goes_on(jobs: int, moments: tuple[
     assert not list(Path("out").glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_next_run_without_the_state_leaves_nothing() -> None:
     killed(3)
     assert left()
@@ -148,6 +149,7 @@ def test_the_state_of_another_conversion_is_refused(
     assert f"belongs to another conversion: {said}. Delete it" in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 def test_a_data_file_that_was_touched_is_written_again() -> None:
     killed(4)
     file = min(Path("out").glob(".*.tmp/data/*"))
@@ -191,7 +193,7 @@ def test_interrupted_while_the_result_is_validated() -> None:
     assert written("out") == written("wanted")
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["publish", "link", "shown", "commit"])
 def test_killed_at_the_end(point: str) -> None:
     """While data files are moved beside the result, while it is validated, and when it is in its place."""
@@ -233,6 +235,7 @@ with opened("s") as state:
     assert kept("file") == (10 if point == "commit" else 5)
 
 
+@pytest.mark.slow
 def test_behind_a_url() -> None:
     """Data files are in their places at once, though nothing refers to them."""
     target = f"local://{Path.cwd()}/out/low.onnx"

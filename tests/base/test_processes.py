@@ -33,6 +33,7 @@ def doing(function: Callable[[Any], Any]) -> Work:
     return partial(zoo_jobs.plain, function)
 
 
+@pytest.mark.slow
 @UNIX
 @pytest.mark.usefixtures("forked")
 def test_a_worker_that_dies_takes_no_other_item_with_it(pair: Processes) -> None:
@@ -156,6 +157,7 @@ def test_what_cannot_be_sent() -> None:
         next(run(workers, lambda _: str, [1]))
 
 
+@pytest.mark.slow
 def test_a_script_that_every_worker_would_run_again(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(f"import onnxamp\nonnxamp.convert_folder({str(CLASSIFIER.parent)!r}, 'out')\n")
     found = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -95,7 +95,7 @@ def stopping(after: int) -> Callable[[int, int], None]:
     return progress
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("stem", "layers"), [("encoder", True), ("detector", False), ("detector", True)])
 def test_a_comparison_that_was_interrupted_is_the_same(stem: str, layers: bool) -> None:
     """To the last bit, of all values, of detections, and of the noise of the first sample."""
@@ -182,6 +182,7 @@ def test_a_check_whose_process_is_killed_goes_on() -> None:
     assert again == report
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_workers_go_on_with_a_check_of_one_process() -> None:
     broken = onnxamp.convert_model(model("recurrent"), "O3", hazards=False)
@@ -200,6 +201,7 @@ def test_what_stops_at_a_fault_keeps_nothing() -> None:
         onnxamp.check_run(CLASSIFIER, provider="cpu", stop=True, state="s")
 
 
+@pytest.mark.slow
 def test_a_check_of_what_runs_in_float16_everywhere() -> None:
     """It has a state of its own, and the conversions that may cure it have none."""
     arguments = ("check", model("decoder"), "--target", "webgpu", "--provider", "cpu", "--format", "json")

@@ -53,7 +53,7 @@ class Fatal(dict[str, Any]):
         return os._exit, (9,)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("stem", "layers"), [("encoder", True), ("detector", None), ("recurrent", None)])
 def test_the_comparison_is_that_of_one_process(stem: str, layers: bool | None, three: Processes) -> None:
     """Of the detector, outputs miss their limits, so that layers are compared, too."""
@@ -105,6 +105,7 @@ def test_engines_are_those_of_the_workers() -> None:
     assert any("nodes to the CPU: Det (1)" in note for note in diffs[0].notes)
 
 
+@pytest.mark.slow
 def test_the_check_stops_where_one_process_does() -> None:
     """With a small budget, so that the model runs in parts: what lies behind the first fault is not measured."""
     broken = onnxamp.convert_model(model("decoder"), "O3", hazards=False)
@@ -216,7 +217,7 @@ class Loader:
         return self.count
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_no_more_samples_are_taken_than_are_needed(jobs: int | None) -> None:
     """And none is left out, however many there are."""
@@ -235,7 +236,7 @@ def test_no_more_samples_are_taken_than_are_needed(jobs: int | None) -> None:
     assert found.outputs == wanted.outputs
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_what_an_iterator_yields_can_be_needed_again(jobs: int | None) -> None:
     """For layers of a comparison that misses its limits, and for the passes of a tuning."""
@@ -278,6 +279,7 @@ def test_a_check_lets_go_of_what_has_run(jobs: int | None, folder: Path, monkeyp
     assert not list(folder.glob("onnxamp-*"))
 
 
+@pytest.mark.slow
 def test_commands_share_samples(folder: Path) -> None:
     for options in ([], ["--jobs", "2"]):
         diff = run("diff", model("classifier"), model("classifier"), "--inputs", "samples", *options)

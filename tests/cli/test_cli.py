@@ -303,6 +303,7 @@ def test_level_auto() -> None:
     assert "auto float16 for cuda" in result.output
 
 
+@pytest.mark.slow
 def test_a_tolerance_is_the_limit_of_the_validation() -> None:
     """At any level: what misses it is cured, or kept apart; and there is none without a validation."""
     plain = report_of(run("convert", CLASSIFIER, "-o", "a.onnx", "--samples", "2", "--format", "json"))["validation"]

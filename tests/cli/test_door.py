@@ -182,7 +182,7 @@ class TestMissingFiles:
 
 
 class TestFullDisks:
-    @pytest.mark.mostly_slow(fast=1)
+    @pytest.mark.slow
     @pytest.mark.skipif(os.name != "posix", reason="limits of processes are those of POSIX")
     @pytest.mark.parametrize("blocks", [0, 1])
     @pytest.mark.parametrize("command", [
@@ -206,7 +206,7 @@ class TestFullDisks:
             assert done.stderr.startswith("Error: ")
             assert done.stderr.count("\n") == 1
 
-    @pytest.mark.mostly_slow(fast=1)
+    @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     @pytest.mark.parametrize("words", [
         ("check", "nothing.onnx", "--format", "json"), ("check", "nothing.onnx", "--format", "markdown"),
@@ -242,6 +242,7 @@ class TestFullDisks:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
+    @pytest.mark.slow
     def test_signs_that_the_encoding_lacks(self) -> None:
         path = small().rename("größe.onnx")
         command = [sys.executable, "-m", "onnxamp", "convert", str(path), "-o", "out.onnx", "--no-validate"]

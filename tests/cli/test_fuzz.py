@@ -117,7 +117,7 @@ def replaced(item: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in sorted(COMMANDS) if name.endswith(".json")])
 def test_values(made: dict[str, bytes], name: str) -> None:
     """JSON in which one part is another value."""

@@ -157,7 +157,7 @@ class TestFiles:
             os.close(writer)
         assert told.endswith("it is not a regular file: save the model to one.") or not Path("/dev/fd").exists()
 
-    @pytest.mark.mostly_slow(fast=1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("stream", [1, 2])
     @pytest.mark.parametrize("option", ["-o", "--html", "--save-plan"])
     def test_a_standard_stream_is_no_place_for_results(self, option: str, stream: int) -> None:
@@ -178,6 +178,7 @@ class TestFiles:
         assert f"'{names[stream - 1]}' receives reports and warnings" in " ".join(Path("err").read_text().split())
         assert Path("out").read_bytes() == b""
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="the system has no /dev/stdout")
     def test_neither_is_a_pipe(self) -> None:
         command = [sys.executable, "-m", "onnxamp", "convert", str(small()), "-o", "/dev/stdout"]
@@ -275,7 +276,7 @@ class TestRuns:
 
 
 class TestReports:
-    @pytest.mark.mostly_slow(fast=1)
+    @pytest.mark.slow
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
     @pytest.mark.parametrize("form", ["line", "table", "json"])
     def test_a_report_that_cannot_be_printed(self, form: str) -> None:

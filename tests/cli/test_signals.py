@@ -188,7 +188,7 @@ pieces.make_session = make_session
 """
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="on_exit is of glibc")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_native_libraries_are_not_torn_down(place: Path, number: signal.Signals) -> None:
@@ -218,7 +218,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_signals_between_two_instructions(place: Path, moment: str) -> None:
     command, call, part = MOMENTS[moment]
@@ -243,6 +243,7 @@ pieces.make_session = make_session
 """
 
 
+@pytest.mark.slow
 def test_what_follows_from_a_signal_is_no_error(place: Path) -> None:
     with started(place, *COMMANDS["convert"], before=NAMES.format()) as process:
         output, said = process.communicate(timeout=_HANGS)
@@ -269,6 +270,7 @@ pieces.make_session = make_session
 """What Python cannot raise in a destructor is raised again, but not while Python reports that it could not."""
 
 
+@pytest.mark.slow
 def test_signals_in_a_destructor(place: Path) -> None:
     with started(place, *COMMANDS["convert"], before=UNRAISABLE) as process:
         output, said = process.communicate(timeout=_HANGS)
@@ -332,7 +334,7 @@ def loading(place: Path) -> bool:
     return (place / "loading").exists()
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("to_all", [False, True], ids=["sent", "typed"])
 def test_what_loads_ends_with_the_command(place: Path, number: signal.Signals, *, to_all: bool) -> None:
@@ -356,6 +358,7 @@ session.choose_provider = choose_provider
 """
 
 
+@pytest.mark.slow
 def test_what_loads_ends_when_the_command_is_killed(place: Path) -> None:
     with started(place, *COMMANDS["convert"], before=WAITS) as process:
         assert process.stdout is not None
@@ -366,6 +369,7 @@ def test_what_loads_ends_when_the_command_is_killed(place: Path) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_crash_of_what_loads_is_a_fault_of_the_result(place: Path) -> None:
     before = acting(place, "'encoder.onnx' in path or os.abort()")
     with started(place, *COMMANDS["convert"], "--no-cure", before=before) as process:
@@ -376,6 +380,7 @@ def test_a_crash_of_what_loads_is_a_fault_of_the_result(place: Path) -> None:
     assert not (place / "out" / "low.onnx").exists()
 
 
+@pytest.mark.slow
 def test_what_is_printed_while_loading_is_no_answer(place: Path) -> None:
     before = acting(place, "print('noise', flush=True); os.write(2, b'noise')")
     with started(place, *COMMANDS["convert"], before=before) as process:

@@ -143,6 +143,7 @@ def test_32_36_all_black_is_bit_identical(case: Case, level: str) -> None:
     assert result.SerializeToString() == case.build().SerializeToString()
 
 
+@pytest.mark.slow
 @every(case=UNFROZEN.values())
 def test_level_0_is_bit_identical(case: Case) -> None:
     read = source(case.name)
@@ -185,6 +186,7 @@ def test_19_an_upgrade_of_the_opset_changes_no_answer(case: Case, dtype: str) ->
     assert not complaints, "\n".join(complaints)
 
 
+@pytest.mark.slow
 def test_19_nearly_every_model_is_upgraded() -> None:
     """All but those with sparse tensors, an untyped op, or what opset 12 had no LayerNormalization for."""
 

@@ -195,6 +195,7 @@ def calls_of_chain(length: int, level: str, dtype: str) -> int:
     return calls(lambda: onnxamp.convert_model(model, level, dtype=dtype))
 
 
+@pytest.mark.slow
 @dtypes
 @levels
 def test_38_effort_grows_with_the_model_and_not_faster(level: str, dtype: str) -> None:

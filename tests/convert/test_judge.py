@@ -41,7 +41,7 @@ def verdict(original: ModelProto, converted: ModelProto, keep_io: bool = True, *
     return [text.split(":")[0] for text in judge(original, converted, feeds, keep_io=keep_io, **arguments)]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=CASES.values(), parts=2)
 def test_every_case_is_its_own_good_conversion(case: Case) -> None:
     model, copy = case.build(), case.build()

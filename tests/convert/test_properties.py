@@ -53,7 +53,7 @@ def test_every_op_has_a_recipe() -> None:
     assert all(NO_RECIPE.values())
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(op=all_ops(), parts=8)
 def test_each_op_among_others(op: str) -> None:
     """A few nodes around each op of ai.onnx, which the next test would meet by chance alone."""

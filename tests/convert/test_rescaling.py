@@ -356,7 +356,7 @@ TIES = {
 CONSTANTS = (0.0, np.inf, -np.inf, -3.4e38, -1e30, 1e30, 1024.0, 0.7)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TIES)
 def test_constants_tie_what_they_meet(how: str) -> None:
     """Zeros and infinities need no factor, but the other operand and the result share theirs; sentinels take one up."""

@@ -162,7 +162,7 @@ WISHES: dict[str, dict[str, Any]] = {
 """Options besides the level, the types and the target."""
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_small_models(name: str) -> None:
     """At every level, in both types, and on every target."""

@@ -122,6 +122,7 @@ def test_tuning_ends_with_float32_where_nothing_else_helps(monkeypatch: pytest.M
     assert tuned.plan.counts().keys() == {("MatMul", False), ("Mul", False), ("initializer", False)}
 
 
+@pytest.mark.slow
 def test_random_models_convert_whatever_casts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """All results are well typed, and no model stays float32 as a whole."""
     region = whole = 0

@@ -30,7 +30,7 @@ def optimised(model, tmp_path, level):
     return collections.Counter(node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node)
 
 
-@pytest.mark.mostly_slow(fast=6)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", [*ZOO, *REAL_MODELS], ids=lambda path: path.stem)

@@ -522,6 +522,7 @@ EVIL = ["=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1", "'quoted", "#N/A", "a\x00b\x1
         "\u202eright to left", '=cmd|"/c calc"!A1', "Zürich, 東京", "'", "", "1e5", "\\x41"]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
 def test_text_survives_csv(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
@@ -581,6 +582,7 @@ def cells(path: Path) -> list[dict]:
     return [{name.value: cell for name, cell in zip(head, row, strict=True)} for row in rows]
 
 
+@pytest.mark.slow
 def test_dumps_of_two_models_become_a_spreadsheet(tmp_path: Path, low: ModelProto, feeds: dict) -> None:
     one, other = dump(tmp_path / "one", DECODER, feeds, feeds), dump(tmp_path / "other", low, feeds, feeds)
     rows = debugging.compare_accuracy(one, other, tmp_path / "table.xlsx")
@@ -805,6 +807,7 @@ def test_all_names_are_there_and_documented() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_heavy_libraries_wait_until_they_are_needed() -> None:
     code = "import onnxamp.debugging, sys; print(*{m.split('.')[0] for m in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -36,7 +36,7 @@ def bits(state: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in state.items()}
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("boost", ["O0", "O1", "O2"])
 @pytest.mark.parametrize("level", ["O0", "O2", "O3"])
 def test_a_watched_step_runs_once_and_changes_no_bit(level: str, boost: str) -> None:

@@ -334,6 +334,7 @@ def test_the_offset_of_boxes_by_class_stays_float32():
     assert found["f"] == found["m"] == found["o"] == found["d"] == {False}
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("kind", ["epsilon", "mask", "factor", "term"])
 def test_constants_computed_at_random(kind):
     """Operands that low precision cannot hold, each computed in some way."""

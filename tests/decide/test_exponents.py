@@ -37,6 +37,7 @@ def random_problem(seed: int) -> Problem:
     return problem
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("part", range(4))
 def test_as_good_as_trying_everything(part: int) -> None:
     """And proven to be."""

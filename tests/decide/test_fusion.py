@@ -12,6 +12,7 @@ from graphs.case import add_weights, parse
 import onnxamp
 
 
+@pytest.mark.slow
 def test_there_are_fusions_to_keep() -> None:
     assert len(fused()) > 25
     kinds = set().union(*map(fused_before, fused()))

@@ -109,7 +109,7 @@ def broken(model: ModelProto, white: list[str], **options: Any) -> Iterator[str]
             yield f"{row.node} ({row.op}), {row.reason}: {row.detail}, with {white}"
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=[case for name, case in CASES.items() if not name.startswith("external_")], parts=4)
 def test_no_white_list_lowers_a_hazard(case: Case) -> None:
     model = case.build()
@@ -140,6 +140,7 @@ LEVELS = st.sampled_from(("O1", "O2", "O3"))
 DTYPES = st.sampled_from(("float16", "bfloat16"))
 
 
+@pytest.mark.slow
 @examples(30)
 @given(SEEDS, LEVELS, st.booleans(), DTYPES)
 def test_no_white_list_lowers_a_hazard_of_a_random_model(seed: int, level: str, keep_io: bool, dtype: str) -> None:

@@ -140,6 +140,7 @@ def test_files_warn_as_models_do(tmp_path: Any) -> None:
     assert [text.split()[0] for text in found] == ["The", "Your", "Pow"]
 
 
+@pytest.mark.slow
 def test_folders_warn_of_names_that_no_model_has(tmp_path: Any) -> None:
     (tmp_path / "in").mkdir()
     onnx.save(parse(ELEMENTWISE.format(op="Sigmoid")), tmp_path / "in" / "one.onnx")

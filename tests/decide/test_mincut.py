@@ -22,6 +22,7 @@ def _cost(arcs, lows, highs, answer):
     return total + sum(price.get(c, c) for q, c in highs if not answer[q])
 
 
+@pytest.mark.slow
 @every(seed=range(300))
 def test_equals_brute_force(seed):
     rng = random.Random(seed)

@@ -63,7 +63,7 @@ def random_model(seed, size=4):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(seed=range(120), level=["O1", "O2"], parts=8)
 def test_no_assignment_is_cheaper(seed, level):
     model = random_model(seed)
@@ -125,7 +125,7 @@ def with_idle_casts(model, seed):
     return result
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(seed=range(60), level=["O1", "O2", "O3"], parts=4)
 def test_converting_again_changes_no_casts(seed, level):
     model = with_idle_casts(random_model(seed), seed)

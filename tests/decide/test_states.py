@@ -125,6 +125,7 @@ SCANS: dict[str, ModelProto] = {
 WAYS = [(level, dtype) for dtype in FORMATS for level in ("O1", "O2", "O3")]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(case=list(enumerate(SCANS.items())), parts=4)
 def test_what_a_scan_accumulates_is_exact(case: tuple[int, tuple[str, ModelProto]]) -> None:
     index, (_, model) = case

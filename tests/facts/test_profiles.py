@@ -70,6 +70,7 @@ def test_the_cpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest
     assert script.main(["cpu", "--check"]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_webgpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["webgpu", "--check"]) == 0, capsys.readouterr().out

@@ -39,7 +39,7 @@ def compared(name: str, provider: Provider, *targets: str) -> list[str]:
     return [f"{what}: {text}" for what, model in distinct.values() for text in disagreements(model, provider)]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(name=ZOO, parts=12)
 def test_predictions_hold_on_cpu(name: str) -> None:
     """Models made for CUDA or for no target hold nodes that the CPU has no kernel for: those must be named."""
@@ -54,6 +54,7 @@ def test_predictions_hold_on_cuda(name: str) -> None:
     assert compared(name, "cuda", "cuda", "any") == []
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.webgpu
 @every(name=ZOO, parts=4)
 def test_predictions_hold_on_webgpu(name: str) -> None:

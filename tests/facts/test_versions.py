@@ -93,6 +93,7 @@ def test_the_history_of_small_dumps(script):
                                       "D": [[1, None, {"T": [types.index("b")]}]]}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_history_is_rewritten_byte_by_byte_from_what_it_holds(script, tmp_path):
     assert script.main([str(tmp_path / "dumps"), "--unpack"]) == 0
     assert script.main([str(tmp_path / "dumps"), "--to", str(tmp_path / "targets")]) == 0

@@ -107,6 +107,7 @@ def test_the_layout_is_kept_and_results_are_those_of_single_conversions() -> Non
     assert (row.casts, row.low < row.nodes, row.bytes_after < row.bytes_before) == (2, True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_weights_in_data_files() -> None:
     Path("in").mkdir()
@@ -144,6 +145,7 @@ def test_crashes_fail_their_own_model_and_leave_nothing(request: pytest.FixtureR
     assert convert(external_data="always", retry=True).count("converted") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_failure_is_not_tried_again_and_its_old_result_stays() -> None:
     models("good.onnx", "broken.onnx")
@@ -199,7 +201,7 @@ CHANGES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_makes_a_result_out_of_date(change: Callable[[], dict[str, object]]) -> None:
@@ -209,6 +211,7 @@ def test_what_makes_a_result_out_of_date(change: Callable[[], dict[str, object]]
     assert outcomes(convert(**change())) == {"a.onnx": "converted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_another_version_makes_results_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
     models("a.onnx")
@@ -250,6 +253,7 @@ def test_results_inside_the_folder_are_no_models() -> None:
 # --- inputs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_inputs_by_name() -> None:
     models("a.onnx", "deep/b.onnx", "c.onnx", "d.onnx")
@@ -279,6 +283,7 @@ def test_a_dimension_counts_for_models_that_have_it() -> None:
     assert outcomes(convert(dims={"batch": 3})) == {"a.onnx": "converted", "b.onnx": "converted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_name_has_to_match_in_one_of_the_models() -> None:
     """Else it is a mistake, told at the end: the results are there. Results that are up to date count, too."""
@@ -317,6 +322,7 @@ def test_level_auto() -> None:
     assert row.error <= 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_tolerance_is_the_limit_of_the_validation() -> None:
     Path("in").mkdir()
@@ -329,6 +335,7 @@ def test_a_tolerance_is_the_limit_of_the_validation() -> None:
     assert row.error <= plain.error * 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_no_search_of_level_auto_is_repeated() -> None:
     """Where a result is gone, what was measured makes it again."""
@@ -351,6 +358,7 @@ def test_no_search_of_level_auto_is_repeated() -> None:
 JUDGE = "def judge(reference, result):\n    return {}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_function_judges_all_models() -> None:
     """It is imported in the workers; where its file changes, results are judged again."""
@@ -428,6 +436,7 @@ def test_failing_results_are_healed_once() -> None:
     assert "Kept in float32 to pass validation" in again.stdout
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("gone", [True, False])
 def test_no_cure_is_looked_for_twice(gone: bool) -> None:
@@ -454,6 +463,7 @@ def test_no_cure_is_looked_for_twice(gone: bool) -> None:
     assert Path("out/norm.onnx").read_bytes() == result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_what_measurements_decided_is_measured_again() -> None:
     Path("in").mkdir()
@@ -469,6 +479,7 @@ def test_what_measurements_decided_is_measured_again() -> None:
     assert Path("out/sums.onnx").read_bytes() == result
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_an_engine_that_mixes_up_models_sees_one_at_a_time() -> None:
     """And's kernel serves, compiled for one broadcast, all others of the process (onnxruntime-ep-webgpu 0.4.0)."""
@@ -511,6 +522,7 @@ def index_of(path: str) -> list[tuple[str, str | None]]:
     return [(name[1], link[1] if link else None) for name, link in found if name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_pages_and_their_index() -> None:
     models("a.onnx", "deep/b c#.onnx")
@@ -526,6 +538,7 @@ def test_pages_and_their_index() -> None:
     assert "<b>x" not in Path("out/index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_pages_are_made_once() -> None:
     """Results without one are made again, and the others are up to date."""

@@ -64,7 +64,7 @@ def test_rows_name_options_and_presets_that_exist() -> None:
         assert kind.names[-1].pattern == "*"  # every model has a name
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["genai", "transformers.js", "optimum"])
 def test_a_model_of_a_folder_gets_the_types_of_the_folder(kind: str) -> None:
     home = decoders.folder(Path("in"), kind, decoders.plain())
@@ -147,6 +147,7 @@ def test_a_tokenizer_that_knows_the_built_in_prompts_lets_both_generate() -> Non
     assert (row.outcome, row.message) == ("converted", "")
 
 
+@pytest.mark.slow
 def test_what_overflows_gets_exponents_and_no_float32_island() -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped(scale=300.0))
     (row,) = convert().rows
@@ -156,6 +157,7 @@ def test_what_overflows_gets_exponents_and_no_float32_island() -> None:
     assert island.healed or island.casts > 1
 
 
+@pytest.mark.slow
 def test_transformers_js_takes_names_caches_and_data_files_by_its_config() -> None:
     home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
     onnx.save(decoders.grouped(int4=True), home / "onnx/model_q4.onnx")
@@ -194,6 +196,7 @@ def test_optimum_keeps_names() -> None:
     assert found["present.0.key"] == TensorProto.FLOAT16
 
 
+@pytest.mark.slow
 def test_towers_and_embeddings_run_on_made_up_inputs_and_fit_each_other() -> None:
     towers.folder(Path("in"))
     rows = convert().rows
@@ -262,6 +265,7 @@ def test_results_share_the_weights_that_their_models_share(share: bool) -> None:
     assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
 
 
+@pytest.mark.slow
 def test_results_share_what_their_models_no_longer_share() -> None:
     """The one that is exported again has its own data file, and the other's result refers to the one it replaces."""
     two_decoders(share=True)
@@ -273,6 +277,7 @@ def test_results_share_what_their_models_no_longer_share() -> None:
     assert [row.outcome for row in convert().rows] == ["up to date", "up to date"]
 
 
+@pytest.mark.slow
 def test_software_that_looks_for_data_by_the_name_of_the_model_gets_them() -> None:
     """transformers.js fetches ``NAME_data`` for a model and no other file."""
     two_decoders(share=True)

@@ -134,6 +134,7 @@ def test_no_file_of_a_package_waits_among_originals(place: str) -> None:
     in_folder()
 
 
+@pytest.mark.slow
 def test_results_may_be_elsewhere_through_links_that_lead_to_nothing_that_is_read() -> None:
     link("out/sub", "elsewhere")
     link("out/m.onnx", "elsewhere/result.onnx")
@@ -165,6 +166,7 @@ def test_a_link_out_of_the_folder_is_not_copied(package: Path) -> None:
     assert "links to files outside the folder: tokenizer.json." in " ".join(printed.output.split())
 
 
+@pytest.mark.slow
 def test_links_into_the_store_of_a_cache_are_the_files_of_the_folder(package: Path) -> None:
     home = Path("hub/models--a--b")
     (home / "blobs").mkdir(parents=True)

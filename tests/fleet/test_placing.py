@@ -63,6 +63,7 @@ def broken(path: Path) -> ModelProto:
     return model
 
 
+@pytest.mark.slow
 def test_no_folder_without_all_its_models_and_no_work_done_twice() -> None:
     model = broken(path := two_models())
     report = convert()
@@ -81,6 +82,7 @@ def test_no_folder_without_all_its_models_and_no_work_done_twice() -> None:
     assert contents(Path("at once")) == whole
 
 
+@pytest.mark.slow
 def test_an_earlier_folder_stays_whole() -> None:
     path = two_models()
     convert(keep_io_types=True)
@@ -238,6 +240,7 @@ def test_a_collection_of_models_is_no_folder_of_a_kind() -> None:
     assert contents(Path("out")).keys() == {"a.onnx"}
 
 
+@pytest.mark.slow
 def test_a_config_leaves_first_and_comes_last_though_it_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     two_models("genai")
     convert(keep_io_types=True)

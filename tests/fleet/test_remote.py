@@ -448,6 +448,7 @@ def test_a_result_that_fails_its_validation_harms_nothing(base: str) -> None:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow(fast=1)
 def test_commands_take_urls(base: str) -> None:
     put(f"{base}/in.onnx", wide())
     held = io.BytesIO()
@@ -490,6 +491,7 @@ def report(*arguments: object) -> Any:
     return json.loads(run(*arguments).stdout)["report"]
 
 
+@pytest.mark.slow
 def test_a_folder(tmp_path: Path) -> None:
     base = f"local://{tmp_path.as_posix()}/models"
     for name in ("a.onnx", "deep/b.onnx", ".hidden/c.onnx", "deep/text.txt"):
@@ -521,6 +523,7 @@ def test_ranges_and_streams(base: str) -> None:
     assert names(base) == ["numbers"]
 
 
+@pytest.mark.slow
 def test_a_plain_path_needs_no_fsspec() -> None:
     code = (
         "import sys, onnxamp; onnxamp.plan_model(sys.argv[1]); print('fsspec' in sys.modules);"

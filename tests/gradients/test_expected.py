@@ -154,7 +154,7 @@ def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
     assert without["plan"]["expected"] is None
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "view"])
 def test_commands_that_write_no_model_show_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"

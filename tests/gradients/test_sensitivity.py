@@ -76,6 +76,7 @@ def test_they_add_up_to_the_error_of_a_conversion(name: str) -> None:
     assert 1 / 1.6 < error / predicted < 1.6
 
 
+@pytest.mark.slow
 def test_pieces_show_what_the_whole_shows() -> None:
     model = onnx.load(ROOT / "models" / "encoder.onnx")
     feeds = dict(random_samples(model, 1)[0])

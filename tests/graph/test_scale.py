@@ -173,7 +173,7 @@ def test_linear_with_thousands_of_casts() -> None:
     assert many <= 12 * few
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("external_data", ["never", "always"])
 def test_files_are_linear(tmp_path: Path, external_data: str) -> None:
     found = []
@@ -213,7 +213,7 @@ def test_no_recursion() -> None:
     assert deep == shallow
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [MAX_NESTING - 2, MAX_NESTING + 1, 200, 500])
 def test_deep_nesting_gives_a_result_or_says_why_not(tmp_path: Path, depth: int) -> None:
     made, path = nested(depth), tmp_path / "m.onnx"

@@ -41,7 +41,7 @@ OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "arguments"), OPTIONS, ids=["default", "bfloat16", "ranges", "rounding"])
 def test_function_command_and_folder_write_the_same(options: dict[str, Any], arguments: list[str]) -> None:
     wanted = written_by_command(*arguments)
@@ -101,6 +101,7 @@ def test_the_provider_of_a_file_is_checked_before_anything_is_written() -> None:
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_level_auto_is_the_same_by_function_and_command() -> None:
     wanted = written_by_command("--level", "auto", "--tolerance", "3e-3", "--format", "json")
     conversion = onnxamp.convert_file(ENCODER, "function.onnx", "auto", tolerance=3e-3)

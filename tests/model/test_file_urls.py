@@ -58,6 +58,7 @@ def test_inputs_and_outputs_of_commands(form: str, folder: Path) -> None:
     assert run("convert", names["m.onnx"], "-o", names["m.onnx"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_folder(folder: Path) -> None:
     report = onnxamp.convert_folder(f"file:{folder}", f"file:{folder.parent}/out", jobs=1, validate=False)
     assert report.count("converted") == 1

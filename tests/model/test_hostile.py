@@ -447,6 +447,7 @@ def test_shape_inference_sees_no_untyped_value() -> None:
     assert [node.op_type for node in convert_model(model, "O3").graph.node] == ["Foo", "EyeLike", "Cast", "Neg", "Cast"]
 
 
+@pytest.mark.slow
 def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     """Whatever sizes it claims: here, that of its input, of its weight, and of a value."""
     path = tmp_path / "m.onnx"

@@ -219,6 +219,7 @@ def test_data_files_of_ours_are_marked(tmp_path: Path) -> None:
     assert not is_own(tmp_path / "short")
 
 
+@pytest.mark.slow
 def test_a_folder_of_shared_models(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out, before = tmp_path_factory.mktemp("out"), contents(shared)
     for dtype in ("float16", "bfloat16"):

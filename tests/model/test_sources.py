@@ -180,7 +180,7 @@ def answers_of(model: ModelProto) -> np.ndarray:
     return session.run(None, {"X": np.linspace(-1, 1, SIZE, dtype=np.float32)[None]})[0]
 
 
-@pytest.mark.mostly_slow(fast=6)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["inline", "external"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_that_is_replaced_while_it_is_read(
@@ -200,6 +200,7 @@ def test_a_model_that_is_written_to_while_it_is_read(
     assert failed
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("kind", ["inline", "external"])
 def test_a_model_that_is_replaced_for_a_moment(
     replacer: Replacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -178,7 +178,7 @@ def test_devices_and_pipes_are_not_replaced(model: Path) -> None:
 CALLS = ("mkdir", "open", "fsync", "chmod", "link", "unlink", "replace", "stat")
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("external_data", ["always", "never"])
 def test_a_disk_that_fails_at_each_call_in_turn(
     model: Path, monkeypatch: pytest.MonkeyPatch, external_data: str

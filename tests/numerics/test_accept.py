@@ -116,6 +116,7 @@ def test_tuning_writes_what_is_accepted() -> None:
         onnxamp.tune_model(MODEL, 0.5, accept=lambda *_: False, **how)
 
 
+@pytest.mark.slow
 def test_a_conversion_is_cured_until_it_is_accepted(tmp_path: Path, functions: str) -> None:
     out = tmp_path / "out.onnx"
     done = command("convert", MODEL, "-o", out, "--accept", f"{functions}:close", "--provider", "cpu")

@@ -111,6 +111,7 @@ def test_limits_on_data_reach_into_bodies() -> None:
     assert set(plan.options.keep_nodes) == {"up", "down"}
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_result() -> None:
     """On random models with loops and branches."""
     measured = 0

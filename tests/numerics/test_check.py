@@ -281,7 +281,7 @@ def test_masks_that_are_large_weights(number, fed):
 LOADS = [case for case in CASES.values() if case.loads]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=LOADS, parts=12)
 def test_conversions_of_the_corpus_are_not_accused(case):
     """Unless the original goes wrong on the same inputs."""

@@ -21,7 +21,7 @@ ZOO = {path.stem: lambda path=path: onnx.load(path) for path in MODELS} | {
 """Without those that draw random numbers, which agree by luck."""
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.webgpu
 @every(name=ZOO, parts=6)
 def test_what_passes_by_emulation_passes_on_webgpu(name: str) -> None:
@@ -41,6 +41,7 @@ def test_what_passes_by_emulation_passes_on_webgpu(name: str) -> None:
             assert seen.passed or seen.skipped, f"{level}: {seen.failure or seen.warnings}"
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.webgpu
 @pytest.mark.parametrize("path", MODELS, ids=[path.stem for path in MODELS])
 def test_the_emulated_error_is_within_a_factor_of_two(path: Path) -> None:
@@ -112,7 +113,7 @@ def test_other_limits_suffice_where_the_usual_one_is_missed() -> None:
     assert judged(kl_divergence={"logits": 1e-6}, rel_l2={"y": 5e-2}) == [("kl_divergence", False), ("rel_l2", True)]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "limit"), [(1, 2.5e-3), (8, 5e-3), (64, 1e-2), (100, 1e-2)])
 def test_few_numbers_are_held_to_a_share_of_the_limit_where_errors_are_draws(count: int, limit: float) -> None:
     model = parse("(float[1, 9] x, float[9, 1] w) => (float[1, 1] y) { y = MatMul (x, w) }")

@@ -117,7 +117,7 @@ def judged(a, b):
     }
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3, 400])
 @pytest.mark.parametrize("size", [PART - 7, PART + 7, 2 * PART + 11])
 def test_an_output_of_several_parts(rows, size):

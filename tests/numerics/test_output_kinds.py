@@ -98,7 +98,7 @@ KINDS: Final = {
 }  # fmt: skip
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_takes_every_kind(kind: str) -> None:
     model = saved(KINDS[kind]())

@@ -104,7 +104,7 @@ def test_tuning_obeys_it() -> None:
     assert not any(row.low for row in tuned.plan.rows if row.node in ("c", "four"))
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--no-validate"]])
 def test_the_command_line_measures(tmp_path: Path, more: list[str]) -> None:
     (tmp_path / "in").mkdir()

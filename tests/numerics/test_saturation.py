@@ -86,6 +86,7 @@ def poor_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saturation, "make_session", poor_session)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poor_cpu")
 def test_every_report_says_so() -> None:
     network = quantized("qdq")

@@ -60,6 +60,7 @@ def test_float32_islands_protect_nothing_and_what_is_rescaled_fits(tmp_path: Pat
     assert done.exit_code == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_one_op_in_place_of_a_decomposed_one_cures_it() -> None:
     done = run("check", ROOT / "models" / "decoder.onnx", "--target", "float16-only", "--provider", "cpu")
     assert done.exit_code == 1

@@ -36,6 +36,7 @@ onnxamp.__main__.main()
 """
 
 
+@pytest.mark.slow
 def test_the_walk_from_the_command_to_the_cut_is_as_told(tmp_path):
     """The table names each function on the stack, from the first to the last; a default conversion solves one cut."""
     model = ROOT / "models" / "encoder.onnx"

@@ -299,6 +299,7 @@ def test_what_the_readme_names_is_ignored_by_git() -> None:
     assert not_ignored(written) == []
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command(checkout: Path) -> None:
     """``python -m onnxamp`` in a process of its own prints what ``onnxamp`` prints."""
     environment = {**os.environ, "COLUMNS": "100"}

@@ -102,6 +102,7 @@ class TestAction:
         assert "**models/good one.onnx**" in done.summary
         assert done.summary in done.output
 
+    @pytest.mark.slow
     def test_a_bad_model_fails_and_the_summary_says_why(self) -> None:
         done = gate(models="**/*.onnx", args="--static")
         assert done.code == 1, done.output

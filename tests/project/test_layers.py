@@ -114,6 +114,7 @@ def test_rooms_are_in_the_order_of_their_imports() -> None:
     assert {(name, target) for name, target in crossings() if floor[target] > floor[room(name)]} == set()
 
 
+@pytest.mark.slow
 def test_the_core_names_no_room_apart() -> None:
     """Neither in an import nor in a string: it asks for what they offer in ``_data/extensions.toml``."""
     mention = re.compile(rf"\bonnxamp[./](?:{'|'.join(APART)})\b")
@@ -151,6 +152,7 @@ ONE_MODEL = {
 }
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("name", ONE_MODEL)
 def test_converting_one_model_loads_no_room_apart(name: str, tmp_path: Path) -> None:
     """Its user waits for none of them, and needs none of the packages that they import."""

@@ -40,6 +40,7 @@ def is_running(pid: int) -> bool:
     return False
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("to", ["script", "group"])
 def test_a_signal_ends_all_processes(number: signal.Signals, to: str, tmp_path: Path) -> None:

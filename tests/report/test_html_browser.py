@@ -77,6 +77,7 @@ def test_every_page_opens_silently(opened, page) -> None:
     assert tab.locator("#figure svg").count() == bool(page.nodes)
 
 
+@pytest.mark.slow
 def test_the_table_sorts(opened) -> None:
     tab = opened(pages.everything())
     assert column(tab, 1) == [str(i) for i in range(len(pages.everything().nodes))]
@@ -94,6 +95,7 @@ def test_the_table_sorts(opened) -> None:
     assert column(tab, 3) == sorted(column(tab, 3))
 
 
+@pytest.mark.slow
 def test_the_table_is_searched(opened) -> None:
     tab = opened(pages.everything())
     tab.fill("#search", "block/2 SOFTMAX")
@@ -106,6 +108,7 @@ def test_the_table_is_searched(opened) -> None:
     assert len(names(tab)) == len(pages.everything().nodes)
 
 
+@pytest.mark.slow
 def test_the_table_is_filtered(opened) -> None:
     tab, page = opened(pages.everything()), pages.everything()
     tab.select_option("#precision", "=float32")
@@ -119,6 +122,7 @@ def test_the_table_is_filtered(opened) -> None:
     assert len(names(tab)) == dict(page.reasons)["on the black list"]
 
 
+@pytest.mark.slow
 def test_pages_of_the_table(opened) -> None:
     tab = opened(pages.everything(300))
     assert len(names(tab)) == 100
@@ -146,6 +150,7 @@ def test_a_click_on_the_map_reaches_the_row(opened) -> None:
     assert tab.evaluate("document.activeElement.closest('tr').classList.contains('here')")
 
 
+@pytest.mark.slow
 def test_pointing_at_the_map_tells_the_node(opened) -> None:
     page = pages.everything()
     tab = opened(page)
@@ -157,6 +162,7 @@ def test_pointing_at_the_map_tells_the_node(opened) -> None:
     assert tab.locator("#tip").is_hidden()
 
 
+@pytest.mark.slow
 def test_the_map_by_keyboard(opened) -> None:
     page = pages.everything()
     tab = opened(page)
@@ -178,6 +184,7 @@ def tuning() -> Page:
     return conversion_page(pages.conversion(), None, pages.audit(), pages.tuned())
 
 
+@pytest.mark.slow
 def test_pointing_at_a_candidate_tells_it(opened) -> None:
     tab = opened(tuning())
     marks, tip = tab.locator("#front .candidate .mark"), tab.locator("#tip")
@@ -192,7 +199,7 @@ def test_pointing_at_a_candidate_tells_it(opened) -> None:
     assert "Candidate 3" in tip.inner_text()
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 820, 1000, 1141, 1200, 1400])
 def test_candidates_fit(opened, width) -> None:
     """The plot always; the table wherever it can."""
@@ -219,7 +226,7 @@ def dots(tab: Any) -> int:
     return (tab.locator("#figure path.before").get_attribute("d") or "").count("M")
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [700, 1200])
 def test_ranges_before_and_after_rescaling(opened, width) -> None:
     tab = opened(rescaled(), viewport={"width": width, "height": 900})
@@ -237,17 +244,20 @@ def test_ranges_before_and_after_rescaling(opened, width) -> None:
     assert "x · 2⁻⁹" in tab.locator("tr.more").inner_text()
 
 
+@pytest.mark.slow
 def test_what_still_overflows_is_red(opened) -> None:
     tab = opened(rescaled(exponent=3))
     assert "overflows" in tab.locator("#legend").inner_text()
 
 
+@pytest.mark.slow
 def test_without_exponents_nothing_moved(opened) -> None:
     tab = opened(pages.everything())
     assert tab.locator("#figure path.before").count() == 0
     assert "rescaling" not in tab.locator("#along").inner_text()
 
 
+@pytest.mark.slow
 def test_dragging_zooms(opened) -> None:
     tab = opened(pages.everything(500))
     tab.locator("#figure").scroll_into_view_if_needed()
@@ -263,6 +273,7 @@ def test_dragging_zooms(opened) -> None:
     assert tab.locator("#zoom-all").is_disabled()
 
 
+@pytest.mark.slow
 def test_quantized_nodes_are_drawn(opened) -> None:
     told = {0: "int8 scales", 6: "int8 products", 7: "float8e4m3fn integers"}
     nodes = [replace(row, quantized=told.get(i, "")) for i, row in enumerate(pages.everything().nodes)]
@@ -282,6 +293,7 @@ def test_quantized_nodes_are_drawn(opened) -> None:
     assert "integer" not in plain.locator("#figure").inner_text()
 
 
+@pytest.mark.slow
 def test_a_row_opens(opened) -> None:
     tab = opened(pages.everything())
     button = tab.locator("#table td.name button").first
@@ -292,12 +304,14 @@ def test_a_row_opens(opened) -> None:
     assert tab.locator("tr.more").count() == 0
 
 
+@pytest.mark.slow
 def test_the_first_bad_value_is_marked(opened) -> None:
     tab = opened(pages.everything())
     assert "first bad: Mul: Inf" in tab.locator("#figure text.flag").text_content()
     assert opened(diff_page(pages.diff())).locator("#figure text.flag").count() == 0
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(opened, scheme) -> None:
     tab = opened(pages.everything(), color_scheme=scheme)
@@ -317,6 +331,7 @@ def test_light_and_dark(opened, scheme) -> None:
     assert brightness() == 765
 
 
+@pytest.mark.slow
 def test_the_command_is_copied(opened) -> None:
     tab = opened(pages.everything(), permissions=["clipboard-read", "clipboard-write"])
     tab.click("#copy")
@@ -324,6 +339,7 @@ def test_the_command_is_copied(opened) -> None:
     assert tab.evaluate("navigator.clipboard.readText()") == pages.failing().cure.command
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("has_clipboard", [True, False], ids=["clipboard", "selection"])
 def test_the_command_is_copied_without_permissions(opened, has_clipboard) -> None:
     """As users open pages: from disk; and where the browser hides the clipboard from scripts."""
@@ -349,6 +365,7 @@ def folder_index(folder: Path) -> Path:
     return folder / "index.html"
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("width", [400, 1200])
 def test_the_index_of_a_folder(browser, tmp_path, width) -> None:
     tab = browser.new_page(viewport={"width": width, "height": 800})
@@ -375,6 +392,7 @@ def test_the_index_of_a_folder(browser, tmp_path, width) -> None:
     tab.close()
 
 
+@pytest.mark.slow
 def test_hostile_names_do_nothing(opened) -> None:
     """Everywhere at once: no element comes of them, no code runs, and each is read as it is."""
     layers, findings = [], []
@@ -400,7 +418,7 @@ def test_hostile_names_do_nothing(opened) -> None:
     assert tab.locator("script").count() == 2
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 820, 1400])
 def test_nothing_sticks_out(opened, width) -> None:
     for page in (pages.everything(), diff_page(pages.bare("x" * 300, "y" * 300, "Z" * 80), pages.audit(2))):
@@ -409,6 +427,7 @@ def test_nothing_sticks_out(opened, width) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_narrow_screens_can_sort(opened) -> None:
     tab = opened(pages.everything(), viewport={"width": 400, "height": 800})
     tab.select_option("#sort", "accumulated")

@@ -121,6 +121,7 @@ REPORTS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(REPORTS, st.sampled_from((40, 60, 80, 120, 200)), st.booleans(), st.booleans())
 def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, verbose: bool, brief: bool) -> None:

@@ -99,6 +99,7 @@ def write_report() -> Path:
     return Path("report.html").absolute()
 
 
+@pytest.mark.slow
 def test_the_screenshot_shows_the_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
@@ -116,6 +117,7 @@ def test_the_screenshot_shows_the_page(browser: Any, tmp_path: Path, monkeypatch
     tab.close()
 
 
+@pytest.mark.slow
 def test_pictures_are_told_apart(browser: Any) -> None:
     """Else the comparison would say nothing."""
     tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})

@@ -99,6 +99,7 @@ TABLES = {
 }  # fmt: skip
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize(("name", "table"), [(name, table) for name in TABLES for table in TABLES[name]])
 def test_a_result_as_a_data_frame(name: str, table: str) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")

@@ -172,6 +172,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.slow
 def test_what_the_table_says_of_the_installed_version_holds() -> None:
     """Whatever does not open is in the table; what is harmless is not."""
     opened = dict(zip(LOW, outcomes(LOW.values()), strict=True))

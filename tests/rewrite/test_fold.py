@@ -229,7 +229,7 @@ def with_axes(text: str) -> str:
     return re.sub(r"ReduceMean <axes = \[-1\]> \((\w+)\)", r"ReduceMean (\1, last)", text)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(name=[name for name, case in CASES.items() if case.loads], parts=2)
 def test_minimal_graphs_stay_what_they_are(name: str) -> None:
     """Whatever is folded in them: types, names and numbers of inputs and outputs, and folding twice changes nothing."""

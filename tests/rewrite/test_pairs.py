@@ -374,6 +374,7 @@ def test_no_pair_is_left_and_numbers_stay(seed: int) -> None:
     assert remove_redundant_casts(result) == result
 
 
+@pytest.mark.slow
 @every(seed=range(60))
 def test_conversion_leaves_no_pair_and_rounds_once(seed: int) -> None:
     """Low precision begins where that saves Casts, which rounds once."""

@@ -59,7 +59,7 @@ def check(model: ModelProto, feeds: dict[str, Any], rng: Random) -> int:
     return len(rescaling.scaled)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(op=all_ops(), parts=4)
 def test_each_op_among_others(op: str) -> None:
     for number in range(2):
@@ -79,6 +79,7 @@ def test_random_models_have_exponents() -> None:
     assert sum(count > 0 for count in counts) > 10
 
 
+@pytest.mark.slow
 def test_the_model_says_how_it_stores_values() -> None:
     """So every value can be compared with the original's, and is equal to the last bit."""
     compared = 0

@@ -164,6 +164,7 @@ def test_constants_in_each_operand(op: str) -> None:
         compared(op, f"{op}/{number}", draws=2)
 
 
+@pytest.mark.slow
 def test_constants_meet_exponents() -> None:
     """Else the other test would say nothing."""
     ops = (

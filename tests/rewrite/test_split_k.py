@@ -226,6 +226,7 @@ def test_layers_are_compared_by_the_name_of_the_result() -> None:
     assert 1e-4 < errors["y"] < 5e-3
 
 
+@pytest.mark.slow
 def test_exponents_come_first() -> None:
     """They are found for the model as it is, and split products are low precision then."""
     text = """(float[2,2048] x) => (float[2,8] y) {

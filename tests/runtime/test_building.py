@@ -160,6 +160,7 @@ def convert(folder: Path, refused: str, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_a_result_that_is_not_built_keeps_the_named_nodes_in_float32(tmp_path: Path) -> None:
     done = convert(tmp_path, "node.op_type == 'MatMul' and node.input[0] == 'x_fp16'", "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -237,7 +238,7 @@ def first_sample(path: Path) -> dict[str, Any]:
     return dict(samples[0])
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.tensorrt
 @pytest.mark.parametrize("path", [*MODELS, *REAL_MODELS], ids=lambda path: path.stem)
 def test_models_that_build_in_float32_build_when_converted(path: Path) -> None:
@@ -253,6 +254,7 @@ def test_models_that_build_in_float32_build_when_converted(path: Path) -> None:
             assert build_engine(Model.of(made), feeds).refusals == (), (dtype, level)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.tensorrt
 @pytest.mark.parametrize(
     ("op", "seed"), [("GRU", 103), ("GridSample", 100), ("Mul", 104), ("RandomUniform", 104), ("Xor", 106)]

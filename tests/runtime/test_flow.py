@@ -107,7 +107,7 @@ def is_low(model):
 LOADS = [case for case in CASES.values() if case.loads and not is_random(case.build())]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=LOADS, parts=4)
 def test_corpus(case):
     model, feeds = case.build(), case.inputs()

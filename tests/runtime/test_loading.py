@@ -166,6 +166,7 @@ def convert(folder: Path, state: str, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_a_result_that_does_not_load_keeps_what_the_runtime_names_in_float32(tmp_path: Path) -> None:
     done = convert(tmp_path, refusing("'x_fp16' in read"), "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -188,6 +189,7 @@ def test_a_result_that_cannot_be_made_to_load_stays_float32(tmp_path: Path) -> N
     assert (tmp_path / "model_fp16.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_a_cure_a_result_that_does_not_load_is_kept_apart(tmp_path: Path) -> None:
     done = convert(tmp_path, refusing("'x_fp16' in read"), "--no-cure")
     assert done.returncode == 1
@@ -196,6 +198,7 @@ def test_without_a_cure_a_result_that_does_not_load_is_kept_apart(tmp_path: Path
     assert not (tmp_path / "model_fp16.onnx").exists()
 
 
+@pytest.mark.slow
 def test_what_the_original_has_as_well_is_no_fault_of_the_result(tmp_path: Path) -> None:
     done = convert(tmp_path, refusing("True"))
     assert done.returncode == 0, done.stderr

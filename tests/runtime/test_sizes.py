@@ -238,6 +238,7 @@ SMALL_CNN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is one of Linux")
 def test_a_small_model_with_open_sizes_takes_little_memory(tmp_path: Path) -> None:
     onnx.save(model_of(SMALL_CNN, {"w": (4, 3, 3, 3)}), tmp_path / "m.onnx")

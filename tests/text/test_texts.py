@@ -150,6 +150,7 @@ def test_commands_show_the_figures(command: str) -> None:
     assert found["tokens"][0]["sequences"] == len(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("home", "forked")
 def test_a_folder_tells_the_first_token_that_differs() -> None:
     """bfloat16 keeps so few bits that tokens differ."""

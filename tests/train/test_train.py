@@ -479,7 +479,7 @@ def test_wrong_feeds() -> None:
 # Checkpoints
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])
 def test_resuming_is_bit_identical(tmp_path: Path, boost_level: str) -> None:
     def begin() -> TrainNetwork:

@@ -105,6 +105,7 @@ def test_loss_scales(scale: str) -> None:
     assert f"{float(SCALES[scale]):g}" in row.split()
 
 
+@pytest.mark.slow
 def test_precision_options_reach_the_network() -> None:
     arguments = (
         "train", "net.onnx", "--data", "data.npz", "--epochs", 3, "-q", "--loss-scale", "fixed:8", "--optimizer", "sgd",

@@ -73,6 +73,7 @@ def test_gradients_flush_without_a_scale(digits: tuple[Array, Array]) -> None:
     assert max(errors[2.0**16].values()) < 0.1
 
 
+@pytest.mark.slow
 def test_an_overflow_skips_one_update_and_halves_the_scale(digits: tuple[Array, Array]) -> None:
     images, labels = digits
     net = build_train_network(

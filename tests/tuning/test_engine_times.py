@@ -132,6 +132,7 @@ def test_an_error_is_not_avoided_at_the_price_of_a_fusion(fuses: bool) -> None:
     assert solver.choose(4.0 * part) == ({"a", "e", "y"} if fuses else {"a", "d", "e", "y"})
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_the_result_is_timed_on_the_engine() -> None:
     _, tuned = onnxamp.tune_model(chain(), 1e-2, samples=FEEDS, provider="webgpu", times="measured", allow_slower=True)

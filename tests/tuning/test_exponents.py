@@ -69,6 +69,7 @@ def test_both_ways_are_tuned_where_not_all_can_be_low() -> None:
     assert plain.error == found.exponents.error
 
 
+@pytest.mark.slow
 def test_the_report_and_the_state(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(model(BOTH), "model.onnx")

@@ -74,7 +74,7 @@ def is_low(model: ModelProto) -> bool:
 LEVELS = [1e-2, 1e-3]
 
 
-@pytest.mark.mostly_slow(fast=3)
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", LEVELS)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_unseen_samples(path: Path, tolerance: float) -> None:
@@ -103,7 +103,7 @@ def test_tolerance_holds_whatever_the_samples(path: Path, seed: int) -> None:
         assert worst_error(model, result, random_samples(model, 6, seed=10 * seed + 1)) <= 2 * tolerance
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL_MODELS, reason="needs models that are not part of the repository")
 @pytest.mark.parametrize("path", REAL_MODELS, ids=lambda path: path.stem)
 def test_tolerance_holds_on_real_models(path: Path) -> None:
@@ -151,6 +151,7 @@ def test_a_tighter_tolerance_lowers_less() -> None:
     assert shares[-1] < 1e-3, "what is exact in float16 costs nothing"
 
 
+@pytest.mark.slow
 def test_at_least_as_low_as_level_2_where_that_holds_too() -> None:
     for name in ("classifier", "unet", "encoder"):
         model = onnx.load(called(name))
@@ -160,6 +161,7 @@ def test_at_least_as_low_as_level_2_where_that_holds_too() -> None:
         assert tuned.candidates[tuned.chosen].flops > 0.9
 
 
+@pytest.mark.slow
 def test_results_are_deterministic() -> None:
     first, second = (tune_model(called("recurrent"), 1e-3) for _ in range(2))
     assert first == second
@@ -602,6 +604,7 @@ def test_confirmed_on_cuda(path: Path) -> None:
     assert tuned.ran_on.startswith("CUDA (")
 
 
+@pytest.mark.slow
 def test_measured_times() -> None:
     samples = random_samples(onnx.load(called("encoder")), 1)
     _, roofline = tune_model(called("encoder"), 1e-3, samples=samples)
@@ -627,6 +630,7 @@ def test_measured_times_of_units() -> None:
 # --- what is remembered -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_in_the_pass_and_resumed(tmp_path: Path) -> None:
     """Each trial is killed after two samples: what it measured is not measured again."""
     state, model = tmp_path / "state.json", onnx.load(called("recurrent"))

@@ -31,6 +31,7 @@ def weight_types(path: str) -> set[int]:
     return {tensor.data_type for tensor in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.slow
 def test_writes_and_reports() -> None:
     result = run("tune", ENCODER, "-o", "out.onnx", "--tolerance", "1e-3", "--save-plan", "plan.json")
     assert result.exit_code == 0, result.output
@@ -45,6 +46,7 @@ def test_writes_and_reports() -> None:
     assert any(row.reason == "measured" and "squared error" in row.detail for row in plan.rows)
 
 
+@pytest.mark.slow
 def test_json() -> None:
     result = run(
         "tune",
@@ -113,6 +115,7 @@ def test_what_does_not_hold_ends_with_1() -> None:
     assert Path("out.onnx").exists()
 
 
+@pytest.mark.slow
 def test_pick_from_a_state() -> None:
     arguments = ("tune", ENCODER, "--samples", 1, "--tolerance", "5e-4", "--state", "s.json", "--format", "json")
     first = report_of(run(*arguments, "-o", "a.onnx"))["tuning"]
@@ -133,6 +136,7 @@ def products() -> ModelProto:
     return add_weights(parse(text), weights)
 
 
+@pytest.mark.slow
 def test_picking_float32_is_not_called_a_failure_to_lower() -> None:
     onnx.save(products(), "net.onnx")
     arguments = ("tune", "net.onnx", "-o", "out.onnx", "--samples", 1)
@@ -206,6 +210,7 @@ def test_files_with_external_data() -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(made), weight.astype(np.float16))
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-9])
 def test_convert_file_at_level_auto(tolerance: float) -> None:
     model = products()
@@ -220,6 +225,7 @@ def test_convert_file_at_level_auto(tolerance: float) -> None:
     assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_page() -> None:
     options = ["--tolerance", "7e-4", "--samples", 1, "--no-fold", "--allow-slower", "--html", "report.html", "-q"]
     result = run("tune", ENCODER, "-o", "out.onnx", *options)
