@@ -51,11 +51,17 @@ def candidates(
         folding = _only_lowered(model, folding)
     if folding is not None and _is_surely_faster(folding.analysis, prepared.graph):
         yield folding.told(_told_gain("makes the result faster"))
+        yield from _at_opsets(prepared, options)
+        return
     opsets = _at_opsets(prepared, options)
     unfolded = next(opsets)
-    folded = _folded(model, unfolded.analysis, folding)
-    if folded is not None:
-        yield folded
+    patterns = _foldable(unfolded.analysis)
+    if not set(patterns) <= set(pinned):
+        asked = replace(options, folded=(*options.folded, *patterns))
+        folding = next(_at_opsets(prepare_raised(model, asked), asked))
+        folding = _only_lowered(model, folding)
+    if folding is not None and _is_faster(folding.analysis, unfolded.analysis):
+        yield folding.told(_told_saving(unfolded.analysis, folding.analysis))
     yield unfolded
     yield from opsets
 
@@ -132,31 +138,17 @@ def _is_surely_faster(folded: Analysis, unfolded: Graph) -> bool:
     return time_on_target(folded) < least
 
 
-def _folded(
-    model: Model, unfolded: Analysis, folding: Decided | None
-) -> Decided | None:
-    """Return the model with those patterns folded that become low by it; None if the result is no faster.
+def _is_faster(folded: Analysis, unfolded: Analysis) -> bool:
+    """Return whether a model is faster with folds than without, as estimated."""
+    return time_on_target(folded) < time_on_target(unfolded)
 
-    Args:
-        model: the model.
-        unfolded: what is decided without folds.
-        folding: what is decided with those folded that cannot be low otherwise, if that was tried.
-    """
-    options = unfolded.options
-    patterns = _foldable(unfolded) if options.may_fold and not options.folded else ()
-    if not patterns:
-        return None
-    folded = folding
-    if folded is None or not set(patterns) <= {*folded.analysis.options.folded}:
-        asked = replace(options, folded=patterns)
-        tried = next(_at_opsets(prepare_raised(model, asked), asked))
-        folded = _only_lowered(model, tried)
-    if folded is None or time_on_target(folded.analysis) >= time_on_target(unfolded):
-        return None
-    saved = unfolded.casts - folded.analysis.casts
-    if saved > 0:
-        return folded.told(_told_gain(f"saves {saved} of {unfolded.casts} new Casts"))
-    return folded.told(_told_gain("makes the result faster"))
+
+def _told_saving(unfolded: Analysis, folded: Analysis) -> str:
+    """Return a sentence about the benefit of folds, with the Casts that they save."""
+    saved = unfolded.casts - folded.casts
+    if saved <= 0:
+        return _told_gain("makes the result faster")
+    return _told_gain(f"saves {saved} of {unfolded.casts} new Casts")
 
 
 def _told_gain(gain: str) -> str:
@@ -165,8 +157,10 @@ def _told_gain(gain: str) -> str:
 
 
 def _foldable(analysis: Analysis) -> tuple[str, ...]:
-    """Return the outputs of the patterns that are not low as they are, unless the user named one of their nodes."""
+    """Return the outputs of the patterns to fold: those that are not low as they are, unless the user named a node."""
     graph = analysis.graph
+    if not analysis.options.may_fold:
+        return ()
     folds = graph.ask(find_folds, with_weights=False)
     problem = analysis.problem
     kept = {*problem.overrides.of_node, *problem.listed.black} if folds else set[int]()
