@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -24,8 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from onnxamp.train import AdamW, Loss, build_train_network
-from onnxamp.train._losses import cross_entropy
+from onnxamp.train import AdamW, CrossEntropyLoss, build_train_network
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3
@@ -88,7 +88,7 @@ def theirs(network: nn.Module, data: np.ndarray, labels: np.ndarray) -> Callable
 def ours(name: str, feeds: dict[str, np.ndarray], level: str) -> Callable[[], None]:
     """A step of onnxamp."""
     output = "pooled" if name == "encoder" else None
-    loss = Loss(cross_entropy, label_type=7, but=1, output=output)
+    loss = replace(CrossEntropyLoss(), output=output)
     net = build_train_network(ROOT / f"models/{name}.onnx", AdamW(), loss, level, boost_level="O1")
     return lambda: net.step(feeds)
 
