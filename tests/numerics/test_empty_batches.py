@@ -1,12 +1,14 @@
 """Inputs and outputs without elements: an empty batch, and models that select nothing."""
 
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import onnx
 import pytest
 from commands import run
-from graphs.case import parse
+from graphs.case import add_weights, parse
 from onnx import ModelProto
 from opening import runtime_version
 
@@ -108,3 +110,38 @@ def test_an_empty_batch_and_a_full_one() -> None:
     report = onnxamp.diff_models(model, onnxamp.convert_model(model), samples=samples)
     assert report.passed
     assert [one.rows for one in report.detections] == [6]
+
+
+STEPS = {
+    "product": "{new} = MatMul ({old}, w)",
+    "sum": "{new} = Add ({old}, v)",
+    "unit": "{new} = Relu ({old})",
+    "gelu": "{new} = Gelu ({old})",
+    "softmax": "{new} = Softmax ({old})",
+    "norm": "m{new} = ReduceMean ({old}, last) d{new} = Sub ({old}, m{new}) s{new} = Mul (d{new}, d{new})"
+    " q{new} = ReduceMean (s{new}, last) e{new} = Add (q{new}, tiny) t{new} = Sqrt (e{new})"
+    " {new} = Div (d{new}, t{new})",
+    "turned twice": "r{new} = Transpose ({old}) {new} = Transpose (r{new})",
+    "best first": "{new}, i{new} = TopK ({old}, eight)",
+    "of the batch": "b{new} = ReduceMean <keepdims = 1> ({old}, first) {new} = Sub ({old}, b{new})",
+}
+"""Steps of random networks over the rows of a batch; the last one also looks across them."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_networks_take_empty_batches(seed: int) -> None:
+    """In every type and at every level, beside a batch with rows."""
+    rng = Random(seed)
+    names = [f"h{number}" for number in range(rng.randint(2, 6))]
+    steps = [STEPS[rng.choice(list(STEPS))].format(old=old, new=new) for old, new in pairwise(["x", *names])]
+    text = f"""(float[N,8] x) => (float[N,8] y) <int64[1] last = {{-1}}, int64[1] first = {{0}}, int64[1] eight = {{8}},
+        float tiny = {{1e-5}}> {{ {" ".join(steps)} y = Identity ({names[-1]}) }}"""
+    model = parse(text, 21)
+    add_weights(model, {"w": (8, 8), "v": (8,)})
+    samples = [feeds_of(model, {"N": 0}), feeds_of(model, {"N": 3})]
+    rng.shuffle(samples)
+    options = {"level": rng.choice(["O1", "O2", "O3", "auto"]), "dtype": rng.choice(["float16", "bfloat16"])}
+    given = samples if options["level"] == "auto" else None
+    result = onnxamp.convert_model(model, samples=given, **options)
+    report = onnxamp.diff_models(model, result, samples=samples, layers=True)
+    assert report.passed, f"{options}: {text}: {report.failure}"
