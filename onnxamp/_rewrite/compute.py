@@ -65,10 +65,10 @@ def _numbers(graph: Graph) -> dict[int, Array]:
 
 
 def _is_read(graph: Graph, value: int, numbers: dict[int, Array]) -> bool:
-    """Return whether nodes read a number that are not computed themselves, and nothing returns it."""
+    """Return whether a result, or a node that is not computed itself, reads a number."""
     readers = (node for node, _ in graph.consumers(value))
-    is_last = any(numbers.keys().isdisjoint(node.outputs) for node in readers)
-    return is_last and not graph.results[value]
+    is_needed = any(numbers.keys().isdisjoint(node.outputs) for node in readers)
+    return is_needed or bool(graph.results[value])
 
 
 def _constant(graph: Graph, value: int, number: Array) -> Fold:

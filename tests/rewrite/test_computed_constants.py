@@ -61,13 +61,22 @@ def test_results_agree() -> None:
 
 
 def test_what_callers_override_is_computed() -> None:
-    """The default of an input is no constant, and a number that is returned is computed."""
+    """The default of an input is no constant."""
     text = POWER.replace("<float base = {32.0}, ", "<").replace("(float[2,8] x)", "(float[2,8] x, float base)")
     model = model_of(text)
     model.graph.initializer.append(numpy_helper.from_array(np.array(32, np.float32), "base"))
     assert "Pow" in {node.op_type for node in nodes_of(onnxamp.convert_model(model))}
-    returned = model_of(POWER.replace("(float[2,8] y)", "(float[2,8] y, float scale)"))
-    assert "Pow" in {node.op_type for node in nodes_of(onnxamp.convert_model(returned))}
+
+
+@pytest.mark.parametrize("keep_io_types", [True, False])
+def test_a_returned_number(keep_io_types: bool) -> None:
+    model = model_of(POWER.replace("(float[2,8] y)", "(float[2,8] y, float scale)"))
+    result = onnxamp.convert_model(model, keep_io_types=keep_io_types)
+    assert "Pow" not in {node.op_type for node in nodes_of(result)}
+    kind = np.float32 if keep_io_types else np.float16
+    feeds = {"x": np.ones((2, 8), kind)}
+    assert session(result).run(["scale"], feeds)[0] == pytest.approx(32**-0.5, rel=1e-3)
+    assert onnxamp.convert_model(result, keep_io_types=keep_io_types) == result
 
 
 def test_level_o0_changes_nothing() -> None:
