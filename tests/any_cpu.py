@@ -16,8 +16,11 @@ SOURCE = Path(__file__).parent / "standin" / "any_cpu.c"
 
 
 @cache
-def openvino_trouble() -> str | None:
-    """Why OpenVINO cannot be used here; None if it can, perhaps behind a library that hides the CPU's vendor."""
+def hide_cpu() -> str | None:
+    """Let processes of tests find OpenVINO behind a library that hides the CPU's vendor; return why that fails.
+
+    Call it before any process is started: those that run already, and what they fork, do not find the library.
+    """
     plugin = plugin_called("openvino")
     assert plugin is not None
     try:
@@ -34,11 +37,21 @@ def openvino_trouble() -> str | None:
             sys.path.insert(0, folder.name)  # multiprocessing hands it on to its processes in place of PYTHONPATH
             paths = (folder.name, os.environ.get("PYTHONPATH"))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        engine_called("openvino")
     except ImportError:
         return f"{plugin.package} is not installed"
     except (OSError, subprocess.CalledProcessError) as error:
         return f"the CPU is not Intel's, and what hides that cannot be built: {error}"
+    return None
+
+
+@cache
+def openvino_trouble() -> str | None:
+    """Why OpenVINO cannot be used here; None if it can, perhaps behind a library that hides the CPU's vendor."""
+    trouble = hide_cpu()
+    if trouble is not None:
+        return trouble
+    try:
+        engine_called("openvino")
     except RuntimeFailure as error:
         return str(error)
     return None

@@ -38,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Hide the CPU's vendor from OpenVINO before tests start processes, which would not find it later."""
+    if any(item.get_closest_marker("openvino") is not None for item in session.items):
+        from any_cpu import hide_cpu
+
+        hide_cpu()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs an engine that cannot be used here, with the reason."""
     if item.get_closest_marker("tensorrt") is not None and find_spec("tensorrt_rtx") is None:
