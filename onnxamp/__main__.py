@@ -1,4 +1,4 @@
-"""``python -m onnxamp``, and the command ``onnxamp``. What takes time to import is imported once signals are obeyed."""
+"""``python -m onnxamp``, and the command ``onnxamp``. Signals are obeyed before anything slow is imported."""
 
 from onnxamp._base.signals import obeyed_signals
 

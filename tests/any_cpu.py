@@ -46,7 +46,7 @@ def hide_cpu() -> str | None:
 
 @cache
 def openvino_trouble() -> str | None:
-    """Why OpenVINO cannot be used here; None if it can, perhaps behind a library that hides the CPU's vendor."""
+    """Return why OpenVINO cannot be used here; None if it can, perhaps behind the library of :func:`hide_cpu`."""
     trouble = hide_cpu()
     if trouble is not None:
         return trouble

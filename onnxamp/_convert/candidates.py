@@ -46,30 +46,38 @@ def candidates(
     folding = None
     pinned = _pinned_patterns(prepared.graph, options)
     if pinned:
-        asked = replace(options, folded=pinned)
-        folding = next(_at_opsets(prepare_raised(model, asked), asked))
-        folding = _only_lowered(model, folding)
+        folding = _only_lowered(model, next(_folded(model, options, pinned)))
     if folding is not None and _is_surely_faster(folding.analysis, prepared.graph):
-        yield folding.told(_told_gain("makes the result faster"))
+        yield folding.told(_gain("makes the result faster"))
         yield from _at_opsets(prepared, options)
         return
     opsets = _at_opsets(prepared, options)
     unfolded = next(opsets)
     patterns = _foldable(unfolded.analysis)
     if not set(patterns) <= set(pinned):
-        asked = replace(options, folded=(*options.folded, *patterns))
-        folding = next(_at_opsets(prepare_raised(model, asked), asked))
-        folding = _only_lowered(model, folding)
-    if folding is not None and _is_faster(folding.analysis, unfolded.analysis):
-        yield folding.told(_told_saving(unfolded.analysis, folding.analysis))
+        asked = (*options.folded, *patterns)
+        folding = _only_lowered(model, next(_folded(model, options, asked)))
+    before = unfolded.analysis
+    if folding is not None and _is_faster(folding.analysis, before):
+        saved = before.casts - folding.analysis.casts
+        gain = f"saves {saved} of {before.casts} new Casts"
+        yield folding.told(_gain(gain if saved > 0 else "makes the result faster"))
     yield unfolded
     yield from opsets
+
+
+def _folded(
+    model: Model, options: Options, patterns: tuple[str, ...]
+) -> Iterator[Decided]:
+    """Return the ways to convert a model with these patterns folded, by the names of their outputs, the best first."""
+    asked = replace(options, folded=patterns)
+    return _at_opsets(prepare_raised(model, asked), asked)
 
 
 def _at_opsets(original: Prepared, options: Options) -> Iterator[Decided]:
     """Yield a prepared model at the opsets that pay, the best first, and at last at the least that is possible."""
     upgrades = Upgrades(original)
-    least = upgrades.at_least(_least_opset(options), options)
+    least = upgrades.at_least(options)
     own = Decided(
         prepared=least,
         analysis=analyze(least.graph, options),
@@ -78,17 +86,10 @@ def _at_opsets(original: Prepared, options: Options) -> Iterator[Decided]:
     yield from upgrades.paying(own)
 
 
-def _least_opset(options: Options) -> int:
-    """Return the opset that the low-precision type needs; 0 if the user requested another, or nothing becomes low."""
-    is_fixed = options.opset != "auto" or options.level == Level.O0
-    return 0 if is_fixed else options.low.min_opset
-
-
 def _as_planned(prepared: Prepared, options: Options, plan: Plan) -> Prepared:
     """Return the model at the opset of a plan, unless the user requested another."""
     upgrades = Upgrades(prepared)
-    is_fixed = options.opset != "auto" or options.level == Level.O0
-    if is_fixed or plan.opset <= upgrades.current:
+    if not options.may_upgrade or plan.opset <= upgrades.current:
         return prepared
     planned = upgrades.at(plan.opset)
     note = f"Upgraded from opset {upgrades.current} to {plan.opset}, as the plan says."
@@ -108,7 +109,7 @@ def _pinned_patterns(graph: Graph, options: Options) -> tuple[str, ...]:
     folds = graph.ask(find_folds, with_weights=False)
     pinned = set[int]()
     if folds:
-        pinned.update(growing_nodes(graph))
+        pinned.update(graph.ask(growing_nodes))
     return tuple(
         output_of(graph, fold) for fold in folds if not pinned.isdisjoint(fold.nodes)
     )
@@ -119,21 +120,19 @@ def _only_lowered(model: Model, folded: Decided) -> Decided | None:
     options = folded.analysis.options
     more = _foldable(folded.analysis)
     if more:
-        options = replace(options, folded=(*options.folded, *more))
-        folded = next(_at_opsets(prepare_raised(model, options), options))
+        folded = next(_folded(model, options, (*options.folded, *more)))
     lowered = _lowered(folded.analysis)
     if not lowered:
         return None
-    if len(lowered) < len(options.folded):
-        options = replace(options, folded=lowered)
-        folded = next(_at_opsets(prepare_raised(model, options), options))
+    if len(lowered) < len(folded.analysis.options.folded):
+        folded = next(_folded(model, options, lowered))
     return replace(folded, unproven="Not folded into single ops:")
 
 
 def _is_surely_faster(folded: Analysis, unfolded: Graph) -> bool:
     """Return whether a model is faster with folds than it could be without, wherever Casts stood there."""
     options = folded.options
-    pinned = growing_nodes(unfolded)
+    pinned = unfolded.ask(growing_nodes)
     least = estimate_on_target(unfolded, options).least_time(pinned)
     return time_on_target(folded) < least
 
@@ -143,15 +142,7 @@ def _is_faster(folded: Analysis, unfolded: Analysis) -> bool:
     return time_on_target(folded) < time_on_target(unfolded)
 
 
-def _told_saving(unfolded: Analysis, folded: Analysis) -> str:
-    """Return a sentence about the benefit of folds, with the Casts that they save."""
-    saved = unfolded.casts - folded.casts
-    if saved <= 0:
-        return _told_gain("makes the result faster")
-    return _told_gain(f"saves {saved} of {unfolded.casts} new Casts")
-
-
-def _told_gain(gain: str) -> str:
+def _gain(gain: str) -> str:
     """Return a sentence about the benefit of folds."""
     return f"Folding {gain}; --no-fold leaves the patterns as they are."
 

@@ -202,22 +202,25 @@ class Upgrades:
             )
         return replace(self.original, graph=plan.result)
 
-    def at_least(self, opset: int, options: Options) -> Prepared:
+    def at_least(self, options: Options) -> Prepared:
         """Return the model at the least opset at which it can be converted: its own, unless the low type needs more.
+
+        It stays at its own if the user requested that, or if nothing becomes low.
 
         Raises:
             OpsetError: the model cannot reach it.
         """
-        if opset <= self.current:
+        low = options.low
+        opset = low.min_opset
+        if not options.may_upgrade or opset <= self.current:
             return self.original
-        is_of_type = opset == options.low.min_opset
-        what = options.low.name if is_of_type else "This"
         try:
             prepared = self.at(opset)
         except OpsetError as error:
-            raise OpsetError(f"{what} needs opset {opset} or newer. {error}") from None
-        why = f", the first with {what}" if is_of_type else ""
-        note = f"Upgraded from opset {self.current} to {opset}{why}."
+            raise OpsetError(
+                f"{low.name} needs opset {opset} or newer. {error}"
+            ) from None
+        note = f"Upgraded from opset {self.current} to {opset}, the first with {low.name}."
         return replace(prepared, notes=(*prepared.notes, note))
 
     def paying(self, own: Decided) -> Iterator[Decided]:
@@ -231,8 +234,7 @@ class Upgrades:
         options = own.analysis.options
         held = held_back(own.analysis)
         opsets = sorted({*held.first.values()} - {0}, reverse=True)
-        is_fixed = options.opset != "auto" or options.level == Level.O0
-        if is_fixed or not opsets or not held.may_pay():
+        if not options.may_upgrade or not opsets or not held.may_pay():
             yield own
             return
         reach = self.plan(opsets[0])
@@ -268,7 +270,7 @@ class Upgrades:
             unproven=unproven_at(opset),
         )
 
-    def _least(self, best: Decided, held: "HeldBack") -> Decided:
+    def _least(self, best: Decided, held: HeldBack) -> Decided:
         """Return the model at the least opset that does as much."""
         opset = best.graph.book.opsets[""]
         lowered = held.lowered(best.analysis)
@@ -279,7 +281,7 @@ class Upgrades:
         as_low = len(held.lowered(less.analysis)) >= len(lowered)
         return less if as_low and less.analysis.casts <= best.analysis.casts else best
 
-    def _gain(self, own: Decided, best: Decided, held: "HeldBack") -> str:
+    def _gain(self, own: Decided, best: Decided, held: HeldBack) -> str:
         """Return a sentence about the benefits of an upgrade."""
         before = own.analysis
         after = best.analysis

@@ -42,7 +42,7 @@ class ByExponents(Enum):
 
 
 class Effect(IntEnum):
-    """What a hazard does to a node that is already low precision.
+    """The damage that a hazard does to a node that is already low precision.
 
     Audits report the effects in this order, because readers mend the first one of a node: numbers that are wrong for
     every input come before those that are wrong for large models or rare inputs.
@@ -83,7 +83,7 @@ class PriceDetails(NamedTuple):
     high: str
 
 
-class Known(NamedTuple):
+class KnownNodes(NamedTuple):
     """Nodes of which more is known than static rules see.
 
     Attributes:
@@ -147,7 +147,7 @@ class HazardKind:
 
     # -- what overrules it, and what it overrules -----------------------------------------------------------------
 
-    def spared(self, _known: Known, /) -> AbstractSet[int]:
+    def spared(self, _known: KnownNodes, /) -> AbstractSet[int]:
         """Return the nodes that the hazard spares, because more is known of them."""
         return frozenset()
 

@@ -12,7 +12,7 @@ from onnxamp._decide.fusion_groups import absorbed_casts, batch_norm_folds, skip
 from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
-    Known,
+    KnownNodes,
     find_hazards,
     hazards_on,
     kinds,
@@ -145,7 +145,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
 
 def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazard]:
     """Return the hazards of the graph on the target, but for nodes of which more is known."""
-    known = Known(overrides.scaled, fitting_sums(graph, options))
+    known = KnownNodes(overrides.scaled, fitting_sums(graph, options))
     spared = {kind: kind.spared(known) for kind in kinds()}
     found = (
         *graph.ask(find_hazards, options.low),

@@ -24,7 +24,7 @@ def between_integers(graph: Graph, node: Node) -> tuple[bool, bool]:
 def quantized_values(graph: Graph) -> frozenset[int]:
     """Return the values that are quantized, as they are or behind exact ops, and that nothing else reads.
 
-    What leaves their grid saturates, whether it is finite or not. Complexity: linear in nodes.
+    Numbers beyond the ends of their grid saturate, infinities included. Complexity: linear in nodes.
     """
     quantize = op_facts().quantize
     found = set[int]()

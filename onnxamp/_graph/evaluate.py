@@ -75,10 +75,6 @@ class Evaluator:
         array = _small(tensor, self.graph)
         return () if array is None else (Number(array),)
 
-    def stored(self, value: int) -> Array | None:
-        """Return the elements of a constant; None if they are many, or no numbers."""
-        return _small(self.graph.constants.tensors[value], self.graph)
-
     def made(self, value: int) -> Numbers:
         """Return the numbers of a Constant or ConstantOfShape; none of other values."""
         maker = self.graph.producer(value, *MAKERS)

@@ -29,7 +29,7 @@ from onnxamp._options.values import Level
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
-"""Share of the time in which nodes are looked for; the rest is for level O1."""
+"""Share of the time for the search for nodes; level O1 gets the rest."""
 _NEEDED: Final = "needed to pass validation"
 """The reason of nodes that the search keeps in float32."""
 _MEASURING: Final = 1 / 2

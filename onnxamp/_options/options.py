@@ -238,6 +238,11 @@ class Options:
         return self.fold is None and not self.folds and self.level != Level.O0
 
     @property
+    def may_upgrade(self) -> bool:
+        """Whether the model is upgraded to a newer opset if more of it can be low precision there."""
+        return self.opset == "auto" and self.level != Level.O0
+
+    @property
     def lacks_ranges(self) -> bool:
         """Whether the options request exponents or nodes that still have to be measured."""
         asked = self.data_max is not None or (

@@ -4,13 +4,14 @@ Runtimes do the same while they load a model. Here, it saves the Casts of a numb
 precision reads: a constant is stored in the precision in which it is read.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from onnx import numpy_helper
 
 from onnxamp._facts.dtypes import FLOAT
-from onnxamp._graph.evaluate import ARITHMETIC, Array, Evaluator
+from onnxamp._graph.evaluate import ARITHMETIC, Array, Evaluator, Number, Numbers
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.view import ABSENT
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
@@ -26,8 +27,8 @@ def apply(draft: Draft, options: Options) -> Passed:
     graph = draft.graph
     numbers = _numbers(graph)
     folds = [
-        _constant(graph, value, numbers[value])
-        for value in numbers
+        _constant(graph, value, number.array)
+        for value, (number,) in numbers.items()
         if _is_read(graph, value, numbers)
     ]
     if not folds:
@@ -37,34 +38,26 @@ def apply(draft: Draft, options: Options) -> Passed:
     return Passed(Draft(result, graph.folder))
 
 
-def _numbers(graph: Graph) -> dict[int, Array]:
-    """Return the numbers that are computed from constants alone, by value. Linear in nodes."""
-    found = dict[int, Array]()
+def _numbers(graph: Graph) -> dict[int, Numbers]:
+    """Return the single numbers that are computed from constants alone, by value. Linear in nodes."""
+    found = dict[int, Numbers]()
     evaluator = Evaluator(graph)
     stored = graph.constants.tensors
     for node in graph.nodes_of(ARITHMETIC):
-        read = node.inputs
-        if ABSENT in read or not all(
-            value in stored or value in found for value in read
-        ):
+        if not all(value in stored or value in found for value in node.inputs):
             continue
-        known = {
-            value: found[value] if value in found else evaluator.stored(value)
-            for value in read
-        }
-        given = [known[value] for value in read]
-        if any(
-            array is None or array.size != 1 or array.dtype != np.float32
-            for array in given
-        ):
+        given = [evaluator.numbers_of(value, found) for value in node.inputs]
+        arrays = [numbers[0].array for numbers in given if numbers]
+        is_single = all(one.size == 1 and one.dtype == np.float32 for one in arrays)
+        if len(arrays) < len(given) or not is_single:
             continue
-        results = evaluator.run(node, given)
+        results = evaluator.run(node, arrays)
         if results is not None and graph.types[node.outputs[0]] == FLOAT:
-            found[node.outputs[0]] = results[0]
+            found[node.outputs[0]] = (Number(results[0]),)
     return found
 
 
-def _is_read(graph: Graph, value: int, numbers: dict[int, Array]) -> bool:
+def _is_read(graph: Graph, value: int, numbers: Mapping[int, Numbers]) -> bool:
     """Return whether a result, or a node that is not computed itself, reads a number."""
     readers = (node for node, _ in graph.consumers(value))
     is_needed = any(numbers.keys().isdisjoint(node.outputs) for node in readers)

@@ -50,11 +50,7 @@ class DecoderReader:
     def perplexity(
         self, feeds: Feeds, reference: Outputs, result: Outputs
     ) -> Perplexity | None:
-        """Measure how well both models predict the tokens of a sample.
-
-        Returns:
-            None if no token of the sample follows another, or there are no logits for each of them.
-        """
+        """As :meth:`~onnxamp._numerics.text_reader.TextReader.perplexity`."""
         tokens = np.asarray(feeds[self.decoder.tokens])
         both = logits_of(reference), logits_of(result)
         if (
@@ -90,17 +86,9 @@ class DecoderReader:
         most: int,
         sample: int,
     ) -> Iterator[Parting]:
-        """Generate tokens greedily with a reference and a result, for as long as both choose the same.
+        """As :meth:`~onnxamp._numerics.text_reader.TextReader.generated`, greedily.
 
-        Args:
-            models: both.
-            feeds: the sample; nothing follows on it unless it is one prompt, with empty caches.
-            outputs: the outputs of both after it.
-            most: the largest number of tokens.
-            sample: the number of the sample.
-
-        Raises:
-            RuntimeFailure: the result does not run where the reference does.
+        Nothing follows on a sample unless it is one prompt, with empty caches.
         """
         if not most or not self.decoder.is_prompt(feeds):
             return

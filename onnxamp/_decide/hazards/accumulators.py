@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.kinds import Hazard, HazardKind, Known
+from onnxamp._decide.kinds import Hazard, HazardKind, KnownNodes
 from onnxamp._facts.dtypes import FLOAT16, Format
 from onnxamp._facts.providers import Profile, profile_of
 from onnxamp._facts.tables import target_names
@@ -57,7 +57,7 @@ class _Accumulators(HazardKind):
             found |= {op for op, fact in profile.sums.items() if fact.overflows}
         return found
 
-    def spared(self, known: Known, /) -> AbstractSet[int]:
+    def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
         """Measured sums overrule estimates."""
         return known.fitting
 

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind, Known
+from onnxamp._decide.kinds import (
+    ByExponents,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    KnownNodes,
+)
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.quantized_units import quantized_values
 from onnxamp._facts.dtypes import Format
@@ -203,7 +210,7 @@ class _DynamicSums(HazardKind):
     def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
         return dynamic_sums(graph, low)
 
-    def spared(self, known: Known, /) -> AbstractSet[int]:
+    def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
         """The sums of gradients shrink with the loss scale, however many terms they have."""
         return known.scaled
 
