@@ -111,6 +111,7 @@ def validation_options(given: Given) -> Validation:
         tolerance=given.tolerance,
         heals=not given.no_cure,
         cure_time=given.cure_time,
+        stress=given.stress,
     )
 
 

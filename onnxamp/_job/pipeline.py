@@ -223,7 +223,8 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     validation = request.validation
     if validation is None or not has_runtime():
         return None
-    from onnxamp._job.validation import limits_of  # noqa: PLC0415 - loads what runs models
+    from onnxamp._gradients.stress import stress_of  # noqa: PLC0415 - loads what runs models
+    from onnxamp._job.validation import limits_of  # noqa: PLC0415
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
     from onnxamp._runtime.building import the_loader  # noqa: PLC0415
 
@@ -238,6 +239,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         target=options.target,
         draw=lambda reference: asked.draw(request.model, options.target, reference),
         beyond="compared",
+        stressing=stress_of(options.low, validation.stress),
     )
 
 

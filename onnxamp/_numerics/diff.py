@@ -37,6 +37,7 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
+from onnxamp._numerics.stressed import Stressing
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
@@ -194,6 +195,7 @@ class Comparison:
         selected: outputs that may list detections.
         beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
             only named.
+        stressing: makes inputs that are hard for a result, on which it is compared as well; None to leave that out.
     """
 
     run: Run
@@ -203,10 +205,13 @@ class Comparison:
     limits: Limits
     selected: frozenset[str]
     beyond: Extent = "ignored"
+    stressing: Stressing | None = None
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
     """What is compared beyond the samples, once it is known."""
+    _hard: list[Excursion] = field(default_factory=list)
+    """Inputs that were made for results before: what mends one failure must hold on all of them."""
 
     @classmethod
     def of(
@@ -220,12 +225,13 @@ class Comparison:
         target: str = "cuda",
         draw: Callable[[Session], Samples] | None = None,
         beyond: Extent = "ignored",
+        stressing: Stressing | None = None,
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
-            beyond: as for the class.
+            beyond, stressing: as for the class.
         """
         engine = choose_engine(run.provider)
         limits = limits or Limits()
@@ -251,6 +257,7 @@ class Comparison:
             limits=limits,
             selected=selected,
             beyond=beyond,
+            stressing=stressing,
         )
 
     def try_reference(self) -> None:
@@ -339,6 +346,8 @@ class Comparison:
             deeper = None if layers is not False else False
             how = partial(self._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
+            if report.passed and self.stressing is not None:
+                report = self._stressed(report, self.stressing, result, how)
         return report
 
     def _extended(
@@ -364,6 +373,30 @@ class Comparison:
                 break
         return report
 
+    def _stressed(
+        self,
+        report: DiffReport,
+        stressing: Stressing,
+        result: Model,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
+        samples = self.run.samples
+        found = stressing(self.reference.model, result, samples)
+        report = replace(report, proof=found.proof, headroom=found.headroom)
+        if found.why:
+            clause = f"inputs made to be hard ({found.why})"
+            report = replace(report, not_run=(*report.not_run, clause))
+        if found.samples is not None:
+            what = found.samples.description
+            session = self.reference.anew({})
+            self._hard.append(Excursion(what, found.samples, session))
+        for excursion in self._hard:
+            report = with_extra(report, excursion.what, compared(excursion))
+            if not report.passed:
+                break
+        return report
+
     def _compared_at(
         self,
         result: Model,
@@ -380,6 +413,7 @@ class Comparison:
             reference=excursion.reference,
             limits=self.limits.beyond,
             beyond="ignored",
+            stressing=None,
             _key=token_hex(),
             _beyond=None,
         )

@@ -1,0 +1,299 @@
+"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples, toward overflow.
+
+Random inputs rarely show how large a value may become, because they rarely agree with the weights. The gradient of a
+value's largest element says how they would. Each step goes to the corner of the inputs' range that it points to; where
+that brings nothing, the next step is half as long.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from onnxamp._base.errors import GradientError, OnnxAmpError
+from onnxamp._bounds.bounds import Bounds, Range, find_bounds
+from onnxamp._facts.dtypes import FLOAT, Format
+from onnxamp._gradients.walk import Gradients, differentiate
+from onnxamp._gradients.writer import MIN_OPSET
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import graph_of
+from onnxamp._model.model import Model
+from onnxamp._model.protos import copied
+from onnxamp._numerics.larger import in_short
+from onnxamp._numerics.stressed import Headroom, Proof, Stressed, Stressing
+from onnxamp._rewrite.upgrade import plan_upgrade
+from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.values import Feeds, check_inputs
+
+_SAMPLES: Final = 4
+"""Samples whose values are looked at, and from the best of which the ascent begins."""
+
+_TARGETS: Final = 2
+"""Values that are driven up: those with the least headroom on the samples. Others tend to follow them."""
+
+_BYTES: Final = 512 << 20
+"""Bytes of weights up to which a model is differentiated as a whole, in one session."""
+
+
+def stress_of(low: Format, steps: int) -> Stressing | None:
+    """Return what stresses results in a low-precision type; None if the range of the type is that of float32.
+
+    Args:
+        low: the type.
+        steps: steps of the ascent toward each value; 0 to only prove what holds for every input.
+    """
+    return partial(_stressed, low, steps) if low.is_narrow else None
+
+
+def _stressed(
+    low: Format, steps: int, reference: Model, result: Model, samples: Samples
+) -> Stressed:
+    """Return what is proven of a result, and inputs that are hard for what is not."""
+    given = [check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)]
+    ranges = _ranges(given)
+    # Random numbers say nothing of the range that real ones have.
+    assumed = {} if samples.made_up else ranges
+    bounds = result.ask(graph_of).ask(find_bounds, low, tuple(sorted(assumed.items())))
+    proof = _proof(bounds, assumed=sorted(assumed))
+    if proof.is_complete or not steps or reference.stock.size > _BYTES:
+        return Stressed(proof)
+    names = _names_of(bounds, reference)
+    try:
+        ascent = _Ascent(reference, names, ranges, given[0], low)
+        return ascent.climbed(given, steps, proof)
+    except OnnxAmpError as error:
+        return Stressed(proof, why=in_short(error))
+
+
+def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
+    """Return the ranges of the float inputs on some samples."""
+    found = dict[str, Range]()
+    for feeds in samples:
+        for name, array in feeds.items():
+            if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+                continue
+            if array.size and np.isfinite(array).all():
+                low, high = found.get(name, (np.inf, -np.inf))
+                found[name] = (
+                    min(low, float(array.min())),
+                    max(high, float(array.max())),
+                )
+    return found
+
+
+def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
+    """Return how many values that are low precision no input brings out of range."""
+    computed = [
+        value for value in bounds.at_risk if bounds.graph.producer(value) is not None
+    ]
+    proven = sum(map(bounds.is_safe, computed))
+    return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))
+
+
+def _names_of(bounds: Bounds, reference: Model) -> list[str]:
+    """Return the values of the original that a result computes in low precision and that are not proven."""
+    graph = reference.ask(graph_of)
+    scope = graph.scopes[0]
+    ending = f"_{bounds.low.suffix}"
+    found = dict[str, None]()
+    for value in bounds.at_risk:
+        if bounds.is_safe(value):
+            continue
+        name = bounds.graph.values[value].name
+        for candidate in (name, name.removesuffix(ending)):
+            index = scope.names.get(candidate)
+            if index is not None and graph.types[index] == FLOAT:
+                found[candidate] = None
+                break
+    return list(found)
+
+
+class _Ascent:
+    """Drives values of a model up.
+
+    Attributes:
+        model: the model, with the sizes of the samples, at an opset that gradients are written in.
+        names: the values.
+        ranges: the ranges of the inputs that may change.
+        low: the low-precision type.
+    """
+
+    def __init__(
+        self,
+        reference: Model,
+        names: Sequence[str],
+        ranges: Mapping[str, Range],
+        sample: Feeds,
+        low: Format,
+    ) -> None:
+        newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
+        self.model = Model(_sized(newer.model, sample), newer.folder)
+        self.names = names
+        self.ranges = {
+            name: ends for name, ends in ranges.items() if ends[0] < ends[1]
+        }
+        self.low = low
+
+    def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
+        """Return the hardest inputs that so many steps find."""
+        names = self._reached()
+        if not names:
+            return Stressed(proof)
+        largest = self._largest(names, given)
+        made = list[Feeds]()
+        best: Headroom | None = None
+        why = ""
+        for name in sorted(largest, key=lambda name: -largest[name][0]):
+            before, number = largest[name]
+            try:
+                inputs, after = self._climb(name, given[number], before, steps)
+            except GradientError as error:
+                why = in_short(error)
+                continue
+            found = Headroom(
+                value=name, seen=before, stressed=after, range=self.low.max_finite
+            )
+            if best is None or found.stressed > best.stressed:
+                best = found
+            made.append(inputs)
+            if len(made) == _TARGETS:
+                break
+        if not made:
+            return Stressed(proof, why=why)
+        told = "an input" if len(made) == 1 else f"{len(made)} inputs"
+        described = f"{told} made to be hard"
+        readers = [partial(_itself, inputs) for inputs in made]
+        return Stressed(proof, Samples(described, readers), best)
+
+    def _reached(self) -> list[str]:
+        """Return the values that depend on inputs that may change, and are none of them."""
+        graph = self.model.ask(graph_of)
+        scope = graph.scopes[0]
+        changed = {scope.names[name] for name in self.ranges if name in scope.names}
+        inputs = set(changed)
+        for node in graph.order:
+            if not changed.isdisjoint(node.reads):
+                changed.update(node.writes)
+        reached = (scope.names.get(name) for name in self.names)
+        return [
+            graph.values[value].name
+            for value in reached
+            if value in changed and value not in inputs
+        ]
+
+    def _largest(
+        self, names: Sequence[str], given: Sequence[Feeds]
+    ) -> dict[str, tuple[float, int]]:
+        """Return the largest magnitude of each value on the samples, and the sample that shows it."""
+        model, outputs = _with_largest(self.model, names)
+        session = make_session(model, lean=True)
+        found = dict[str, tuple[float, int]]()
+        for number, feeds in enumerate(given):
+            results = run(session, feeds, list(outputs.values()))
+            for name, output in outputs.items():
+                magnitude = float(np.max(results[output], initial=0.0))
+                held = found.get(name, (-1.0, 0))[0]
+                # What is out of range on the samples is a mask that was saturated, or has been judged.
+                if held < magnitude < self.low.overflow:
+                    found[name] = (magnitude, number)
+        return found
+
+    def _climb(
+        self, name: str, start: Feeds, before: float, steps: int
+    ) -> tuple[Feeds, float]:
+        """Return the inputs for which a value is largest, and its magnitude there.
+
+        Raises:
+            GradientError: an op in between has no gradient.
+        """
+        model, outputs = _with_largest(self.model, [name])
+        loss = outputs[name]
+        gradients = _gradients(model, loss, self.ranges)
+        session = make_session(gradients.model, lean=True)
+        names = [loss, *gradients.outputs.values()]
+        best, largest = start, before
+        inputs, length = start, 1.0
+        slopes = dict[str, NDArray[Any]]()
+        for _ in range(steps + 1):
+            results = run(session, inputs, names)
+            reached = float(results[loss])
+            if not slopes or reached > largest:
+                best, largest = inputs, max(reached, largest)
+                slopes = {
+                    one: results[output] for one, output in gradients.outputs.items()
+                }
+            else:
+                length /= 2
+            inputs = self._moved(best, slopes, length)
+        return best, largest
+
+    def _moved(
+        self, inputs: Feeds, slopes: Mapping[str, NDArray[Any]], length: float
+    ) -> Feeds:
+        """Return inputs a step further up, within their ranges."""
+        moved = dict(inputs)
+        for name, slope in slopes.items():
+            low, high = self.ranges[name]
+            further = moved[name] + length * (high - low) * np.sign(slope)
+            moved[name] = np.clip(further, low, high).astype(np.float32)
+        return moved
+
+
+def _with_largest(model: Model, names: Sequence[str]) -> tuple[Model, dict[str, str]]:
+    """Return a model that also returns the largest magnitude of some values, and the names of these outputs."""
+    graph = model.ask(graph_of)
+    editor = GraphEditor(graph)
+    outputs = dict[str, str]()
+    end = graph.scopes[0].nodes.stop
+    for name in names:
+        magnitude = editor.names.fresh(f"{name}/magnitude")
+        outputs[name] = editor.names.fresh(f"{name}/largest")
+        nodes = (
+            editor.make("Abs", [name], [magnitude], ""),
+            editor.make("ReduceMax", [magnitude], [outputs[name]], "", keepdims=0),
+        )
+        editor.insert(0, end, *nodes)
+    made = editor.finish()
+    for output in outputs.values():
+        made.graph.output.add().CopyFrom(
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, ())
+        )
+    return Model(made, model.folder), outputs
+
+
+def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> Gradients:
+    """Return a model with the gradients of a value with respect to those inputs that it depends on.
+
+    Raises:
+        GradientError: there are none.
+    """
+    graph = model.ask(graph_of)
+    scope = graph.scopes[0]
+    needed = {scope.names[loss]}
+    for node in reversed(graph.order):
+        if not needed.isdisjoint(node.writes):
+            needed.update(node.reads)
+    wanted = [name for name in inputs if scope.names[name] in needed]
+    return differentiate(model.embedded(), loss, wanted)
+
+
+def _sized(model: ModelProto, sample: Feeds) -> ModelProto:
+    """Return a model whose inputs have the sizes of a sample, because some gradients depend on them."""
+    sized = copied(model)
+    for entry in sized.graph.input:
+        array = sample.get(entry.name)
+        if isinstance(array, np.ndarray) and entry.type.HasField("tensor_type"):
+            elem = entry.type.tensor_type.elem_type
+            entry.CopyFrom(
+                helper.make_tensor_value_info(entry.name, elem, array.shape)
+            )
+    return sized
+
+
+def _itself(feeds: Feeds) -> Feeds:
+    return feeds

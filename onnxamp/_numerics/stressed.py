@@ -1,0 +1,69 @@
+"""What is known of a result beyond its samples: what holds for every input, and inputs that are made to be hard."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from onnxamp._model.model import Model
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.samples import Samples
+
+
+class Proof(NamedTuple):
+    """What is proven of the values that a result computes in low precision.
+
+    Attributes:
+        values: how many there are.
+        proven: how many of them no input brings out of range.
+        assumed: inputs of which a range was assumed: that of the given samples, or the one that the user states.
+    """
+
+    values: int
+    proven: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no input overflows any of them."""
+        return self.proven == self.values
+
+
+class Headroom(NamedTuple):
+    """How far a value was driven up.
+
+    Attributes:
+        value: its name in the original.
+        seen: its largest magnitude on the samples.
+        stressed: its largest magnitude on inputs that were made to be hard.
+        range: the largest number of the low-precision type.
+    """
+
+    value: str
+    seen: float
+    stressed: float
+    range: float
+
+    @property
+    def share(self) -> float:
+        """The largest magnitude that was found, as a share of the type's range."""
+        return max(self.seen, self.stressed) / self.range
+
+
+class Stressed(NamedTuple):
+    """What is proven of a result, and inputs that are hard for it.
+
+    Attributes:
+        proof: what holds for every input.
+        samples: the inputs; None if all is proven, nothing can be changed, or no gradient leads there.
+        headroom: how far they drive the value with the least headroom.
+        why: the reason if there should be such inputs, and are none.
+    """
+
+    proof: Proof
+    samples: "Samples | None" = None
+    headroom: Headroom | None = None
+    why: str = ""
+
+
+Stressing: TypeAlias = Callable[[Model, Model, "Samples"], Stressed]
+"""Returns this of a result: called with the original, the result and the samples that both ran on."""
