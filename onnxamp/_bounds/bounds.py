@@ -7,7 +7,7 @@ turn to the next, it is unknown.
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Final, TypeAlias
+from typing import Final
 
 from onnx import TensorProto
 
@@ -29,9 +29,7 @@ from onnxamp._graph.view import (
     carried,
 )
 from onnxamp._model.weights import read_array
-
-Range: TypeAlias = tuple[float, float]
-"""The least and the largest number that an input may hold."""
+from onnxamp._options.values import Range
 
 _UNREAD: Final = frozenset({TensorProto.STRING, TensorProto.INT4, TensorProto.UINT4})
 """Elements that are no numbers, or fill no whole bytes."""
@@ -271,7 +269,7 @@ class Bounds:
 
     def _results(self, call: Call) -> Sequence[Bound]:
         node = call.node
-        rule = _rules().get(node.key)
+        rule = rules().get(node.key)
         if rule is not None:
             found = rule(call)
         elif node.key in op_facts().moves_data:
@@ -343,7 +341,7 @@ def _width(graph: Graph, value: int) -> int | None:
 
 
 @cache
-def _rules() -> Rules:
+def rules() -> Rules:
     """Return all rules by op."""
     modules = formulas, moved, normalized, products, sources
     return {op: rule for module in modules for op, rule in module.RULES.items()}

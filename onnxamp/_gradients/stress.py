@@ -8,14 +8,14 @@ that brings nothing, the next step is half as long.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
-from onnxamp._bounds.bounds import Bounds, Range, find_bounds
+from onnxamp._bounds.bounds import Bounds, find_bounds
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._gradients.walk import Gradients, differentiate
 from onnxamp._gradients.writer import MIN_OPSET
@@ -25,10 +25,14 @@ from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed, Stressing
+from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds, check_inputs
+
+Ranges: TypeAlias = tuple[tuple[str, Range], ...]
+"""Names of inputs, each with its range."""
 
 _SAMPLES: Final = 4
 """Samples whose values are looked at, and from the best of which the ascent begins."""
@@ -40,24 +44,31 @@ _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
 
 
-def stress_of(low: Format, steps: int) -> Stressing | None:
+def stress_of(low: Format, steps: int, stated: Ranges) -> Stressing | None:
     """Return what stresses results in a low-precision type; None if the range of the type is that of float32.
 
     Args:
         low: the type.
         steps: steps of the ascent toward each value; 0 to only prove what holds for every input.
+        stated: names of inputs, each with the range that the user states.
     """
-    return partial(_stressed, low, steps) if low.is_narrow else None
+    return partial(_stressed, low, steps, dict(stated)) if low.is_narrow else None
 
 
 def _stressed(
-    low: Format, steps: int, reference: Model, result: Model, samples: Samples
+    low: Format,
+    steps: int,
+    stated: Mapping[str, Range],
+    reference: Model,
+    result: Model,
+    samples: Samples,
 ) -> Stressed:
     """Return what is proven of a result, and inputs that are hard for what is not."""
     given = [check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)]
-    ranges = _ranges(given)
+    seen = _ranges(given)
+    ranges = {**seen, **stated}
     # Random numbers say nothing of the range that real ones have.
-    assumed = {} if samples.made_up else ranges
+    assumed = stated if samples.made_up else ranges
     bounds = result.ask(graph_of).ask(find_bounds, low, tuple(sorted(assumed.items())))
     proof = _proof(bounds, assumed=sorted(assumed))
     if proof.is_complete or not steps or reference.stock.size > _BYTES:

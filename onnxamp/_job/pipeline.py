@@ -171,7 +171,8 @@ def foreseen(
     from onnxamp._gradients.expected import with_expected_error  # noqa: PLC0415 - loads what runs models
 
     if isinstance(run, RunOptions):
-        run = Run(inputs=run.draw(model), report=run.report)
+        ranges = dict(plan.options.input_ranges)
+        run = Run(inputs=run.draw(model, ranges=ranges), report=run.report)
     return with_expected_error(model, plan, run, known)
 
 
@@ -196,7 +197,8 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
         if comparison is not None:
             run = replace(run, inputs=comparison.run.samples)
         elif request.measures or (request.expects and has_runtime()):
-            run = replace(run, inputs=asked.draw(model))
+            ranges = dict(options.input_ranges)
+            run = replace(run, inputs=asked.draw(model, ranges=ranges))
         gpus = run.engine.reference.gpus if run.runs_models else 0
         with (
             opened(asked.state, renew=asked.renews) as state,
@@ -237,9 +239,11 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
         limits_of(validation, options.dtype, is_tuned=request.is_tuned),
         metric=validation.metric,
         target=options.target,
-        draw=lambda reference: asked.draw(request.model, options.target, reference),
+        draw=lambda reference: asked.draw(
+            request.model, options.target, reference, dict(options.input_ranges)
+        ),
         beyond="compared",
-        stressing=stress_of(options.low, validation.stress),
+        stressing=stress_of(options.low, validation.stress, options.input_ranges),
     )
 
 

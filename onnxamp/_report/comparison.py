@@ -203,7 +203,7 @@ def range_figures(diff: DiffReport) -> Iterator[Figure]:
     proof = diff.proof
     if proof is not None and proof.values:
         share = f"{proof.proven:,} of {proof.values:,}"
-        whose = "every input in the range of these" if proof.assumed else "every input"
+        whose = "every input in the given ranges" if proof.assumed else "every input"
         yield Figure("proven in range", share, f"{diff.lowest} values, for {whose}")
     found = diff.headroom
     if found is not None:

@@ -368,7 +368,10 @@ def random_samples(
 
 
 def draw_of(
-    model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None
+    model: ModelSource,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Draw:
     """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
@@ -383,7 +386,7 @@ def draw_of(
             if isinstance(source, ModelProto)
             else source.ask(graph_of)
         )
-        return input_maker(graph, dims)
+        return input_maker(graph, dims, ranges)
 
     return Draw(maker, seed)
 
@@ -418,6 +421,7 @@ def as_samples(
     count: int | None = 1,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     reference: Session | None = None,
     engines: tuple[str | None, ...] = (),
 ) -> Samples:
@@ -430,6 +434,7 @@ def as_samples(
         model, seed, dims: as for :func:`onnxamp.random_samples`. If it does not run with the usual sizes, others take
             their place.
         count: how many; None for as many as a verdict takes.
+        ranges: the least and the largest number of inputs by name, in place of the usual ones.
         reference: what results are compared with, which keeps its outputs of the first sample; None for the model.
         engines: what results run on, or are meant for, where they get a verdict.
 
@@ -440,7 +445,7 @@ def as_samples(
     if samples is None:
         model = Model.of(model)
         reference = reference or on_cpu(model)
-        draw = suited(draw_of(model, seed, dims), reference)
+        draw = suited(draw_of(model, seed, dims, ranges), reference)
         if count is not None:
             return drawn(draw, count)
         usual = drawn(draw, usual_count(reference, draw, *engines))
