@@ -225,8 +225,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     validation = request.validation
     if validation is None or not has_runtime():
         return None
-    from onnxamp._gradients.stress import stress_of  # noqa: PLC0415 - loads what runs models
-    from onnxamp._job.validation import limits_of  # noqa: PLC0415
+    from onnxamp._job.validation import limits_of, stress_of  # noqa: PLC0415 - loads what runs models
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
     from onnxamp._runtime.building import the_loader  # noqa: PLC0415
 
@@ -243,7 +242,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
             request.model, options.target, reference, dict(options.input_ranges)
         ),
         beyond="compared",
-        stressing=stress_of(options.low, validation.stress, options.input_ranges),
+        stress=stress_of(validation, options),
     )
 
 

@@ -26,6 +26,7 @@ from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import (
@@ -81,6 +82,13 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
     return replace(asked, accept=accept) if accept else Limits(tolerance=tolerance)
+
+
+def stress_of(validation: Validation, options: Options) -> Stress | None:
+    """Return how results are stressed; None if the range of their low-precision type is that of float32."""
+    if not options.low.is_narrow:
+        return None
+    return Stress(options.low, validation.stress, options.input_ranges)
 
 
 def _casts(model: Model) -> int:

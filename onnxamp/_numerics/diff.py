@@ -37,7 +37,7 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
-from onnxamp._numerics.stressed import Stressing
+from onnxamp._numerics.stress import Stress
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
@@ -195,7 +195,7 @@ class Comparison:
         selected: outputs that may list detections.
         beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
             only named.
-        stressing: makes inputs that are hard for a result, on which it is compared as well; None to leave that out.
+        stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them out.
     """
 
     run: Run
@@ -205,7 +205,7 @@ class Comparison:
     limits: Limits
     selected: frozenset[str]
     beyond: Extent = "ignored"
-    stressing: Stressing | None = None
+    stress: Stress | None = None
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
@@ -225,13 +225,13 @@ class Comparison:
         target: str = "cuda",
         draw: Callable[[Session], Samples] | None = None,
         beyond: Extent = "ignored",
-        stressing: Stressing | None = None,
+        stress: Stress | None = None,
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
-            beyond, stressing: as for the class.
+            beyond, stress: as for the class.
         """
         engine = choose_engine(run.provider)
         limits = limits or Limits()
@@ -257,7 +257,7 @@ class Comparison:
             limits=limits,
             selected=selected,
             beyond=beyond,
-            stressing=stressing,
+            stress=stress,
         )
 
     def try_reference(self) -> None:
@@ -346,8 +346,8 @@ class Comparison:
             deeper = None if layers is not False else False
             how = partial(self._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
-            if report.passed and self.stressing is not None:
-                report = self._stressed(report, self.stressing, result, how)
+            if report.passed and self.stress is not None:
+                report = self._stressed(report, self.stress, result, how)
         return report
 
     def _extended(
@@ -376,13 +376,13 @@ class Comparison:
     def _stressed(
         self,
         report: DiffReport,
-        stressing: Stressing,
+        stress: Stress,
         result: Model,
         compared: Callable[[Excursion], DiffReport],
     ) -> DiffReport:
         """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
         samples = self.run.samples
-        found = stressing(self.reference.model, result, samples)
+        found = stress.of(self.reference.model, result, samples)
         report = replace(report, proof=found.proof, headroom=found.headroom)
         if found.why:
             clause = f"inputs made to be hard ({found.why})"
@@ -413,7 +413,7 @@ class Comparison:
             reference=excursion.reference,
             limits=self.limits.beyond,
             beyond="ignored",
-            stressing=None,
+            stress=None,
             _key=token_hex(),
             _beyond=None,
         )

@@ -1,15 +1,14 @@
 """What is known of a result beyond its samples: what holds for every input, and inputs that are made to be hard."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-from onnxamp._model.model import Model
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from onnxamp._runtime.samples import Samples
 
 
-class Proof(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Proof:
     """What is proven of the values that a result computes in low precision.
 
     Attributes:
@@ -28,7 +27,8 @@ class Proof(NamedTuple):
         return self.proven == self.values
 
 
-class Headroom(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Headroom:
     """How far a value was driven up.
 
     Attributes:
@@ -63,7 +63,3 @@ class Stressed(NamedTuple):
     samples: "Samples | None" = None
     headroom: Headroom | None = None
     why: str = ""
-
-
-Stressing: TypeAlias = Callable[[Model, Model, "Samples"], Stressed]
-"""Returns this of a result: called with the original, the result and the samples that both ran on."""

@@ -8,7 +8,7 @@ that brings nothing, the next step is half as long.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +17,21 @@ from onnx import ModelProto, TensorProto, helper
 from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._bounds.bounds import Bounds, find_bounds
 from onnxamp._facts.dtypes import FLOAT, Format
-from onnxamp._gradients.walk import Gradients, differentiate
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.larger import in_short
-from onnxamp._numerics.stressed import Headroom, Proof, Stressed, Stressing
+from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds, check_inputs
+
+if TYPE_CHECKING:
+    from onnxamp._gradients.walk import Gradients
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 """Names of inputs, each with its range."""
@@ -44,41 +46,46 @@ _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
 
 
-def stress_of(low: Format, steps: int, stated: Ranges) -> Stressing | None:
-    """Return what stresses results in a low-precision type; None if the range of the type is that of float32.
+class Stress(NamedTuple):
+    """How results in a low-precision type are stressed.
 
-    Args:
+    Attributes:
         low: the type.
         steps: steps of the ascent toward each value; 0 to only prove what holds for every input.
         stated: names of inputs, each with the range that the user states.
     """
-    return partial(_stressed, low, steps, dict(stated)) if low.is_narrow else None
 
+    low: Format
+    steps: int
+    stated: Ranges = ()
 
-def _stressed(
-    low: Format,
-    steps: int,
-    stated: Mapping[str, Range],
-    reference: Model,
-    result: Model,
-    samples: Samples,
-) -> Stressed:
-    """Return what is proven of a result, and inputs that are hard for what is not."""
-    given = [check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)]
-    seen = _ranges(given)
-    ranges = {**seen, **stated}
-    # Random numbers say nothing of the range that real ones have.
-    assumed = stated if samples.made_up else ranges
-    bounds = result.ask(graph_of).ask(find_bounds, low, tuple(sorted(assumed.items())))
-    proof = _proof(bounds, assumed=sorted(assumed))
-    if proof.is_complete or not steps or reference.stock.size > _BYTES:
-        return Stressed(proof)
-    names = _names_of(bounds, reference)
-    try:
-        ascent = _Ascent(reference, names, ranges, given[0], low)
-        return ascent.climbed(given, steps, proof)
-    except OnnxAmpError as error:
-        return Stressed(proof, why=in_short(error))
+    def of(self, reference: Model, result: Model, samples: Samples) -> Stressed:
+        """Return what is proven of a result, and inputs that are hard for what is not.
+
+        Args:
+            reference: the original.
+            result: its conversion.
+            samples: the inputs that both ran on.
+        """
+        given = [
+            check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)
+        ]
+        seen = _ranges(given)
+        ranges = {**seen, **dict(self.stated)}
+        # Random numbers say nothing of the range that real ones have.
+        assumed = dict(self.stated) if samples.made_up else ranges
+        bounds = result.ask(graph_of).ask(
+            find_bounds, self.low, tuple(sorted(assumed.items()))
+        )
+        proof = _proof(bounds, assumed=sorted(assumed))
+        if proof.is_complete or not self.steps or reference.stock.size > _BYTES:
+            return Stressed(proof)
+        names = _names_of(bounds, reference)
+        try:
+            ascent = _Ascent(reference, names, ranges, given[0], self.low)
+            return ascent.climbed(given, self.steps, proof)
+        except OnnxAmpError as error:
+            return Stressed(proof, why=in_short(error))
 
 
 def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
@@ -277,7 +284,7 @@ def _with_largest(model: Model, names: Sequence[str]) -> tuple[Model, dict[str, 
     return Model(made, model.folder), outputs
 
 
-def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> Gradients:
+def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
     """Return a model with the gradients of a value with respect to those inputs that it depends on.
 
     Raises:
@@ -290,6 +297,8 @@ def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> Gradients:
         if not needed.isdisjoint(node.writes):
             needed.update(node.reads)
     wanted = [name for name in inputs if scope.names[name] in needed]
+    from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
+
     return differentiate(model.embedded(), loss, wanted)
 
 
