@@ -7,7 +7,8 @@ that brings nothing, the next step is half as long.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds, check_inputs
 
 if TYPE_CHECKING:
+    import onnxruntime as ort
+
     from onnxamp._gradients.walk import Gradients
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
@@ -39,8 +42,8 @@ Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 _SAMPLES: Final = 4
 """Samples whose values are looked at, and from the best of which the ascent begins."""
 
-_TARGETS: Final = 2
-"""Values that are driven up: those with the least headroom on the samples. Others tend to follow them."""
+_TRIES: Final = 3
+"""Values without a gradient that are passed over: what makes one hard to differentiate stands in the way of others."""
 
 _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
@@ -158,35 +161,36 @@ class _Ascent:
         self.low = low
 
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
-        """Return the hardest inputs that so many steps find."""
+        """Return the hardest inputs that so many steps find, toward both ends of the value with the least headroom.
+
+        Other values tend to grow with it.
+        """
         names = self._reached()
-        if not names:
-            return Stressed(proof)
-        largest = self._largest(names, given)
-        made = list[Feeds]()
-        best: Headroom | None = None
+        seen = self._seen(names, given) if names else {}
+        ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
         why = ""
-        for name in sorted(largest, key=lambda name: -largest[name][0]):
-            before, number = largest[name]
+        for name in ranked[:_TRIES]:
             try:
-                inputs, after = self._climb(name, given[number], before, steps)
+                climb = _Climb.toward(self, name)
             except GradientError as error:
                 why = in_short(error)
                 continue
+            starts = {
+                sign: given[seen[name][sign].sample] for sign in sorted(seen[name])
+            }
+            ends = [
+                climb.climbed(start, sign, steps) for sign, start in starts.items()
+            ]
             found = Headroom(
-                value=name, seen=before, stressed=after, range=self.low.max_finite
+                value=name,
+                seen=max(seen[name].values()).magnitude,
+                stressed=max(reached for _, reached in ends),
+                range=self.low.max_finite,
             )
-            if best is None or found.stressed > best.stressed:
-                best = found
-            made.append(inputs)
-            if len(made) == _TARGETS:
-                break
-        if not made:
-            return Stressed(proof, why=why)
-        told = "an input" if len(made) == 1 else f"{len(made)} inputs"
-        described = f"{told} made to be hard"
-        readers = [partial(_itself, inputs) for inputs in made]
-        return Stressed(proof, Samples(described, readers), best)
+            told = "an input" if len(ends) == 1 else f"{len(ends)} inputs"
+            readers = [partial(_itself, inputs) for inputs, _ in ends]
+            return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
+        return Stressed(proof, why=why)
 
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
@@ -204,46 +208,80 @@ class _Ascent:
             if value in changed and value not in inputs
         ]
 
-    def _largest(
+    def _seen(
         self, names: Sequence[str], given: Sequence[Feeds]
-    ) -> dict[str, tuple[float, int]]:
-        """Return the largest magnitude of each value on the samples, and the sample that shows it."""
-        model, outputs = _with_largest(self.model, names)
+    ) -> dict[str, dict[float, "_Seen"]]:
+        """Return what the samples show of each value, by sign: its elements of that sign with the largest magnitude."""
+        model, outputs, factor = _with_largest(self.model, names)
         session = make_session(model, lean=True)
-        found = dict[str, tuple[float, int]]()
-        for number, feeds in enumerate(given):
+        found = dict[str, dict[float, _Seen]]()
+        for number, sign in product(range(len(given)), (1.0, -1.0)):
+            feeds = {**given[number], factor: np.array(sign, np.float32)}
             results = run(session, feeds, list(outputs.values()))
             for name, output in outputs.items():
-                magnitude = float(np.max(results[output], initial=0.0))
-                held = found.get(name, (-1.0, 0))[0]
+                now = _Seen(float(results[output]), number)
+                held = found.get(name, {}).get(sign, _Seen(0.0, 0))
                 # What is out of range on the samples is a mask that was saturated, or has been judged.
-                if held < magnitude < self.low.overflow:
-                    found[name] = (magnitude, number)
+                if held.magnitude < now.magnitude < self.low.overflow:
+                    found.setdefault(name, {})[sign] = now
         return found
 
-    def _climb(
-        self, name: str, start: Feeds, before: float, steps: int
-    ) -> tuple[Feeds, float]:
-        """Return the inputs for which a value is largest, and its magnitude there.
+
+class _Seen(NamedTuple):
+    """The largest magnitude of a value's elements of one sign, and the sample that shows it."""
+
+    magnitude: float
+    sample: int
+
+
+class _Climb(NamedTuple):
+    """A model with the gradient of a value's largest element with respect to inputs.
+
+    Attributes:
+        session: the model.
+        factor: the input that is 1 for the largest element, and -1 for the least one.
+        largest: the output with that element.
+        slopes: by name of the input: the output with its gradient.
+        ranges: the ranges of these inputs.
+    """
+
+    session: "ort.InferenceSession"
+    factor: str
+    largest: str
+    slopes: Mapping[str, str]
+    ranges: Mapping[str, Range]
+
+    @classmethod
+    def toward(cls, ascent: _Ascent, name: str) -> "_Climb":
+        """Return the model for a value.
 
         Raises:
-            GradientError: an op in between has no gradient.
+            GradientError: an op between the inputs and the value has no gradient.
         """
-        model, outputs = _with_largest(self.model, [name])
-        loss = outputs[name]
-        gradients = _gradients(model, loss, self.ranges)
-        session = make_session(gradients.model, lean=True)
-        names = [loss, *gradients.outputs.values()]
-        best, largest = start, before
+        model, outputs, factor = _with_largest(ascent.model, [name])
+        gradients = _gradients(model, outputs[name], ascent.ranges)
+        return cls(
+            session=make_session(gradients.model, lean=True),
+            factor=factor,
+            largest=outputs[name],
+            slopes=gradients.outputs,
+            ranges=ascent.ranges,
+        )
+
+    def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
+        """Return the inputs that so many steps reach, and the magnitude of the value there."""
+        outputs = [self.largest, *self.slopes.values()]
+        best, largest = start, -inf
         inputs, length = start, 1.0
         slopes = dict[str, NDArray[Any]]()
         for _ in range(steps + 1):
-            results = run(session, inputs, names)
-            reached = float(results[loss])
-            if not slopes or reached > largest:
-                best, largest = inputs, max(reached, largest)
+            feeds = {**inputs, self.factor: np.array(sign, np.float32)}
+            results = run(self.session, feeds, outputs)
+            reached = float(results[self.largest])
+            if reached > largest:
+                best, largest = inputs, reached
                 slopes = {
-                    one: results[output] for one, output in gradients.outputs.items()
+                    name: results[output] for name, output in self.slopes.items()
                 }
             else:
                 length /= 2
@@ -262,26 +300,34 @@ class _Ascent:
         return moved
 
 
-def _with_largest(model: Model, names: Sequence[str]) -> tuple[Model, dict[str, str]]:
-    """Return a model that also returns the largest magnitude of some values, and the names of these outputs."""
+def _with_largest(
+    model: Model, names: Sequence[str]
+) -> tuple[Model, dict[str, str], str]:
+    """Return a model that also returns the largest element of some values, times an input that may be 1 or -1.
+
+    Returns:
+        The model, the names of these outputs by value, and the name of the input.
+    """
     graph = model.ask(graph_of)
     editor = GraphEditor(graph)
+    factor = editor.names.fresh("sign")
     outputs = dict[str, str]()
     end = graph.scopes[0].nodes.stop
     for name in names:
-        magnitude = editor.names.fresh(f"{name}/magnitude")
+        signed = editor.names.fresh(f"{name}/signed")
         outputs[name] = editor.names.fresh(f"{name}/largest")
         nodes = (
-            editor.make("Abs", [name], [magnitude], ""),
-            editor.make("ReduceMax", [magnitude], [outputs[name]], "", keepdims=0),
+            editor.make("Mul", [name, factor], [signed], ""),
+            editor.make("ReduceMax", [signed], [outputs[name]], "", keepdims=0),
         )
         editor.insert(0, end, *nodes)
     made = editor.finish()
-    for output in outputs.values():
-        made.graph.output.add().CopyFrom(
-            helper.make_tensor_value_info(output, TensorProto.FLOAT, ())
-        )
-    return Model(made, model.folder), outputs
+    number = partial(
+        helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=()
+    )
+    made.graph.input.append(number(factor))
+    made.graph.output.extend(map(number, outputs.values()))
+    return Model(made, model.folder), outputs, factor
 
 
 def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
