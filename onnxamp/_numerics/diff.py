@@ -390,9 +390,10 @@ class Comparison:
         if found.samples is not None:
             what = found.samples.description
             session = self.reference.anew({})
-            self._hard.append(Excursion(what, found.samples, session))
+            self._hard.append(Excursion(what, found.samples, session, is_hard=True))
         for excursion in self._hard:
-            report = with_extra(report, excursion.what, compared(excursion))
+            there = compared(excursion)
+            report = with_extra(report, excursion.what, there, is_hard=True)
             if not report.passed:
                 break
         return report
@@ -407,11 +408,14 @@ class Comparison:
     ) -> DiffReport:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
+        limits = self.limits.beyond
+        if excursion.is_hard and self.stress is not None:
+            limits = self.limits.hard(self.stress.low.name)
         there = replace(
             self,
             run=run,
             reference=excursion.reference,
-            limits=self.limits.beyond,
+            limits=limits,
             beyond="ignored",
             stress=None,
             _key=token_hex(),

@@ -162,7 +162,8 @@ class Cost:
 class Extra:
     """A comparison beyond the samples: through branches that none of them takes, or with larger inputs.
 
-    ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`.
+    ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`. ``is_hard`` marks inputs
+    that are made to be hard, which have wider limits.
     """
 
     what: str
@@ -170,6 +171,7 @@ class Extra:
     judgements: tuple[Judgement, ...] = ()
     failure: str | None = None
     warnings: tuple[str, ...] = ()
+    is_hard: bool = False
 
     @property
     def passed(self) -> bool:

@@ -172,8 +172,8 @@ class _Ascent:
         for name in ranked[:_TRIES]:
             try:
                 climb = _Climb.toward(self, name)
-            except GradientError as error:
-                why = in_short(error)
+            except GradientError:  # it speaks of training
+                why = why or f"an op before {name!r} has no gradient"
                 continue
             starts = {
                 sign: given[seen[name][sign].sample] for sign in sorted(seen[name])
