@@ -23,7 +23,7 @@ from onnxamp._numerics.paired import (
     PairedSessions,
     exponents_between,
 )
-from onnxamp._numerics.parts import worst_parts
+from onnxamp._numerics.parts import Grouped, grouped, worst_parts
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.text_reader import TextReader, text_reader
@@ -63,6 +63,7 @@ class SampleDiff:
         mismatches: differences of outputs that no limit allows.
         rejected: the function of the user that rejects the outputs.
         taken: the branches that the reference takes, as far as they are known.
+        grouped: the groups of numbers of outputs that differ in magnitude.
     """
 
     facts: RunFacts | None = None
@@ -78,6 +79,7 @@ class SampleDiff:
     rejected: str | None = None
     notes: tuple[str, ...] = ()
     taken: tuple[Branch, ...] = ()
+    grouped: tuple[Grouped, ...] = ()
 
     @property
     def was_compared(self) -> bool:
@@ -174,6 +176,7 @@ class TwoModels(PairedSessions):
                 *_faults(self.reference, self.result, ran),
             ),
             taken=tuple(sorted(flows[0].taken)),
+            grouped=tuple(grouped(flows, reference, result)),
         )
 
     def _saturated(
@@ -310,6 +313,7 @@ class DiffProbe(Probe[SampleDiff]):
         models = TwoModels(
             probe=self,
             reader=text_reader(one.model, self.generates) if self.is_text else None,
+            groups=self.layers,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
         )
@@ -449,6 +453,7 @@ def _layers(
             local=row.local,
             accumulated=row.accumulated,
             note=row.note,
+            hidden=row.hidden,
             exponent=exponents.get(name, 0),
             state=_state_of(node, name),
         )
