@@ -29,7 +29,7 @@ _APART: Final = 1e-2
 
 _NOISE: Final = 2.0**-24
 """Share of the largest group's magnitude below which numbers are what rounding in float32 leaves of zeros, such as the
-sines of a spectrum at the frequency 0.
+imaginary part of a spectrum at its last frequency.
 """
 
 _LEAST: Final = 16
