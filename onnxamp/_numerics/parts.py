@@ -2,8 +2,8 @@
 far below the largest (:mod:`onnxamp._numerics.groups`).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Final
 
@@ -12,14 +12,21 @@ import numpy as np
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._numerics.compare import measure
 from onnxamp._numerics.groups import Group, groups_of, hidden_groups
+from onnxamp._numerics.limits import PART_OFF
 from onnxamp._numerics.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.paired import exponents_between
 from onnxamp._runtime.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.joined import holds_shares, joined_parts
-from onnxamp._runtime.values import to_value
+from onnxamp._runtime.values import Feed, Feeds, to_value
 
 _LEAST: Final = 16
 """Elements of a part that is judged: few numbers may be small by chance."""
+
+_NUDGE: Final = 2.0**-22
+"""Share of an input by which its last two digits in float32 may be off."""
+
+_STEADY: Final = 0.01
+"""Relative L2 error from which on numbers that follow such digits are noise: float32 has two decimals of them left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,48 @@ def grouped(
             groups = groups_of(one, other)
             if len({group.axis for group in groups}) < len(groups):
                 yield Grouped(output, _floor(flows, output), groups)
+
+
+def are_off(found: Iterable[Grouped]) -> bool:
+    """Return whether a group of numbers may miss its limit."""
+    worst = (one.worst for one in found)
+    return any(part is not None and part.rel_l2 > PART_OFF for part in worst)
+
+
+def nudged(feeds: Feeds, seed: int) -> dict[str, Feed]:
+    """Return inputs with other last digits. Small numbers that follow them, as what is left of a constant without its
+    mean, are noise in float32 itself.
+    """
+    rng = np.random.default_rng(seed)
+    moved = dict(feeds)
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray) and feed.dtype == np.float32:
+            signs = rng.choice([-_NUDGE, _NUDGE], feed.shape)
+            moved[name] = np.asarray(feed * (1 + signs), np.float32)
+    return moved
+
+
+def steady(
+    found: Iterable[Grouped],
+    reference: Mapping[str, Any],
+    moved: Mapping[str, Any],
+) -> Iterator[Grouped]:
+    """Yield groups without those that are noise.
+
+    Args:
+        found: the groups of a sample.
+        reference: outputs of the reference.
+        moved: its outputs for :func:`nudged` inputs.
+    """
+    for one in found:
+        outputs = reference[one.output], moved[one.output]
+        if not _are_floats(*outputs):
+            yield one
+            continue
+        noise = groups_of(*outputs)
+        pairs = zip(one.groups, noise, strict=True)
+        sure = (group for group, other in pairs if other.error(one.floor) < _STEADY)
+        yield replace(one, groups=tuple(sure))
 
 
 def worst_parts(
