@@ -8,7 +8,7 @@ from onnxamp._numerics.compare import merge
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import COARSE, Accept, Limits, size_only
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, join
+from onnxamp._numerics.metrics import PartError, Perplexity, TensorDiff, join
 from onnxamp._numerics.parts import Grouped
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import SampleDiff
@@ -58,8 +58,18 @@ class Tally:
         for name, diffs in self.outputs.items():
             diff = merge(diffs)
             found = self.grouped[name].worst if name in self.grouped else None
-            parts = [part for part in (diff.part, found) if part is not None]
-            yield replace(diff, part=max(parts, default=None))
+            yield replace(diff, part=_clearer(diff.part, found))
+
+
+_CLEARLY: Final = 1.1
+"""By what factor a group has to be worse than a value that the output joins, whose name says more about the cause."""
+
+
+def _clearer(joined: PartError | None, group: PartError | None) -> PartError | None:
+    """Return the part to report: that with the larger error, or the one with a name if they are about the same."""
+    if joined is None or group is None:
+        return joined or group
+    return group if group.rel_l2 > _CLEARLY * joined.rel_l2 else joined
 
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
