@@ -134,7 +134,7 @@ def groups_of(reference: Array, result: Array) -> tuple[Group, ...]:
     """
     a = _arranged(reference)
     b = _arranged(result)
-    if a.size < _LEAST:
+    if reference.size < _LEAST:
         return ()
     numbers = _Sums.empty(_EXPONENTS)
     slices = [_Sums.empty(size) for size in a.shape]
@@ -156,12 +156,11 @@ def groups_of(reference: Array, result: Array) -> tuple[Group, ...]:
 
 
 def _arranged(tensor: Array) -> Array:
-    """Return a tensor without axes of size 1, and with two axes at least."""
-    flat = tensor.reshape([size for size in tensor.shape if size != 1])
-    if flat.ndim > 1:
-        return flat
-    rows = flat.size // _RUN
-    return flat.reshape(-1)[: rows * _RUN].reshape(rows, _RUN)
+    """Return a tensor without axes of size 1; one with a single axis in rows, the last one filled up with zeros."""
+    array = tensor.reshape([size for size in tensor.shape if size != 1])
+    if array.ndim > 1:
+        return array
+    return np.pad(array.reshape(-1), (0, -array.size % _RUN)).reshape(-1, _RUN)
 
 
 def _chunks(a: Array, b: Array) -> Iterator[tuple[tuple[slice, ...], Array, Array]]:

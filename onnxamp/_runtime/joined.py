@@ -61,12 +61,28 @@ def holds_shares(flow: DataflowGraph, output: str) -> bool:
 
 
 def _makes_shares(flow: DataflowGraph, name: str) -> bool:
-    """Return whether an op makes numbers between 0 and 1, or divides numbers by their own sum."""
-    made = _computed(flow, name)
-    if made is None:
-        return False
+    """Return whether a value consists of shares of 1, or of products of such shares."""
+    factors = op_facts().multiplies
+    waiting = [name]
+    seen = set[str]()
+    while waiting:
+        made = _computed(flow, waiting.pop())
+        if made is None:
+            return False
+        node, reads = made
+        if _is_share(flow, node, reads):
+            continue
+        ports = factors.get(op_key(node), ())
+        if len(ports) != len(node.input) or len(reads) != len(ports):
+            return False
+        waiting += (read for read in reads if read not in seen)
+        seen.update(reads)
+    return True
+
+
+def _is_share(flow: DataflowGraph, node: NodeProto, reads: tuple[str, ...]) -> bool:
+    """Return whether a node makes numbers between 0 and 1, or divides numbers by their own sum."""
     facts = op_facts()
-    node, reads = made
     if facts.divisors.get(op_key(node)) != (1,) or len(reads) != 2:
         return op_key(node) in facts.gates
     total = _computed(flow, reads[1])

@@ -11,6 +11,7 @@ from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
+from onnxamp._numerics.groups import groups_of, hidden_groups
 
 RNG = np.random.default_rng(0)
 GATE = RNG.uniform(0.5, 1, (4, 128)).astype(np.float32)
@@ -92,6 +93,40 @@ def test_a_result_is_judged_by_the_scale_of_its_columns(name: str) -> None:
         assert part.rel_l2 < 0.1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_planted_groups_are_found(seed: int) -> None:
+    """Slices of any axis that are a thousandth to a millionth of the others, wherever they are."""
+    rng = np.random.default_rng(seed)
+    shape = rng.choice([1, 2, 3, 8, 17, 40], rng.integers(1, 5))
+    axis = int(rng.integers(len(shape)))
+    shape[axis] = rng.integers(2, 50)
+    is_small = rng.permutation(shape[axis]) < max(1, shape[axis] // 2)
+    along = [-1 if at == axis else 1 for at in range(len(shape))]
+    small = np.broadcast_to(is_small.reshape(along), shape)
+    reference = rng.uniform(0.5, 2, shape) * np.where(small, 10.0 ** -rng.uniform(3, 6), 1) * rng.choice([-1, 1], shape)
+    result = reference * (1 + 0.2 * rng.standard_normal(shape))
+    reference, result = (array.astype(np.float32) for array in (reference, result))
+    found = [*hidden_groups(groups_of(reference, result))]
+    if small.sum() < 16:
+        assert not found
+        return
+    elements = max(group.elements for group in found)
+    worst = np.linalg.norm((result - reference)[small]) / np.linalg.norm(reference[small])
+    assert elements == small.sum()
+    assert max(group.error() for group in found) == pytest.approx(worst, rel=1e-4)
+    assert all(small[group.first] for group in found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_of_one_scale_make_no_groups(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    draws = [rng.standard_normal, rng.random, lambda size: np.exp(rng.standard_normal(size))]
+    shape = (*rng.choice([1, 2, 5, 16], 3), 200)
+    for draw in draws:
+        array = np.maximum(draw(shape), -1 if rng.random() < 0.5 else 0).astype(np.float32)
+        assert not [*hidden_groups(groups_of(array, array * 2))]
+
+
 def test_numbers_of_few_elements_count_over_all_samples() -> None:
     """Eight small numbers in each sample are judged together with those of other samples."""
     scale = np.ones((1, 16), np.float32)
@@ -130,6 +165,7 @@ def test_numbers_that_float32_itself_does_not_know_are_not_judged() -> None:
 SHARES = {
     "softmax": "Y = Softmax (k)",
     "sigmoid": "n = Neg (k) s = Sigmoid (n) t = Transpose (s) Y = Transpose (t)",
+    "product": "s = Softmax (k) r = Relu (g) h = Sigmoid (r) Y = Mul (s, h)",
     "divided": "e = Exp (k) t = ReduceSum (e, rows) Y = Div (e, t)",
 }
 
