@@ -436,7 +436,7 @@ def _blamed(opens: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
     blamed = tuple[str, ...]()
     if not opens(names):
         return ()
-    while len(blamed) < _MOST_BLAMED:
+    while names and len(blamed) < _MOST_BLAMED:
         counts = range(1, len(names))
         at = bisect_left(
             counts, x=True, key=partial(_opens_without, opens, names, blamed)
