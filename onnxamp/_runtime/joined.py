@@ -61,8 +61,8 @@ def holds_shares(flow: DataflowGraph, output: str) -> bool:
 
 
 def _makes_shares(flow: DataflowGraph, name: str) -> bool:
-    """Return whether a value consists of shares of 1, or of products of such shares."""
-    factors = op_facts().multiplies
+    """Return whether a value consists of shares of 1, or of products and sums of such shares."""
+    facts = op_facts()
     waiting = [name]
     seen = set[str]()
     while waiting:
@@ -72,7 +72,8 @@ def _makes_shares(flow: DataflowGraph, name: str) -> bool:
         node, reads = made
         if _is_share(flow, node, reads):
             continue
-        ports = factors.get(op_key(node), ())
+        key = op_key(node)
+        ports = facts.multiplies.get(key) or facts.adds.get(key, ())
         if len(ports) != len(node.input) or len(reads) != len(ports):
             return False
         waiting += (read for read in reads if read not in seen)

@@ -166,6 +166,7 @@ SHARES = {
     "softmax": "Y = Softmax (k)",
     "sigmoid": "n = Neg (k) s = Sigmoid (n) t = Transpose (s) Y = Transpose (t)",
     "product": "s = Softmax (k) r = Relu (g) h = Sigmoid (r) Y = Mul (s, h)",
+    "sum": "s = Softmax (k) n = Identity (k) t = Softmax (n) Y = Add (s, t)",
     "divided": "e = Exp (k) t = ReduceSum (e, rows) Y = Div (e, t)",
 }
 
