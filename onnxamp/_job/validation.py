@@ -213,6 +213,7 @@ class Validator:
             samples=len(samples),
             lowest=options.dtype,
             failure=failure,
+            disabled=loaded.disabled,
         )
 
 
