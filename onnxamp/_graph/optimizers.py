@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto
 from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._facts.dtypes import readable_types
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._facts.tables import is_older, target_names, target_table
+from onnxamp._facts.tables import is_older, read_table, target_names, target_table
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import all_nodes
@@ -105,6 +105,12 @@ def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
         if _is_taken(node, row)
     )
     return tuple(dict.fromkeys(found))
+
+
+@cache
+def known_optimizers() -> tuple[str, ...]:
+    """Return the graph optimizers of ONNX Runtime, in the order in which they run."""
+    return tuple(read_table("graph_optimizers")["names"])
 
 
 def may_break(model: ModelProto) -> bool:

@@ -26,6 +26,7 @@ from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._runtime.starting import disabled_sentence
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
@@ -57,6 +58,8 @@ def healed(
     """
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
+    opens = disabled_sentence(failure.disabled, "opens it")
+    why = " ".join(filter(None, (why, opens)))
     _LOG.info("the result failed its validation: %s", why)
     if (
         job.plan is not None

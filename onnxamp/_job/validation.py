@@ -221,6 +221,7 @@ class Validator:
             samples=len(samples),
             lowest=options.dtype,
             failure=failure,
+            disabled=loaded.disabled,
         )
 
 

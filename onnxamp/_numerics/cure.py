@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from time import monotonic
 from typing import Final
 
@@ -25,12 +26,12 @@ from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import Check
 from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.judging import misses_parts
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import measured_ranges, with_ranges
 from onnxamp._numerics.results import (
     Cure,
     DiffReport,
-    LayerDiff,
     OutOfRange,
     RangeFit,
     RunCheck,
@@ -163,7 +164,7 @@ def cure_conversion(
     )
     step = 1
     while report is not None and not report.passed and search.goes_on(TRIALS):
-        more = _suspects(report.layers, set(nodes), step)
+        more = _suspects(report, set(nodes), step)
         most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         if not more or len(nodes) >= most:
             break
@@ -279,19 +280,23 @@ def node_count(nodes: Sized) -> str:
     return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
-def _suspects(rows: Sequence[LayerDiff], kept: set[str], count: int) -> list[str]:
+def _suspects(report: DiffReport, kept: set[str], count: int) -> list[str]:
     """Return the nodes to keep next: those that break on the reference's own values; else those with the largest
     error.
     """
-    local = [
-        (row.node, row.local) for row in rows if row.local and row.node not in kept
-    ]
-    rounded = [(node, error) for node, error in local if error.rel_l2 > _ROUNDED]
-    broken = [node for node, local in rounded if local.alarm]
+    hidden = misses_parts(report)
+    rounded = list[tuple[float, str]]()
+    broken = list[str]()
+    for row in report.layers:
+        if row.local is None or row.node in kept or row.local.rel_l2 <= _ROUNDED:
+            continue
+        rounded.append((row.own_error if hidden else row.local.rel_l2, row.node))
+        if row.local.alarm:
+            broken.append(row.node)
     if broken:
         return list(dict.fromkeys(broken))
-    rounded.sort(key=lambda pair: pair[1].rel_l2, reverse=True)
-    return list(dict.fromkeys(node for node, _ in rounded[:count]))
+    rounded.sort(key=itemgetter(0), reverse=True)
+    return list(dict.fromkeys(node for _, node in rounded[:count]))
 
 
 CHECKS: Final = 24

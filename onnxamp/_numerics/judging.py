@@ -7,7 +7,7 @@ from typing import Final
 
 from onnxamp._facts.ops import op_facts
 from onnxamp._numerics.limits import Limits, is_plain, size_only
-from onnxamp._numerics.metrics import TOLERANCES, TensorDiff, metric_name
+from onnxamp._numerics.metrics import TOLERANCES, Measurement, TensorDiff, metric_name
 from onnxamp._numerics.results import DiffReport, Extra, FirstBad, Judgement, LayerDiff
 from onnxamp._runtime.samples import NUMBERS
 
@@ -45,8 +45,10 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
         return judged
     usual = [j.limit for j in judgements if j.metric == "rel_l2"]
     limit = min(usual, default=TOLERANCES[report.lowest])
-    rows = _up_to_parts(report, judgements)
-    return replace(judged, first_bad=_first_bad(report, rows, limit))
+    hidden = misses_parts(judged)
+    rows = _up_to_parts(judged) if hidden else report.layers
+    bad = _first_bad(report, rows, limit, hidden=hidden)
+    return replace(judged, first_bad=bad)
 
 
 def closeness(report: DiffReport, limits: Limits) -> float:
@@ -63,13 +65,16 @@ def closeness(report: DiffReport, limits: Limits) -> float:
     return max(shares, default=0.0)
 
 
-def _up_to_parts(
-    report: DiffReport, judgements: Sequence[Judgement]
-) -> Sequence[LayerDiff]:
-    """Return the values up to the last part that misses its limit, if only parts do: the Concat hides their errors."""
-    missed = [judgement for judgement in judgements if not judgement.passed]
-    if report.failure or any(one.metric != "part_rel_l2" for one in missed):
-        return report.layers
+def misses_parts(report: DiffReport) -> bool:
+    """Return whether only parts of outputs miss their limits: the norms of whole values hide their errors."""
+    missed = [judgement for judgement in report.judgements if not judgement.passed]
+    metrics = {judgement.metric for judgement in missed}
+    return not report.failure and metrics == {"part_rel_l2"}
+
+
+def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
+    """Return the values up to the last part that misses its limit, if only parts do: what follows is no cause."""
+    missed = [judgement for judgement in report.judgements if not judgement.passed]
     outputs = {one.output for one in missed}
     parts = {d.part.value for d in report.outputs if d.name in outputs and d.part}
     ends = [row.position for row in report.layers if row.value in parts]
@@ -119,27 +124,36 @@ def with_extra(
 
 
 def _first_bad(
-    report: DiffReport, rows: Sequence[LayerDiff], limit: float
+    report: DiffReport,
+    rows: Sequence[LayerDiff],
+    limit: float,
+    *,
+    hidden: bool,
 ) -> FirstBad | None:
     """Return the first float value that breaks: on the reference's inputs, or to NaN or Inf by accumulated error.
 
     If there is none: the first whose own error explains that of the outputs; then the first from which on the
     accumulated error stays beyond the limit.
+
+    Args:
+        hidden: count errors that the norms of whole values hide.
     """
     floats = [row for row in rows if "float" in row.dtype or row.dtype == "double"]
     for row in floats:
         if alarm := _alarm_of(row):
             return FirstBad(row.value, row.node, row.op, f"{alarm}{_in_body(row)}")
-    own = _first_lossy(report.outputs, floats, limit)
+    own = _first_lossy(report.outputs, floats, limit, hidden=hidden)
     if own is not None:
         return own
     start: LayerDiff | None = None
     for row in floats:
         if row.accumulated is not None:
-            start = (start or row) if row.accumulated.rel_l2 > limit else None
+            error = row.whole_error if hidden else row.accumulated.rel_l2
+            start = (start or row) if error > limit else None
     if start is None or start.accumulated is None:
         return None
-    text = f"the accumulated error is {start.accumulated.rel_l2:.2g}"
+    error = start.whole_error if hidden else start.accumulated.rel_l2
+    text = f"the accumulated error is {error:.2g}{_of_some(start.accumulated, error)}"
     return FirstBad(start.value, start.node, start.op, text, breaks=False)
 
 
@@ -160,20 +174,33 @@ def is_broken(report: DiffReport) -> bool:
 
 
 def _first_lossy(
-    outputs: Sequence[TensorDiff], floats: Sequence[LayerDiff], limit: float
+    outputs: Sequence[TensorDiff],
+    floats: Sequence[LayerDiff],
+    limit: float,
+    *,
+    hidden: bool,
 ) -> FirstBad | None:
     """Return the first value whose op, on the reference's inputs, is off by about as much as the worst output."""
     errors = [d.rel_l2 for d in outputs if d.is_float]
     errors += [d.part.rel_l2 for d in outputs if d.part is not None]
     least = max(limit, _EXPLAINED * max(errors, default=0.0))
     for row in floats:
-        error = row.local.rel_l2 if row.local is not None else 0.0
-        if error > least and (
-            row.accumulated is None or row.accumulated.rel_l2 > least
-        ):
-            text = f"its own error is {error:.2g}{_in_body(row)}"
+        if row.local is None:
+            continue
+        error = row.own_error if hidden else row.local.rel_l2
+        accumulated = None if row.accumulated is None else row.accumulated.rel_l2
+        if hidden and accumulated is not None:
+            accumulated = row.whole_error
+        if error > least and (accumulated is None or accumulated > least):
+            some = _of_some(row.local, error)
+            text = f"its own error is {error:.2g}{some}{_in_body(row)}"
             return FirstBad(row.value, row.node, row.op, text)
     return None
+
+
+def _of_some(measured: Measurement, error: float) -> str:
+    """Return a clause if an error is larger than that of a whole value."""
+    return " in its small numbers" if error > measured.rel_l2 else ""
 
 
 def _in_body(row: LayerDiff) -> str:
@@ -204,7 +231,7 @@ def _warnings(
             found = _told_apart(miss.found, miss.limit)
             whose = metric_name(miss.metric)
             if miss.metric == "part_rel_l2" and diff.part is not None:
-                whose += f" of its part {diff.part.value!r}"
+                whose += f" of {diff.part.told}"
             yield f"Output {diff.name!r}: {whose} is {found}; the limit is {limit}."
 
 

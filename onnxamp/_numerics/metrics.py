@@ -155,10 +155,20 @@ class Bad:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartError:
-    """The relative L2 error of one of the values that an output joins."""
+    """The relative L2 error of one of the values that an output joins, or of its small numbers."""
 
     rel_l2: float
     value: str
+    """The value; the output itself, if these are some of its numbers."""
+    numbers: str = ""
+    """Which of its numbers: "64 of about 0.001, the first at [0, 64]"; "" for all."""
+
+    @property
+    def told(self) -> str:
+        """The part in words."""
+        if self.numbers:
+            return f"its small numbers ({self.numbers})"
+        return f"its part {self.value!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +241,8 @@ class TensorDiff:
     detections: float | None = None
     """Error of the detections that the output lists; everything else is then over matched rows. None for others."""
     part: PartError | None = None
-    """The worst of the parts that a Concat joins in the output; None if there is no Concat, or the model runs whole."""
+    """The worst of its parts: of those that a Concat joins in it, and of the groups of numbers far below its largest;
+    None if there are none."""
 
     typical_rel_l2: float = 0.0
     """Over several samples, the root of the mean of ``rel_l2`` squared."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS
 from onnxamp._numerics.compare import MEASURABLE, measure
+from onnxamp._numerics.groups import hidden_error
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session
@@ -149,6 +150,8 @@ class Compared(NamedTuple):
     local: Measurement | None
     accumulated: Measurement | None
     note: str | None
+    hidden: tuple[float, float] = (0.0, 0.0)
+    """The errors, local and accumulated, of the worst group of numbers that the norm of the whole hides."""
 
 
 class PairedOutputs(NamedTuple):
@@ -179,6 +182,8 @@ class PairedExecution:
     budget: int = BUDGET
     kept: tuple[str, ...] = ()
     """Values that are returned beside the outputs."""
+    groups: bool = False
+    """Whether groups of numbers within each value are compared as well."""
     _steps: list[_Step] = field(default_factory=list)
 
     def run(self, feeds: Feeds, progress: Progress | None = None) -> PairedOutputs:
@@ -230,17 +235,20 @@ class PairedExecution:
             note = None
             exponent = self.pairing.exponents.get(name, 0)
             reference = self._as_stored(one, name)
+            found = other.values.get(name)
             if self.pairing.accumulated:
-                accumulated, note = _measured(
-                    reference, other.values.get(name), exponent
-                )
-            local = replayed.get(name)
+                accumulated, note = _measured(reference, found, exponent)
+            local = None
+            alone = replayed.get(name)
             trouble = None
-            if isinstance(local, str):
-                local, trouble = None, local
-            elif local is not None:
-                local, trouble = _measured(reference, local, exponent)
-            compared[name] = Compared(local, accumulated, note or trouble)
+            if isinstance(alone, str):
+                alone, trouble = None, alone
+            elif alone is not None:
+                local, trouble = _measured(reference, alone, exponent)
+            hidden = 0.0, 0.0
+            if self.groups:
+                hidden = _hidden(reference, alone), _hidden(reference, found)
+            compared[name] = Compared(local, accumulated, note or trouble, hidden)
             replayed.pop(name, None)
         replays = (self.pairing.shared[name] for name in targets)
         one.used(
@@ -360,6 +368,19 @@ def _measured(
         return None, str(error)
 
 
+def _hidden(reference: "ort.OrtValue | None", result: "ort.OrtValue | None") -> float:
+    """Return the error of the worst group of numbers of a value that the norm of the whole hides."""
+    if reference is None or result is None:
+        return 0.0
+    are_floats = all(
+        value.is_tensor() and value.data_type() in ANY_FLOAT_TENSORS
+        for value in (reference, result)
+    )
+    if not are_floats or reference.shape() != result.shape():
+        return 0.0
+    return hidden_error(from_value(reference), from_value(result))
+
+
 def _steps(
     reference: DataflowGraph, result: DataflowGraph, pairing: Pairing, budget: int
 ) -> Iterator[_Step]:
@@ -387,6 +408,8 @@ class PairedSessions:
     result: Session
     paired: Callable[[DataflowGraph, DataflowGraph], Pairing] = pair
     """Finds the values to compare."""
+    groups: bool = False
+    """Whether groups of numbers within each value are compared as well."""
     _execution: PairedExecution | None = None
 
     def prepare(self, sample: Feeds) -> None:
@@ -414,5 +437,6 @@ class PairedSessions:
                 self.paired(one.flow, other.flow),
                 self.reference.budget,
                 self.reference.parts_of(one.flow, other.flow),
+                self.groups,
             )
         return self._execution.run(feeds, progress)

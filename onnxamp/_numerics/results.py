@@ -32,6 +32,19 @@ class LayerDiff:
     """e, if the result stores the value times 2^-e; errors are in the units of the reference."""
     state: str = ""
     """The state in the body of a Loop or Scan whose last value it is, by its name at the beginning of a trip."""
+    hidden: tuple[float, float] = (0.0, 0.0)
+    """Relative L2 errors, local and accumulated, of the worst group of numbers far below its largest; 0 if none is."""
+
+    @property
+    def own_error(self) -> float:
+        """The local error of the whole value or of such a group, whichever is larger; 0 if it is unknown."""
+        return 0.0 if self.local is None else max(self.local.rel_l2, self.hidden[0])
+
+    @property
+    def whole_error(self) -> float:
+        """The accumulated error in the same way."""
+        known = self.accumulated
+        return 0.0 if known is None else max(known.rel_l2, self.hidden[1])
 
     def __add__(self, other: "LayerDiff") -> "LayerDiff":
         """With that of another sample."""
@@ -40,6 +53,10 @@ class LayerDiff:
             local=_sum(self.local, other.local),
             accumulated=_sum(self.accumulated, other.accumulated),
             note=self.note or other.note,
+            hidden=(
+                max(self.hidden[0], other.hidden[0]),
+                max(self.hidden[1], other.hidden[1]),
+            ),
         )
 
 

@@ -23,7 +23,14 @@ from onnxamp._numerics.paired import (
     PairedSessions,
     exponents_between,
 )
-from onnxamp._numerics.parts import worst_parts
+from onnxamp._numerics.parts import (
+    Grouped,
+    are_off,
+    grouped,
+    nudged,
+    steady,
+    worst_parts,
+)
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.text_reader import TextReader, text_reader
@@ -63,6 +70,7 @@ class SampleDiff:
         mismatches: differences of outputs that no limit allows.
         rejected: the function of the user that rejects the outputs.
         taken: the branches that the reference takes, as far as they are known.
+        grouped: the groups of numbers of outputs that differ in magnitude.
     """
 
     facts: RunFacts | None = None
@@ -78,6 +86,7 @@ class SampleDiff:
     rejected: str | None = None
     notes: tuple[str, ...] = ()
     taken: tuple[Branch, ...] = ()
+    grouped: tuple[Grouped, ...] = ()
 
     @property
     def was_compared(self) -> bool:
@@ -174,7 +183,22 @@ class TwoModels(PairedSessions):
                 *_faults(self.reference, self.result, ran),
             ),
             taken=tuple(sorted(flows[0].taken)),
+            grouped=self._grouped(item, feeds, reference, result),
         )
+
+    def _grouped(
+        self, item: Item, feeds: Feeds, reference: Outputs, result: Outputs
+    ) -> tuple[Grouped, ...]:
+        """Return the groups of numbers of outputs; without those that are noise in float32, if one is off."""
+        flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
+        found = tuple(grouped(flows, reference, result))
+        if not are_off(found):
+            return found
+        try:
+            moved = self.reference.run(nudged(feeds, item.number))
+        except RuntimeFailure:
+            return found
+        return tuple(steady(found, reference, moved))
 
     def _saturated(
         self, feeds: Feeds, reference: Outputs, result: Outputs
@@ -310,6 +334,7 @@ class DiffProbe(Probe[SampleDiff]):
         models = TwoModels(
             probe=self,
             reader=text_reader(one.model, self.generates) if self.is_text else None,
+            groups=self.layers,
             reference=one,
             result=remembered(memory, RESULT, self.result_key, result),
         )
@@ -449,6 +474,7 @@ def _layers(
             local=row.local,
             accumulated=row.accumulated,
             note=row.note,
+            hidden=row.hidden,
             exponent=exponents.get(name, 0),
             state=_state_of(node, name),
         )

@@ -1,5 +1,6 @@
 """The report on two models: the measurements of all samples, judged by the limits."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -7,7 +8,8 @@ from onnxamp._numerics.compare import merge
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import COARSE, Accept, Limits, size_only
-from onnxamp._numerics.metrics import Perplexity, TensorDiff, join
+from onnxamp._numerics.metrics import PartError, Perplexity, TensorDiff, join
+from onnxamp._numerics.parts import Grouped
 from onnxamp._numerics.results import DiffReport, LayerDiff, Parting
 from onnxamp._numerics.sample_diff import SampleDiff
 from onnxamp._runtime.choices import Branch
@@ -28,6 +30,7 @@ class Tally:
         self.tokens = dict[str, Parting]()
         self.perplexity: Perplexity | None = None
         self.taken = set[Branch]()
+        self.grouped = dict[str, Grouped]()
 
     def add(self, number: int, sample: SampleDiff) -> None:
         """Add a sample."""
@@ -35,6 +38,7 @@ class Tally:
         self.taken.update(sample.taken)
         for diff in sample.outputs:
             self.outputs.setdefault(diff.name, []).append(diff)
+        join(self.grouped, {found.output: found for found in sample.grouped})
         join(self.detections, {found.outputs: found for found in sample.detections})
         join(self.layers, {row.value: row for row in sample.layers})
         join(self.tokens, {tokens.output: tokens for tokens in sample.tokens})
@@ -49,10 +53,28 @@ class Tally:
             self.perplexity += sample.perplexity
         self.notes |= dict.fromkeys(sample.notes)
 
+    def merged(self) -> Iterator[TensorDiff]:
+        """Yield the measurements of each output over all samples."""
+        for name, diffs in self.outputs.items():
+            diff = merge(diffs)
+            found = self.grouped[name].worst if name in self.grouped else None
+            yield replace(diff, part=_clearer(diff.part, found))
+
+
+_CLEARLY: Final = 1.1
+"""By what factor a group has to be worse than a value that the output joins, whose name says more about the cause."""
+
+
+def _clearer(joined: PartError | None, group: PartError | None) -> PartError | None:
+    """Return the part to report: that with the larger error, or the one with a name if they are about the same."""
+    if joined is None or group is None:
+        return joined or group
+    return group if group.rel_l2 > _CLEARLY * joined.rel_l2 else joined
+
 
 def finished(report: DiffReport, tally: Tally, limits: Limits) -> DiffReport:
     """Return the report with the measurements of all samples, judged by the limits."""
-    outputs = tuple(merge(diffs) for diffs in tally.outputs.values())
+    outputs = tuple(tally.merged())
     alarms = [
         *tally.alarms,
         *(

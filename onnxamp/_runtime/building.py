@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,7 @@ from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.executor import Once, ending, temporary_folder
 from onnxamp._base.paths import is_remote
 from onnxamp._base.signals import at_end
-from onnxamp._graph.optimizers import suspected_optimizers
+from onnxamp._graph.optimizers import known_optimizers, suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
     all_nodes,
@@ -313,7 +314,8 @@ class Loaded(NamedTuple):
         fault: a clause about the failure; "" if there is none.
         does: its task: to "load" a model or to "build" one.
         limit: a clause about why no session was started, so that only types were checked; "" if one was.
-        disabled: the graph optimizers without which a session starts; with them, it fails, or the process ends.
+        disabled: the graph optimizers without which a session starts; with them, it fails, or the process ends. With a
+            fault, those that a search has found: no fact says what they take up, so that nothing keeps clear of it.
         original: the fault that the original has as well, so that it does not count; "" if there is none.
     """
 
@@ -346,6 +348,8 @@ class Loader(Child):
     ) -> Loaded:
         """Load a file as a session with default options does.
 
+        If a session starts without graph optimizers alone, those to blame are searched for.
+
         Args:
             path: the file, whose external data were checked before.
             provider: the provider that must have kernels for all nodes; None to open it on the CPU, where kernels may
@@ -369,13 +373,14 @@ class Loader(Child):
             for names in tried:
                 if names and not ask(disabled=names).fault:
                     return Loaded(plain.by, disabled=names)
+            blamed = () if plain.fault else _blamed(partial(_opens, ask))
         except OSError:  # this system starts no processes
             return Loaded()
         is_excused = excused or _EXPANDED in plain.fault
         kernels = ("kernel", "session") if is_excused else ("kernel",)
         if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
-        return Loaded(found.by, found.fault)
+        return Loaded(plain.by, found.fault, disabled=blamed)
 
     def _tried(
         self,
@@ -405,6 +410,53 @@ class Loader(Child):
             )
         fault = found["fault"].partition(f"{where} failed:")[2] or found["fault"]
         return _Tried(found.get("by", ""), found.get("stage", ""), reason(fault))
+
+
+def _opens(ask: "Callable[..., _Tried]", disabled: Sequence[str]) -> bool:
+    """Return whether a session starts without some optimizers."""
+    return not ask(disabled=disabled).fault
+
+
+_MOST_BLAMED: Final = 3
+"""Graph optimizers that are searched for: if more break a model together, there is something wrong with the model."""
+
+
+def _blamed(opens: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Return the graph optimizers without which a model opens; () if it does not open without any of those known.
+
+    The last one of the shortest list that must not run, counted from the first, is to blame; then those before it are
+    searched, without it.
+
+    Args:
+        opens: returns whether the model opens without some optimizers.
+
+    Complexity: two attempts, and for each that is to blame a logarithm of the number of optimizers.
+    """
+    names = known_optimizers()
+    blamed = tuple[str, ...]()
+    if not opens(names):
+        return ()
+    while names and len(blamed) < _MOST_BLAMED:
+        counts = range(1, len(names))
+        at = bisect_left(
+            counts, x=True, key=partial(_opens_without, opens, names, blamed)
+        )
+        count = at + 1
+        blamed = (names[count - 1], *blamed)
+        names = names[: count - 1]
+        if opens(blamed):
+            return blamed
+    return ()
+
+
+def _opens_without(
+    opens: Callable[[Sequence[str]], bool],
+    names: Sequence[str],
+    others: Sequence[str],
+    count: int,
+) -> bool:
+    """Return whether a model opens without that many of some optimizers, and without others."""
+    return opens((*names[:count], *others))
 
 
 class _Tried(NamedTuple):

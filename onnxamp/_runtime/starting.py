@@ -5,7 +5,7 @@ ONNX Runtime is imported inside functions, so that importing onnxamp stays fast.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from os import PathLike, fspath
 from pathlib import Path
@@ -283,7 +283,8 @@ def start_session(
 
 
 def optimizers_to_disable(model: ModelProto, provider: str) -> tuple[str, ...]:
-    """Return the graph optimizers of the installed ONNX Runtime that would break a model, and may end the process.
+    """Return the graph optimizers of the installed ONNX Runtime that would break a model, and may end the process; and
+    those of :func:`without_optimizers`.
 
     Args:
         model: the model; the data of its weights do not matter.
@@ -291,7 +292,18 @@ def optimizers_to_disable(model: ModelProto, provider: str) -> tuple[str, ...]:
     """
     import onnxruntime as ort  # noqa: PLC0415
 
-    return faulty_optimizers(model, provider.partition(":")[0], ort.__version__)
+    known = faulty_optimizers(model, provider.partition(":")[0], ort.__version__)
+    return tuple(dict.fromkeys((*known, *_DISABLED.get())))
+
+
+_DISABLED: Final[ContextVar[tuple[str, ...]]] = ContextVar(
+    "graph optimizers that do not run", default=()
+)
+
+
+def without_optimizers(names: Iterable[str]) -> AbstractContextManager[object]:
+    """Start sessions in a ``with`` block without some graph optimizers, which are known to break the model."""
+    return active_within(_DISABLED, (*_DISABLED.get(), *names))
 
 
 def disabled_sentence(optimizers: Sequence[str], does: str) -> str:

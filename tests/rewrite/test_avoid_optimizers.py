@@ -1,5 +1,6 @@
 """ONNX Runtime opens results with its default options, whose optimizers break some models, and may end the process."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from opening import outcomes, runtime_version
 
 import onnxamp
 from onnxamp._facts.tables import target_names, target_table
-from onnxamp._graph.optimizers import faulty_optimizers, may_break
+from onnxamp._graph import optimizers
+from onnxamp._graph.optimizers import faulty_optimizers, known_optimizers, may_break
+from onnxamp._runtime.building import _blamed as blamed
 
 FUSION = "MatmulTransposeFusion"
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
@@ -198,6 +201,7 @@ def test_every_row_says_what_it_must() -> None:
     assert len(rows) > 3
     for row in rows:
         assert {"optimizer", "ops", "types", "producer", "attribute", "because", "source"} <= row.keys()
+        assert row["optimizer"] in known_optimizers()
 
 
 @pytest.mark.parametrize("name", LOW)
@@ -229,6 +233,65 @@ def test_commands_name_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (kept.exit_code, named in text) == (0, True), kept.output
     assert "✔" not in text.partition("Notes")[0].partition("Outputs")[0]
     assert f"without {FUSION}" in text
+
+
+@pytest.fixture
+def _no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which optimizers break models."""
+    monkeypatch.setattr(optimizers, "_rows", lambda _: ())
+    monkeypatch.setattr(optimizers, "_makers", dict)
+
+
+@pytest.mark.usefixtures("_no_rows")
+def test_an_optimizer_without_a_row_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if runtime_version() < (1, 31):
+        pytest.skip("ONNX Runtime before 1.31 runs no DequantizeLinear whose output has another type than its scale")
+    monkeypatch.chdir(tmp_path)
+    onnx.save(LOW["dequantized"], "low.onnx")
+    named = "disabled_optimizers=['QDQSelectorActionTransformer']"
+    checked = run("check", "low.onnx", "--provider", "cpu")
+    assert (checked.exit_code, named in " ".join(checked.output.split())) == (1, True), checked.output
+    timed = run("bench", "low.onnx", "--provider", "cpu", "--seconds", "0.01", "--no-profile")
+    assert (timed.exit_code, named in " ".join(timed.output.split())) == (0, True), timed.output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_no_rows")
+@pytest.mark.skipif(runtime_version() < (1, 23), reason="ONNX Runtime before 1.23 opens the result")
+def test_an_optimizer_without_a_row_that_ends_processes_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(turned(), "model.onnx")
+    named = f"disabled_optimizers=['{FUSION}']"
+    healed = run("convert", "model.onnx", "-o", "low.onnx", "--provider", "cpu", "--format", "json")
+    assert healed.exit_code == 0, healed.output
+    validation = json.loads(healed.stdout)["validation"]
+    assert named in validation["cure"]["failure"]
+    assert validation["disabled"] == []
+    assert outcomes([onnx.load("low.onnx")]) == ["opens"]
+    options = ("--provider", "cpu", "--no-cure", "--format", "json")
+    failed = json.loads(run("convert", "model.onnx", "-o", "other.onnx", *options).stdout)["validation"]
+    assert failed["disabled"] == [FUSION]
+    timed = run("bench", "other.failed.onnx", "--provider", "cpu", "--seconds", "0.01", "--no-profile")
+    assert (timed.exit_code, named in " ".join(timed.output.split())) == (0, True), timed.output
+
+
+def test_the_search_for_optimizers() -> None:
+    """Each that is to blame takes a few attempts, and what no optimizer explains takes one."""
+    names = known_optimizers()
+    assert len(names) == len(set(names))
+    for guilty in ({names[0]}, {names[-1]}, {names[7], names[40]}, {names[0], names[1], names[2]}):
+        asked = []
+
+        def opens(disabled: Sequence[str], guilty: set[str] = guilty, asked: list[object] = asked) -> bool:
+            asked.append(disabled)
+            return guilty <= set(disabled)
+
+        assert set(blamed(opens)) == guilty
+        assert len(asked) <= 1 + 9 * len(guilty)
+    assert blamed(lambda _: False) == ()
+    assert blamed(lambda disabled: set(names[:4]) <= set(disabled)) == (), "too many"
 
 
 def test_types_alone_are_said_to_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
