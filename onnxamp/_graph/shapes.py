@@ -210,7 +210,8 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     """Copy shapes through Casts, along whole chains in both directions."""
-    nodes = (node for node in view.order if node.key == "Cast")
+    among = view.order if "Cast" in view.by_key else ()
+    nodes = (node for node in among if node.key == "Cast")
     casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
@@ -264,12 +265,17 @@ def _hide_untyped(
     """
     graph = skeleton.graph
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
-    untyped = {value for value, kind in enumerate(types) if kind is None}
-    for index in view.scopes[0].nodes:
-        node = view.nodes[index]
+    untyped = {value.index for value in view.values if types[value.index] is None}
+    foreign = {
+        key for key in view.by_key if "::" in key or key in op_facts().uninferable
+    }
+    among = view.nodes if untyped else view.nodes_of(foreign)
+    for node in among:
+        if node.scope != 0:
+            continue
         if not untyped.isdisjoint(node.inputs):
-            graph.node[index].domain = _UNKNOWN_DOMAIN
-        elif not ("::" in node.key or node.key in op_facts().uninferable):
+            graph.node[node.index].domain = _UNKNOWN_DOMAIN
+        elif node.key not in foreign:
             continue
         for value in node.outputs:
             elem = elem_of(types[value])

@@ -375,15 +375,17 @@ class _Checker:
             defined = {tensor.name for tensor in graph.initializer}
             read = set[str]()
             count = len(graph.initializer)
-            for node in graph.node:
+            is_tidy = True
+            for node in graph.node[:]:
                 inputs = node.input[:]
                 outputs = node.output[:]
                 read.update(inputs)
                 defined.update(outputs)
                 count += len(outputs)
-                self.is_tidy = self.is_tidy and read.isdisjoint(outputs)
-                found = self.node(node, inputs, outputs, opaque=opaque)
-                stack += [(body, depth + 1, within) for body, within in found]
+                is_tidy = is_tidy and read.isdisjoint(outputs)
+                for body, within in self.node(node, inputs, outputs, opaque=opaque):
+                    stack.append((body, depth + 1, within))
+            self.is_tidy = self.is_tidy and is_tidy
             self.is_tidy = self.is_tidy and not stack and len(defined) == count
 
     def function(self, function: FunctionProto) -> None:
