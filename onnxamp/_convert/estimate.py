@@ -21,11 +21,12 @@ from onnxamp._facts.dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import profile_of
 from onnxamp._facts.targets import LAUNCH, target_of
+from onnxamp._graph.constants import expected_terms
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._graph.work import Work, work_of
+from onnxamp._graph.work import Work, work_with
 from onnxamp._options.options import Options
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Estimate:
         return times
 
     @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Elements by value index; none of what is absent."""
+        return [*(elements(self.shapes[one.index]) for one in self.graph.values), 0]
+
+    @cached_property
     def trips(self) -> Sequence[int]:
         """Return how often each scope runs."""
         return self.graph.ask(loop_trips)
@@ -87,7 +93,11 @@ class Estimate:
 
     def work(self, node: Node) -> Work:
         """The work of a node in one run of the model."""
-        return work_of(node, self.shapes, self.trips[node.scope])
+        sizes = self.sizes
+        read = tuple([sizes[value] for value in node.inputs])
+        written = sum([sizes[value] for value in node.outputs])
+        terms = expected_terms(node, self.shapes)
+        return work_with(node.key, read, written, terms, self.trips[node.scope])
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""

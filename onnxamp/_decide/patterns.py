@@ -12,10 +12,10 @@ from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import (
     Form,
+    FormSearch,
     Match,
     form_table,
     maker_of,
-    matches,
     only_reader,
     readers_of,
 )
@@ -370,21 +370,28 @@ def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
     """
     cores_at = _last_nodes(graph)
     ending_in = form_table().ending_in
+    search = FormSearch.of(graph)
     for node in graph.order if cores_at else ():
         forms = ending_in.get(node.key)
         cores = cores_at.get(node.index) if forms else None
-        if forms and cores and not graph.scopes[node.scope].opaque:
-            able = [form for form in forms if not form.cores.isdisjoint(cores)]
-            yield node, _closed_matches(graph, able, node)
+        if not forms or not cores or graph.scopes[node.scope].opaque:
+            continue
+        able = [
+            form
+            for form in forms
+            if not form.cores.isdisjoint(cores) and search.may_end(form, node)
+        ]
+        if able:
+            yield node, _closed_matches(search, able, node)
 
 
 def _closed_matches(
-    graph: Graph, forms: Iterable[Form], core: Node
+    search: FormSearch, forms: Iterable[Form], core: Node
 ) -> Iterator[Match]:
     """Yield the matches of forms that end at a node, and of which only its result is read from outside."""
     for form in forms:
-        for match in matches(graph, form, core):
-            if is_closed(graph, match):
+        for match in search.matches(form, core):
+            if is_closed(search.graph, match):
                 yield match
 
 

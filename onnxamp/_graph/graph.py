@@ -117,10 +117,10 @@ class _Builder:
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
         origin = Origin.NODE
-        values = self.values
+        values, rows, ops = self.values, self.rows, self.ops
         # Slices, because protobuf's own iterators are slow.
         for index, node in enumerate(graph.node[:], first):
-            op = self.ops.get((node.domain, node.op_type)) or self._op(node)
+            op = ops.get((node.domain, node.op_type)) or self._op(node)
             outputs = []
             for port, output in enumerate(node.output[:]):
                 if not output:
@@ -131,7 +131,7 @@ class _Builder:
                 names[output] = value = len(values)
                 values.append(Value(value, output, scope, origin, index, port))
                 outputs.append(value)
-            self.rows.append((node, scope, op, tuple(outputs)))
+            rows.append((node, scope, op, tuple(outputs)))
             if op.has_bodies:
                 unknown = opaque or not op.is_control_flow
                 pending += [
@@ -214,7 +214,7 @@ class _Builder:
 
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
-        values = self.values
+        values, nodes = self.values, self.nodes
         self.results = [()] * (len(values) + 1)
         for index, (proto, home, op, outputs) in enumerate(self.rows):
             names = self.scopes[home].names
@@ -226,19 +226,11 @@ class _Builder:
                 elif values[value].producer >= index:
                     raise self._cyclic(index)
                 inputs.append(value)
-            bodies = tuple(self.bodies.get(index, ()))
+            bodies = tuple(self.bodies[index]) if index in self.bodies else ()
             # By position: keywords take half as long again.
-            self.nodes.append(
-                Node(
-                    index,
-                    home,
-                    proto,
-                    op.key,
-                    op.signature,
-                    tuple(inputs),
-                    outputs,
-                    bodies,
-                )
+            key, signature = op.key, op.signature
+            nodes.append(
+                Node(index, home, proto, key, signature, (*inputs,), outputs, bodies)
             )
         for position, scope in enumerate(self.scopes):
             outputs = tuple(

@@ -62,6 +62,8 @@ class Form(NamedTuple):
     cores: frozenset[str]
     """The possible op types of the core of a decomposed pattern in which to search for the form."""
     pattern: Pattern
+    ends: Mapping[str, Sequence[Op]]
+    """Op type -> the expressions that the form may be and that end in it."""
 
 
 class Kind(NamedTuple):
@@ -101,7 +103,7 @@ def form_table() -> FormTable:
         cores = frozenset(row.pop("cores"))
         kinds[name] = Kind(**{"name": name, "called": name, **row})
         for pattern in (parse(text, rules) for text in texts):
-            forms.append(Form(name, cores, pattern))
+            forms.append(Form(name, cores, pattern, _ends(pattern)))
             for key in heads(pattern):
                 ending_in[key].append(forms[-1])
     return FormTable(kinds, tuple(forms), ending_in)
@@ -168,6 +170,19 @@ def heads(pattern: Pattern) -> frozenset[str]:
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
 
 
+def _ends(pattern: Pattern) -> Mapping[str, Sequence[Op]]:
+    """Return the expressions that a pattern may be, by the op type of the last node."""
+    found: dict[str, list[Op]] = defaultdict(list)
+    stack = [pattern]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Choice):
+            stack += one.options
+        elif isinstance(one, Op):
+            found[one.key].append(one)
+    return found
+
+
 _CLOSE = 1e-6
 """The relative tolerance for numbers of a form, because exporters write few decimals."""
 
@@ -189,19 +204,6 @@ class Match:
     """The values of the names in the form."""
     axes: tuple[int, ...] = ()
     """Axes of the reductions of the form, counted from the end."""
-
-
-def matches(graph: Graph, form: Form, core: Node) -> list[Match]:
-    """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
-
-    The form, not the graph, bounds the depth and the number of steps.
-    """
-    start = _State(core.scope, frozenset(), {}, ())
-    search = _Search(graph, graph.ask(maker_keys))
-    return [
-        Match(form.kind, core.index, state.nodes, state.values, state.axes)
-        for state in search.expression(form.pattern, core.outputs[0], start)
-    ]
 
 
 def maker_keys(graph: Graph) -> Sequence[str]:
@@ -227,8 +229,8 @@ class _State(NamedTuple):
     axes: tuple[int, ...]
 
 
-class _Search(NamedTuple):
-    """Compares expressions with the nodes of a graph, from the last node backwards.
+class FormSearch(NamedTuple):
+    """Compares forms with the nodes of a graph, from the last node backwards.
 
     Attributes:
         graph: the graph.
@@ -237,6 +239,27 @@ class _Search(NamedTuple):
 
     graph: Graph
     makers: Sequence[str]
+
+    @classmethod
+    def of(cls, graph: Graph) -> "FormSearch":
+        """Return the search in a graph."""
+        return cls(graph, maker_keys(graph))
+
+    def may_end(self, form: Form, core: Node) -> bool:
+        """Return whether a form may end at a node, as far as the op types before it tell."""
+        ends = form.ends.get(core.key, ())
+        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
+
+    def matches(self, form: Form, core: Node) -> list[Match]:
+        """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
+
+        The form, not the graph, bounds the depth and the number of steps.
+        """
+        start = _State(core.scope, frozenset(), {}, ())
+        return [
+            Match(form.kind, core.index, state.nodes, state.values, state.axes)
+            for state in self.expression(form.pattern, core.outputs[0], start)
+        ]
 
     def expression(
         self, pattern: Pattern, value: int, state: _State
@@ -272,7 +295,7 @@ class _Search(NamedTuple):
                 return ()
             passing.append(node.index)
             node = graph.producer(node.inputs[0])
-        if node is None or not self.may_be(pattern, node, state):
+        if node is None or node.scope != state.scope or not self.may_be(pattern, node):
             return ()
         orders = self.orders(pattern, node)
         axes = state.axes
@@ -294,11 +317,12 @@ class _Search(NamedTuple):
             found += states
         return found
 
-    def may_be(self, pattern: Op, node: Node, state: _State) -> bool:
-        """Return whether a node is in the scope of the match, computes float32, and has as many inputs as expected."""
+    def may_be(self, pattern: Op, node: Node) -> bool:
+        """Return whether a node computes float32, and has as many inputs as expected."""
         is_float = self.graph.types[node.outputs[0]] == FLOAT
-        is_whole = pattern.reduces or len(node.inputs) == len(pattern.inputs)
-        return node.scope == state.scope and is_float and is_whole
+        return is_float and (
+            pattern.reduces or len(node.inputs) == len(pattern.inputs)
+        )
 
     def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""

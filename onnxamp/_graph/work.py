@@ -7,7 +7,7 @@ lookups read only the rows that they return, not their whole table.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from onnxamp._facts.devices import Device
 from onnxamp._facts.dtypes import FLOAT32_BYTES, Format
@@ -41,31 +41,24 @@ class Work(NamedTuple):
 def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     """Return the work of a node that runs ``trips`` times, from the shapes of its values."""
     terms = expected_terms(node, shapes)
-    read = [_NOTHING if value == ABSENT else shapes[value] for value in node.inputs]
-    made = [_NOTHING if value == ABSENT else shapes[value] for value in node.outputs]
-    return _work(node.key, tuple(read), tuple(made), terms, trips)
-
-
-_NOTHING: Final = (0,)
-"""The shape of a value that is absent."""
+    sizes = [
+        0 if value == ABSENT else elements(shapes[value]) for value in node.inputs
+    ]
+    made = [
+        0 if value == ABSENT else elements(shapes[value]) for value in node.outputs
+    ]
+    return work_with(node.key, tuple(sizes), sum(made), terms, trips)
 
 
 @lru_cache(maxsize=1 << 12)
-def _work(
-    key: str,
-    read: tuple[Shape | None, ...],
-    made: tuple[Shape | None, ...],
-    terms: int | None,
-    trips: int,
+def work_with(
+    key: str, read: tuple[int, ...], written: int, terms: int | None, trips: int
 ) -> Work:
-    """Return the work of a node, given the shapes that it reads and writes; cached, because a model repeats these."""
+    """Return the work of a node, given the elements that it reads and writes; cached, because a model repeats these."""
     if key in op_facts().views:
         return Work(0, 0)
     tables = {lookup.table for lookup in op_facts().lookups.get(key, ())}
-    written = sum(map(elements, made))
-    touched = sum(
-        elements(shape) for port, shape in enumerate(read) if port not in tables
-    )
+    touched = sum(size for port, size in enumerate(read) if port not in tables)
     touched += written * (1 + bool(tables))
     flops = written * (1 if terms is None else 2 * terms) * trips
     return Work(touched * trips, flops, terms is not None)

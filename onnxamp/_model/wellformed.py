@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import onnx
@@ -109,6 +110,7 @@ def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
 
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+_DATA: Final = attrgetter(*DATA_FIELDS)
 _MOST_BYTES: Final = 2**63
 """Bytes that no array can address, not even an empty one with other sizes that large."""
 
@@ -138,7 +140,9 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
     if tensor.data_location == TensorProto.EXTERNAL:
         return
-    held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
+    held = list[str]()
+    if any(_DATA(tensor)):
+        held += [name for name in DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
         found = len(tensor.raw_data)
         wanted = bytes_of(elem, shape)
