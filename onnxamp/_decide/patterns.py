@@ -378,8 +378,8 @@ def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
             continue
         able = [
             form
-            for form in forms
-            if not form.cores.isdisjoint(cores) and search.may_end(form, node)
+            for form, ends in forms
+            if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
         ]
         if able:
             yield node, _closed_matches(search, able, node)

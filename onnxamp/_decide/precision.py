@@ -472,12 +472,15 @@ class CutProblem:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
             return True
+        is_cast = node.key == "Cast"
+        if not is_cast and node.index not in self.graph.exact:
+            return False
         types = self.graph.types
         low = self.low.tensor
-        if node.key == "Cast":
+        if is_cast:
             source = node.input(0)
             return source != ABSENT and {types[value], types[source]} == {FLOAT, low}
-        return node.index in self.graph.exact and types[value] == low
+        return types[value] == low
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
         """Return whether a Cast raises a low weight, whose value is stored and not rounded on the way."""

@@ -62,8 +62,6 @@ class Form(NamedTuple):
     cores: frozenset[str]
     """The possible op types of the core of a decomposed pattern in which to search for the form."""
     pattern: Pattern
-    ends: Mapping[str, Sequence[Op]]
-    """Op type -> the expressions that the form may be and that end in it."""
 
 
 class Kind(NamedTuple):
@@ -86,8 +84,8 @@ class FormTable(NamedTuple):
 
     kinds: Mapping[str, Kind]
     forms: tuple[Form, ...]
-    ending_in: Mapping[str, Sequence[Form]]
-    """Op type -> the forms whose last node may have it."""
+    ending_in: Mapping[str, Sequence[tuple[Form, Sequence[Op]]]]
+    """Op type -> the forms whose last node may have it, each with those of its alternatives that end in it."""
 
 
 @cache
@@ -97,15 +95,15 @@ def form_table() -> FormTable:
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = dict[str, Kind]()
     forms = list[Form]()
-    ending_in = defaultdict[str, list[Form]](list)
+    ending_in = defaultdict[str, list[tuple[Form, Sequence[Op]]]](list)
     for name, row in data.items():
         texts = row.pop("forms")
         cores = frozenset(row.pop("cores"))
         kinds[name] = Kind(**{"name": name, "called": name, **row})
         for pattern in (parse(text, rules) for text in texts):
-            forms.append(Form(name, cores, pattern, _ends(pattern)))
-            for key in heads(pattern):
-                ending_in[key].append(forms[-1])
+            forms.append(Form(name, cores, pattern))
+            for key, ends in _ends(pattern).items():
+                ending_in[key].append((forms[-1], ends))
     return FormTable(kinds, tuple(forms), ending_in)
 
 
@@ -171,7 +169,7 @@ def heads(pattern: Pattern) -> frozenset[str]:
 
 
 def _ends(pattern: Pattern) -> Mapping[str, Sequence[Op]]:
-    """Return the expressions that a pattern may be, by the op type of the last node."""
+    """Return the alternatives of a pattern, by the op type of their last node."""
     found: dict[str, list[Op]] = defaultdict(list)
     stack = [pattern]
     while stack:
@@ -245,9 +243,8 @@ class FormSearch(NamedTuple):
         """Return the search in a graph."""
         return cls(graph, maker_keys(graph))
 
-    def may_end(self, form: Form, core: Node) -> bool:
-        """Return whether a form may end at a node, as far as the op types before it tell."""
-        ends = form.ends.get(core.key, ())
+    def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
+        """Return whether a node may be the last of any of these, as far as the op types before it tell."""
         return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
 
     def matches(self, form: Form, core: Node) -> list[Match]:

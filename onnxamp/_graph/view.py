@@ -173,7 +173,8 @@ class View:
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        return self.at(node.index for key in keys for node in self.by_key.get(key, ()))
+        found = [self.by_key[key] for key in keys if key in self.by_key]
+        return self.at([node.index for nodes in found for node in nodes])
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""

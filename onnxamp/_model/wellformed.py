@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import onnx
@@ -110,7 +109,6 @@ def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
 
 
 _ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
-_DATA: Final = attrgetter(*DATA_FIELDS)
 _MOST_BYTES: Final = 2**63
 """Bytes that no array can address, not even an empty one with other sizes that large."""
 
@@ -140,9 +138,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
     if tensor.data_location == TensorProto.EXTERNAL:
         return
-    held = list[str]()
-    if any(_DATA(tensor)):
-        held += [name for name in DATA_FIELDS if len(getattr(tensor, name))]
+    held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.HasField("raw_data"):
         found = len(tensor.raw_data)
         wanted = bytes_of(elem, shape)
@@ -379,17 +375,15 @@ class _Checker:
             defined = {tensor.name for tensor in graph.initializer}
             read = set[str]()
             count = len(graph.initializer)
-            is_tidy = True
             for node in graph.node[:]:
                 inputs = node.input[:]
                 outputs = node.output[:]
                 read.update(inputs)
                 defined.update(outputs)
                 count += len(outputs)
-                is_tidy = is_tidy and read.isdisjoint(outputs)
-                for body, within in self.node(node, inputs, outputs, opaque=opaque):
-                    stack.append((body, depth + 1, within))
-            self.is_tidy = self.is_tidy and is_tidy
+                self.is_tidy = self.is_tidy and read.isdisjoint(outputs)
+                found = self.node(node, inputs, outputs, opaque=opaque)
+                stack += [(body, depth + 1, within) for body, within in found]
             self.is_tidy = self.is_tidy and not stack and len(defined) == count
 
     def function(self, function: FunctionProto) -> None:
