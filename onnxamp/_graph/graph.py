@@ -14,7 +14,14 @@ from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
 from onnxamp._graph.constants import Constants
-from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
+from onnxamp._graph.shapes import (
+    Dims,
+    Shape,
+    read_dims,
+    read_shapes,
+    sized_shapes,
+    with_shapes,
+)
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
@@ -334,7 +341,7 @@ class Graph(View, Asked):
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
         """Shapes for these sizes of named dimensions."""
-        return read_shapes(self, self._with_shapes, dims)
+        return sized_shapes(self, self._dims, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
         """Shapes for inputs of these shapes."""
@@ -345,8 +352,9 @@ class Graph(View, Asked):
         )
 
     @cached_property
-    def _with_shapes(self) -> ModelProto:
-        return with_shapes(self, self.types)
+    def _dims(self) -> Sequence[Dims | None]:
+        """Dimensions by value index; the model with shapes, which they are read from, is too large to keep."""
+        return read_dims(self, with_shapes(self, self.types))
 
     @cached_property
     def constants(self) -> Constants:
