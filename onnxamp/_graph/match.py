@@ -304,7 +304,9 @@ class FormSearch(NamedTuple):
         found = list[_State]()
         for order in orders:
             nodes = state.nodes.union(passing, (node.index,))
-            states: Sequence[_State] = (_State(state.scope, nodes, state.values, axes),)
+            states: Sequence[_State] = (
+                _State(state.scope, nodes, state.values, axes),
+            )
             for place in pattern.places:
                 inner = pattern.inputs[place]
                 further = list[_State]()

@@ -375,7 +375,7 @@ class _Checker:
             defined = {tensor.name for tensor in graph.initializer}
             read = set[str]()
             count = len(graph.initializer)
-            for node in graph.node[:]:
+            for node in graph.node:
                 inputs = node.input[:]
                 outputs = node.output[:]
                 read.update(inputs)
