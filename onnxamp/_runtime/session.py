@@ -111,7 +111,7 @@ def is_plugin(provider: Provider) -> bool:
 
 @Once
 def cuda_trouble() -> str | None:
-    """Why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
+    """Return why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not device_present():
@@ -146,12 +146,10 @@ def _preload(preload: Callable[..., None]) -> str:
     Returns:
         The first library that is missing, or "".
     """
-    folders = (
-        path
-        for entry in sys.path
-        for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
-    )
-    for folder in (None, *folders):
+    folders: list[Path | None] = [None]  # ONNX Runtime's own search comes first
+    for entry in sys.path:
+        folders += sorted(Path(entry or ".", "nvidia").glob("*/lib"))
+    for folder in folders:
         said = io.StringIO()
         with redirect_stdout(said), warnings.catch_warnings(action="ignore"):
             preload(directory=None if folder is None else str(folder.resolve()))
@@ -266,26 +264,23 @@ def provider_options(
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
-    """(provider, op key, node name) of every node of a session made with ``record``, those of bodies included.
+    """Return (provider, op key, node name) for every node of a session made with ``record``, including bodies.
 
     They are those of the graph before fusions that depend on the provider: functions without a kernel are expanded, and
     Constants and the Casts that ONNX Runtime adds last are missing.
     """
-    return [
-        (
-            short_provider(part.ep_name),
-            node.op_type
-            if node.domain in ("", "ai.onnx")
-            else f"{node.domain}::{node.op_type}",
-            node.name,
-        )
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-    ]
+    nodes = []
+    for part in session.get_provider_graph_assignment_info():
+        provider = short_provider(part.ep_name)
+        for node in part.get_nodes():
+            is_standard = node.domain in ("", "ai.onnx")
+            key = node.op_type if is_standard else f"{node.domain}::{node.op_type}"
+            nodes.append((provider, key, node.name))
+    return nodes
 
 
 def short_provider(name: str) -> str:
-    """``CUDA`` for ``CUDAExecutionProvider``, ``WEBGPU`` for ``WebGpuExecutionProvider``."""
+    """Return a provider's name in reports: "CUDA" for "CUDAExecutionProvider"."""
     return name.removesuffix("ExecutionProvider").upper()
 
 
@@ -381,7 +376,7 @@ def _bound(
 def bind(
     session: "ort.InferenceSession", feeds: Feeds, graph: int | None = None
 ) -> Callable[[], None]:
-    """A function that runs the session on these inputs and returns when the device is done.
+    """Return a function that runs the session on these inputs and returns when the device is done.
 
     Inputs are copied to the device once, here. Outputs go into buffers that a first run, also here, allocates. On CPU
     the arrays are used in place.
@@ -421,7 +416,7 @@ def bind_values(
     outputs: "Mapping[str, ort.OrtValue]",
     graph: int | None = None,
 ) -> Callable[[], None]:
-    """A function that runs the session from buffers into buffers and returns when the device is done.
+    """Return a function that runs the session from buffers into buffers and returns when the device is done.
 
     Args:
         inputs, outputs: by name, in the session's memory; outputs must not share buffers with inputs.

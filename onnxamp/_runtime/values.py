@@ -367,14 +367,19 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     if len(given) + 1 == len(wanted) and _fits((1, *given), wanted):
         text += ": the batch axis is missing (numpy: x[None])"
     elif len(given) == len(wanted) <= _MOST_AXES:
-        orders = (
-            order
-            for order in permutations(range(len(given)))
-            if _fits([given[axis] for axis in order], wanted)
-        )
+        orders = _fitting_orders(given, wanted)
         if order := min(orders, key=_displaced, default=None):
             text += f": its axes are in another order (numpy: x.transpose{order})"
     raise ArgumentError(f"{text}.")
+
+
+def _fitting_orders(
+    given: Sequence[int], wanted: Sequence[int | str]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of axes in which a shape fits."""
+    for order in permutations(range(len(given))):
+        if _fits([given[axis] for axis in order], wanted):
+            yield order
 
 
 def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:
