@@ -22,13 +22,13 @@ def joined_parts(flow: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
 
     Complexity: linear in the nodes between.
     """
-    joined = {}
+    found = {}
     for name in flow.outputs:
         if flow.types.get(name) in ANY_FLOAT_TENSORS:
             parts = _parts(flow, name)
             if 1 < len(parts) <= _MOST:
-                joined[name] = parts
-    return joined
+                found[name] = parts
+    return found
 
 
 def _parts(flow: DataflowGraph, output: str) -> tuple[str, ...]:
