@@ -227,9 +227,10 @@ def _pow(call: Call) -> Several:
         return call.dy * exponent.equals(0).where(0, exponent * x ** (exponent - 1))
 
     def power() -> Tensor:
+        is_positive = x > 0
         # Log must not see other numbers: its NaN would pass through the product with y.
         log = (x > 0).where(x, 1).op("Log")
-        return (call.dy * (x > 0).where(call.y * log, 0)).cast(given.elem)
+        return (call.dy * is_positive.where(call.y * log, 0)).cast(given.elem)
 
     return base, power
 
