@@ -18,7 +18,7 @@ from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format
 from onnxamp._facts.ops import attribute, op_key
 from onnxamp._facts.providers import Profile
 from onnxamp._gradients.quantized import QUANTIZE
-from onnxamp._gradients.sequences import UNROLLED
+from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.editor import GraphEditor

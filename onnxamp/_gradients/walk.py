@@ -13,8 +13,8 @@ from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
 from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
-from onnxamp._gradients.sequences import UNROLLED, unroll
+from onnxamp._gradients import attention, linear, movement, pointwise, quantized
+from onnxamp._gradients.recurrent import UNROLLED, unroll
 from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -24,7 +24,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 
 RULES: Final[Mapping[str, Rule]] = {
-    **sequences.RULES,
+    **attention.RULES,
     **linear.RULES,
     **movement.RULES,
     **pointwise.RULES,
