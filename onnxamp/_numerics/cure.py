@@ -169,6 +169,7 @@ def cure_conversion(
         if not more or len(nodes) >= most:
             break
         nodes = (*nodes, *more)[:most]
+        # Doubling reaches many nodes in few trials; those too many are left out at the end.
         step = step * 2
         report = search.compare(nodes, layers=True)
     if report is None or not report.passed:

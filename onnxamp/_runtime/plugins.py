@@ -377,6 +377,7 @@ def _devices(
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
+        # Libraries read these variables when they are loaded; those that the user has set count.
         missing = {
             name: value
             for name, value in plugin.environment.items()
@@ -388,8 +389,8 @@ def _devices(
         finally:
             for name in missing:
                 del os.environ[name]
-    found = [device for device in ort.get_ep_devices() if device.ep_name in names]
-    return [device for device in found if plugin.kind in ("", device.device.type.name)]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name in names]
+    return [one for one in devices if plugin.kind in ("", one.device.type.name)]
 
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
@@ -447,6 +448,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
 @contextmanager
 def _printed() -> Iterator[Callable[[], str]]:
     """Catch what libraries print to standard error, where drivers report what is missing; the result reads it."""
+    # Native code writes to the file descriptor itself, so that replacing sys.stderr would catch nothing.
     sys.stderr.flush()
     with TemporaryFile() as file:
         kept = None

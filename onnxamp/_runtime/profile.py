@@ -177,18 +177,16 @@ def node_times(
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
     with temporary_folder() as folder:
         if provider == "cuda" and os.environ.get(_BLOCKING) != "1":
-            path = (
-                Path(folder, "model.onnx")
-                if isinstance(model, ModelProto)
-                else Path(model)
-            )
             if isinstance(model, ModelProto):
+                path = Path(folder, "model.onnx")
                 onnx.save(model, path)
-            return times_of(
-                profiled_run(
-                    path, feeds, provider, runs=runs + 1, optimize=optimize
-                ).events
+            else:
+                path = Path(model)
+            # One run more, because the first is the warm-up.
+            profiled = profiled_run(
+                path, feeds, provider, runs=runs + 1, optimize=optimize
             )
+            return times_of(profiled.events)
         session = make_session(
             model, provider, optimize=optimize, profile_to=str(Path(folder, "profile"))
         )

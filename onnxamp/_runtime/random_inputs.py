@@ -129,6 +129,7 @@ class InputMaker(NamedTuple):
         )
         feeds = {}
         for value, entry in self.entries.items():
+            # A generator for each input, so that its numbers do not depend on the others.
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
                 feeds[entry.name] = _feed(

@@ -207,11 +207,8 @@ def make_session(
         profile_to=profile_to,
         exact_integers=exact_integers,
     )
-    if (
-        not optimize
-        and isinstance(model, ModelProto)
-        and len(model.graph.node) > _MOST_PLANNED
-    ):
+    count = len(model.graph.node) if isinstance(model, ModelProto) else 0
+    if not optimize and count > _MOST_PLANNED:
         options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if optimized_to is not None:
@@ -233,11 +230,11 @@ def make_session(
         providers = None
         wanted = engine.provider
     with (
-        source_of(model) as source,
+        source_of(model) as (source, proto),
         session_failures(f"load {name} on {provider}", loaded=False),
     ):
-        disabled = optimizers_to_disable(source.proto, provider) if optimize else ()
-        session = start_session(source.loads, options, providers, disabled)
+        disabled = optimizers_to_disable(proto, provider) if optimize else ()
+        session = start_session(source, options, providers, disabled)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
             f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
@@ -395,15 +392,16 @@ def bind(
         for name, feed in feeds.items()
         if name in kinds
     }
-    made = {item.name: item.type for item in session.get_outputs()}
+    types = {item.name: item.type for item in session.get_outputs()}
     with session_failures(_BOUND):
-        binding = _bound(session, held, made)
+        binding = _bound(session, held, types)
+        # This run only allocates outputs, and is not to be recorded.
         session.run_with_iobinding(binding, _options(None if graph is None else -1))
-    if graph is not None and not all(map(stays_on_device, made.values())):
+    if graph is not None and not all(map(stays_on_device, types.values())):
         raise RuntimeFailure("A CUDA graph needs outputs that are tensors of numbers.")
-    if not all(kind.startswith("tensor(") for kind in made.values()):
+    if not all(kind.startswith("tensor(") for kind in types.values()):
         return _repeated(session, binding, None, held)
-    buffers = dict(zip(made, binding.get_outputs(), strict=True))
+    buffers = dict(zip(types, binding.get_outputs(), strict=True))
     run = bind_values(session, held, buffers, graph)
     if graph is not None:
         run()
