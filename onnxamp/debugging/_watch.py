@@ -220,14 +220,14 @@ class Watcher:
             )
 
         budget = self.session.budget
+        wanted = chosen or ValueFilter()
         for part in watched_parts(executor, measured.rows, feeds, budget, seen=see):
             measured.add(part)
-            if (
-                stop
-                and is_odd
-                and (watched := so_far()).first_bad(chosen or ValueFilter())
-            ):
-                return watched
+            # Records of all values so far take time, and only those that are not finite end the run.
+            if stop and is_odd:
+                watched = so_far()
+                if watched.first_bad(wanted):
+                    return watched
         return so_far()
 
 

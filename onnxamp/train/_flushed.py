@@ -20,7 +20,7 @@ from onnxamp._model.protos import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp.train._step import LOSS, SCALE, Step
+from onnxamp.train._step import LOSS, SCALE, TrainStep
 
 _HEADROOM: Final = 4
 """The factor by which a gradient may grow before it overflows."""
@@ -144,7 +144,10 @@ class FlushedGradient:
 
 
 def flushed_gradients(
-    low: ModelProto, step: Step, feeds: Mapping[str, NDArray[Any]], provider: Provider
+    low: ModelProto,
+    step: TrainStep,
+    feeds: Mapping[str, NDArray[Any]],
+    provider: Provider,
 ) -> dict[str, FlushedGradient]:
     """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 

@@ -41,7 +41,7 @@ from onnxamp._options.options import LOSS_SCALED, Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._step import OWN, Step
+from onnxamp.train._step import OWN, TrainStep
 
 NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
 _LOW_CONVOLUTIONS: Final = 22
@@ -270,7 +270,7 @@ class Decorated(ModelHolder):
         tensors = self.model.graph.initializer
         return {one.name: self.dtype for one in tensors if one.data_type == low}
 
-    def summed_in_float32(self, options: Options, step: Step) -> Options:
+    def summed_in_float32(self, options: Options, step: TrainStep) -> Options:
         """Return the conversion options of a step; with ``master_grad``, the parts of a weight's gradient are summed in
         float32.
         """

@@ -53,7 +53,7 @@ from onnxamp.train._step import (
     OVERFLOW,
     RATE,
     RESULTS,
-    Step,
+    TrainStep,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TrainNetwork:
     source: ModelProto
     masters: Masters
     model: ModelProto
-    plan: Step
+    plan: TrainStep
     optimizer: Optimizer
     scale: LossScale
     session: "ort.InferenceSession"
@@ -229,6 +229,7 @@ class TrainNetwork:
         values = values_of(self._settings(first.loss_scale)) | self.held.items
         outputs = self.halves.update(values, first)
         if not moves_scale:
+            # The graph has changed the scale with the weights; the old one takes its place again.
             for name, array in self.scale.arrays().items():
                 outputs[self.plan.successors[name]] = to_value(array)
         self.held.keep(outputs)

@@ -206,6 +206,7 @@ class ScaleState(NamedTuple):
         """Return the next state, which the graph of a step computes in the same way."""
         scale, counted, missed = self.arrays()
         good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
+        # Products are float32, as in the graph, so that both have the same scale bit for bit.
         if good == update.grow_every:
             with np.errstate(over="ignore"):
                 return self.of(min(float(scale * np.float32(update.grow)), LARGEST))

@@ -32,7 +32,15 @@ from onnxamp._runtime.session import (
 )
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._forward import Feeds
-from onnxamp.train._step import DIVISOR, LOSS, NORM, OVERFLOW, RESULTS, UNSCALED, Step
+from onnxamp.train._step import (
+    DIVISOR,
+    LOSS,
+    NORM,
+    OVERFLOW,
+    RESULTS,
+    UNSCALED,
+    TrainStep,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -383,7 +391,7 @@ class Halves:
     ``model`` is the step, ready to run on ``provider``.
     """
 
-    step: Step
+    step: TrainStep
     model: ModelProto
     provider: Provider
     _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)

@@ -90,7 +90,7 @@ class Scaling(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainStep:
     """The graph of a step, in float32.
 
     ``state``: initial arrays, by input; ``successors``: the output that replaces each piece of state, and each part of
@@ -128,7 +128,7 @@ def build_step(
     loss: Loss | None,
     scaling: Scaling | None,
     lacks: Container[str] = (),
-) -> Step:
+) -> TrainStep:
     """Write the graph of a step.
 
     Args:
@@ -156,7 +156,7 @@ def build_step(
     del writer.editor.model.graph.output[:]
     update = _Update(writer, optimizer, scaling, judged.dims, state)
     met = update.write(differentiated.outputs, forward.statistics)
-    return Step(
+    return TrainStep(
         model=writer.finish(),
         state=state,
         successors={name: f"{NEXT}{name}" for name in update.successors},
