@@ -202,7 +202,7 @@ class Weight(NamedTuple):
 def stream_blobs(
     path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None
 ) -> None:
-    """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
+    """Write blobs to a file from its start to its end, as :func:`write_blobs`; it is there when all is written.
 
     Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
     """

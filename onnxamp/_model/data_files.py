@@ -80,7 +80,9 @@ _MEASURED: Final[ContextVar[Mapping[_Place, ConstantStats] | None]] = ContextVar
 
 
 def data_names_of(base: str, count: int, style: str) -> list[str]:
-    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
+    """Return the names of data files: ``model.onnx.data``, or ``model.onnx-00001-of-00003.data`` and so on if there are
+    several; other styles have other names.
+    """
     row = read_table("presets")[style]
     forms = [row["first"], *[row["other"]] * (count - 1)][:count]
     if count == 1:

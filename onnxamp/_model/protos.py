@@ -230,7 +230,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """As ``@dataclass(frozen=True, slots=True)``, but only type checkers see that it is frozen.
+    """Decorate as ``@dataclass(frozen=True, slots=True)`` does, but only type checkers see that it is frozen.
 
     Creating a value then takes a quarter of the time: Python sets each field of a frozen dataclass by a call.
     """

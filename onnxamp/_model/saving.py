@@ -412,7 +412,7 @@ def _replacing(
 def copying(
     source: Path, target: Path, keep: AbstractSet[Path], size: int
 ) -> Iterator[Saved]:
-    """:func:`saving` of a model file as it is, with weights of ``size`` bytes.
+    """Write a model file as it is, with weights of ``size`` bytes, as :func:`saving` writes a model.
 
     Raises:
         OutputError: the target cannot be written.

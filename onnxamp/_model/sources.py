@@ -134,7 +134,7 @@ def watched_sources(*, apart: bool = False) -> Iterator[None]:
 
 @contextmanager
 def unchanged_sources() -> Iterator[None]:
-    """As :func:`watched_sources`, for blocks that read but write nothing: at its end all files are looked at.
+    """Watch as :func:`watched_sources` in a block that reads but writes nothing: at its end all files are looked at.
 
     Raises:
         SourceChangedError: a file has changed.

@@ -383,6 +383,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
         return options
     options, limit = replace(options, data_max=None), options.data_max
     graph, ranges = measured_ranges(model, options, run)
+    # Nodes that stay in float32 need no exponents, so they are found first.
     if limit is not None:
         beyond = _beyond(graph, options, ranges.largest, limit)
         options = replace(options, keep_nodes=(*options.keep_nodes, *beyond))

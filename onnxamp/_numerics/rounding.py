@@ -130,11 +130,11 @@ class WeightRounder:
             told(done, len(missing))
         for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
-        found = {value: self._found[key] for value, key in keys.items()}
+        results = {value: self._found[key] for value, key in keys.items()}
         chosen = {
-            value: bits for value, (bits, _) in found.items() if bits is not None
+            value: bits for value, (bits, _) in results.items() if bits is not None
         }
-        norms = [norms for bits, norms in found.values() if bits is not None]
+        norms = [norms for bits, norms in results.values() if bits is not None]
         # Errors are relative to the product, whose norm may be zero.
         before = _mean([old / signal for old, _, signal in norms if signal])
         after = _mean([new / signal for _, new, signal in norms if signal])
@@ -407,6 +407,7 @@ def _gram(rows: Floats) -> Floats:
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """Return the weight rounded row by row, those first that count most."""
     order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
+    # Groups have orders of their own, since their inputs differ.
     factors = np.stack(
         [
             _factor(group[np.ix_(rank, rank)], damping)
@@ -445,6 +446,7 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
     kind = helper.tensor_dtype_to_np_dtype(low.elem)
     for first in range(0, size, _BLOCK):
         stop = min(first + _BLOCK, size)
+        # Within the block, errors are passed on row by row; to the rows after it, with one product at its end.
         block = weight[:, first:stop].copy()
         errors = np.empty_like(block)
         for row in range(stop - first):

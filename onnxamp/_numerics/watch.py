@@ -133,6 +133,7 @@ def _readers(
         for name in flow.reads[row.node]:
             direct[name].append(row)
     readers: dict[str, tuple[str, ...]] = {}
+    # From the last, so that the readers of a Cast's result are known when the Cast is met.
     for row in reversed(rows):
         names: dict[str, None] = {}
         for reader in direct[row.value]:

@@ -180,7 +180,7 @@ def emulate_graph(
     arithmetic: Profile | None = None,
     shapes: Sequence[Shape | None] = (),
 ) -> ModelProto:
-    """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked.
+    """Return :func:`emulate`, or :func:`without_rounding`, of a model without functions that is resolved already.
 
     Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts after or
     before them; but not sequences and optionals, of which there is no Cast.

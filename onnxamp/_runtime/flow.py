@@ -313,7 +313,7 @@ def flow_of(
     shapes: Mapping[str, Sequence[int]] | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
-    """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
+    """Return :func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.

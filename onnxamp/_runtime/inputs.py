@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
-        """The sizes of the given inputs."""
+        """Return the sizes of the given inputs."""
         entries = list(entries)
         counted = _counted(entries)
         leading = set[str]()

@@ -420,7 +420,7 @@ def run_together(
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Execution]:
-    """:func:`run_alone` of several samples, which share each weight that is read.
+    """Return :func:`run_alone` of several samples, which share each weight that is read.
 
     If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
     """

@@ -95,7 +95,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> "Surroundings":
-        """The ones of the current block."""
+        """Return those of the current block."""
         return cls(dict(DECLARED.get()), _LIBRARIES.get())
 
     def enter(self) -> None:

@@ -179,7 +179,7 @@ def from_value(value: "ort.OrtValue") -> Any:
 
 
 def typed(kind: str) -> TypeProto:
-    """:func:`~onnxamp._graph.types.type_proto` of a value that passes from one session to another.
+    """Return the type of a value that passes from one session to another.
 
     Raises:
         RuntimeFailure: the string names a kind that cannot (a sparse tensor).

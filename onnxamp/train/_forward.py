@@ -207,6 +207,7 @@ def find_masters(model: ModelProto) -> Masters:
             "The model holds float16 and bfloat16 values: training takes one low-precision type."
         )
     copies = _copies(graph)
+    # Casts to low precision and back are left over once everything is float32.
     masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
     return Masters(masters, dtypes[0], copies, _lowered(graph))
 

@@ -263,7 +263,7 @@ class TrainNetwork:
     ) -> StepResult:
         """Count a step, and return its result."""
         result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
-        is_due = self._is_due()
+        is_due = self._is_due()  # before the step counts
         self.steps += 1
         self._forget()
         if moves_scale:

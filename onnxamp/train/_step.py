@@ -142,6 +142,7 @@ def build_step(
         ModelError: the model has no output that could be a loss.
         ArgumentError: no loss is given and the first output is not one, or a value has the name of the labels.
     """
+    # Before the loss is written, whose constants are not to be trained.
     own = {tensor.name for tensor in forward.model.graph.initializer}
     judged = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
     graph = Graph.of(judged.model)
@@ -263,6 +264,7 @@ class _Update:
         The division is written even without a loss scale. Otherwise, ONNX Runtime would fuse the last op of a gradient
         with the first op of its update, which is impossible when the halves are separate.
         """
+        # Under the name of an input, so that the second half can be cut off here and fed.
         if self.scaling is None:
             divisor = self.writer.input(DIVISOR, _FLOAT)
         else:
