@@ -182,9 +182,10 @@ def _gather_blocks(call: Call) -> Grads:
     lead = [0] * (call.rank(1) + rank - 2)
     terms = call.dy * call.y
     block = call.attribute("block_size", 128)
-    packs = (
-        _BYTE // call.attribute("bits", 4) if call.x.elem == TensorProto.UINT8 else 1
-    )
+    packs = 1
+    if call.x.elem == TensorProto.UINT8:
+        packs = _BYTE // call.attribute("bits", 4)
+    # The last block of a row may be shorter.
     if over := -packs * (call.x.known_size(-1) or 0) % block:
         terms = terms.op("Pad", [*lead, 0, *lead, over])
     sums = terms.reshape(*lead, -1, block).sum([-1], keepdims=False)

@@ -296,7 +296,7 @@ class _Writer(NamedTuple):
     def off(
         self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False
     ) -> str:
-        """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error.
+        """Return ``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is none.
 
         ``little`` is for numbers of a few: the error is one that does not vanish when the result is rounded.
         """
