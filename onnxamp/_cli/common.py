@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,7 +110,7 @@ def validation_options(given: Given) -> Validation:
     """Return how results are validated, as far as models and folders have the same options for it."""
     return Validation(
         tolerance=given.tolerance,
-        heals=not given.no_cure,
+        no_cure=given.no_cure,
         cure_time=given.cure_time,
     )
 
@@ -490,18 +491,22 @@ def _package_of(model: Model) -> tuple[Path, FolderKind] | None:
     return package
 
 
+def random_run_options(given: Given) -> RunOptions:
+    """Return how models run on random inputs, as far as models and folders have the same options for it."""
+    return RunOptions(
+        count=given.samples, seed=given.seed, dims=given.dims, provider=given.provider
+    )
+
+
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:
     """Return how models run, as the options of a command ask for it.
 
     Raises:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
-    return RunOptions(
+    return replace(
+        random_run_options(given),
         samples=given_prompts(given) or given_samples(given),
-        count=given.samples,
-        seed=given.seed,
-        dims=given.dims,
-        provider=given.provider,
         place=place_of(given),
         state=given.state,
         report=report,

@@ -28,7 +28,7 @@ from onnxamp._cli.common import (
     validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._job import Request, Validation
+from onnxamp._job import Request, Validation, search_metric
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
@@ -79,7 +79,7 @@ def run(given: Given) -> None:
             run=run_options_of(given, report=progress),
             search=Search(
                 tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
-                metric="rel-l2" if given.metric == "elements" else given.metric,
+                metric=search_metric(given.metric),
                 accept=given.accept,
             ),
             validation=_validation(given, model) if validates else None,

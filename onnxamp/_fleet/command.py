@@ -15,6 +15,7 @@ from onnxamp._cli.common import (
     flag_of,
     options_of,
     place_of,
+    random_run_options,
     show,
     validation_options,
 )
@@ -44,8 +45,6 @@ def run(given: Given) -> None:
             "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
         )
     single = [name for name in _SINGLE_MODEL if getattr(given, name)]
-    if given.metric != "auto":
-        single.append("metric")
     if single:
         raise ArgumentError(
             f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
@@ -64,10 +63,7 @@ def run(given: Given) -> None:
         validation=validation_options(given),
         metric=given.metric,
         validate=not given.no_validate,
-        samples=given.samples,
-        seed=given.seed,
-        dims=given.dims,
-        provider=given.provider,
+        run=random_run_options(given),
         libraries=active_libraries(),
         accept=accept,
         prompts=given.prompts,

@@ -47,6 +47,7 @@ from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName, is_auto
 from onnxamp._runtime.fingerprints import own_version, runtime_version
+from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
 
@@ -87,8 +88,9 @@ def check_options(options: FolderOptions) -> None:
             "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
         )
     tolerance = options.validation.tolerance
-    if options.validate and options.provider is not None:
-        choose_provider(options.provider)
+    provider = options.run.provider
+    if options.validate and provider is not None:
+        choose_provider(provider)
     is_auto(
         options.conversion.level,
         tolerance,
@@ -196,6 +198,8 @@ def size_of(job: Job) -> int:
 
 
 _LOG: Final = logging.getLogger("onnxamp")
+_RUN: Final = ("count", "seed", "dims", "provider")
+"""Fields of :class:`RunOptions` that all models of a folder share."""
 _OF_FILES: Final = ("external_data", "shard_bytes")
 """Options that do not change any number."""
 SEARCHES: Final = ".onnxamp"
@@ -249,7 +253,8 @@ def convert_folder(
         shard_bytes: bytes per data file.
         tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16), and the target of level "auto" (1e-2).
-        metric: for level "auto" only: how errors are measured.
+        metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
+            how level "auto" measures errors, see :func:`tune_model`.
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". Models for which there are none run on random inputs.
@@ -295,10 +300,9 @@ def convert_folder(
         validation=Validation(tolerance=tolerance),
         metric=metric,
         validate=validate,
-        samples=samples,
-        seed=seed,
-        dims=dict(dims or {}),
-        provider=provider,
+        run=RunOptions(
+            count=samples, seed=seed, dims=dict(dims or {}), provider=provider
+        ),
         libraries=active_libraries(),
         accept=accept,
         prompts=None if prompts is None else as_path(prompts),
@@ -369,7 +373,8 @@ def run_folder(
         files=(*options.files, *map(as_path, options.libraries), *reads),
     )
     made_folder(target)
-    mixes = options.provider is not None and is_plugin(options.provider)
+    provider = options.run.provider
+    mixes = provider is not None and is_plugin(provider)
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
@@ -491,8 +496,10 @@ class _Prints(NamedTuple):
 
 
 def _fingerprints(options: FolderOptions) -> _Prints:
-    names = [item.name for item in fields(options) if item.name != "conversion"]
+    apart = ("conversion", "run", "validation")
+    names = [item.name for item in fields(options) if item.name not in apart]
     facts = {name: getattr(options, name) for name in names}
+    facts |= {name: getattr(options.run, name) for name in _RUN}
     facts["validation"] = asdict(options.validation)
     facts |= {"onnxamp": own_version(), "options": options.conversion.as_json()}
     here = facts | {"runtime": runtime_version()}

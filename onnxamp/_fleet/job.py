@@ -39,7 +39,7 @@ from onnxamp._decide.kinds import kinds
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._fleet.kinds import Package
 from onnxamp._fleet.outcome import Row
-from onnxamp._job import Request, Validation
+from onnxamp._job import Request, Validation, search_metric, validation_metric
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.data_files import data_files_of
@@ -51,7 +51,6 @@ from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
-from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._tuning.results import Search
@@ -189,10 +188,17 @@ _TRANSIENT: Final = (
 class FolderOptions:
     """Options for every model of a folder; see :func:`onnxamp.convert_folder`.
 
-    ``validation``: how results are validated, if ``validate``; each model adds its own limits, paths and judge.
-    ``metric``: the metric of level auto. ``libraries``: custom op libraries for all sessions. ``accept``: the
-    importable name of the function that judges outputs. ``prompts``: texts for the decoders of the folder. ``given``:
-    the names of the conversion options that the user chose, which kinds of folders do not change.
+    Attributes:
+        conversion: the options of each conversion.
+        external_data, shard_bytes: as for :class:`Sink`.
+        validation: how results are validated, if ``validate``; each model adds its own limits, paths and judge.
+        metric: how the validation compares outputs, and level auto measures errors.
+        validate: compare results with their originals.
+        run: how models run; each model adds its inputs, and leaves out the sizes of dimensions that it lacks.
+        libraries: custom op libraries for all sessions.
+        accept: the importable name of the function that judges outputs.
+        prompts: texts for the decoders of the folder.
+        given: the names of the conversion options that the user chose, which kinds of folders do not change.
     """
 
     conversion: Options = field(default_factory=Options)
@@ -201,10 +207,7 @@ class FolderOptions:
     validation: Validation = field(default_factory=Validation)
     metric: str = "auto"
     validate: bool = True
-    samples: int | None = None
-    seed: int = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    provider: Provider | None = None
+    run: RunOptions = field(default_factory=lambda: RunOptions(count=None))
     libraries: tuple[str, ...] = ()
     accept: str | None = None
     prompts: Path | None = None
@@ -327,7 +330,7 @@ def _run(options: FolderOptions, job: Job) -> Entry:
         *misspelled(model, options.conversion),
         *(
             Unmatched("dims", name, f"The inputs have no dimension {name!r}.")
-            for name in sorted(options.dims.keys() - dims.keys())
+            for name in sorted(options.run.dims.keys() - dims.keys())
         ),
     )
     made_folder(job.output.parent)
@@ -384,6 +387,7 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
         options.validation,
         limits={} if job.package is None else job.package.kind.limits_of(model),
         accept=judge,
+        metric=validation_metric(options.metric),
         layers=bool(job.page) or None,
         failed=job.failed,
         sampling=_sampling(options, inputs, model),
@@ -394,18 +398,16 @@ def _request(options: FolderOptions, job: Job, model: Model) -> Request:
         asked=replace(
             asked, strict_options=False
         ),  # names are checked once all models are known
-        run=RunOptions(
+        run=replace(
+            options.run,
             samples=inputs,
-            count=options.samples,
-            seed=options.seed,
             dims=_dims(options, model.proto),
-            provider=options.provider,
             state=job.search,
             renews=True,
         ),
         search=Search(
             tolerance=TOLERANCE if tolerance is None else tolerance,
-            metric=options.metric,
+            metric=search_metric(options.metric),
             accept=judge,
         ),
         validation=validation if options.validate else None,
@@ -421,7 +423,7 @@ def _inputs(
         return job.inputs
     if options.prompts is not None:
         return Prompts(options.prompts)
-    is_asked = options.samples is not None or options.dims
+    is_asked = options.run.count is not None or options.run.dims
     return None if job.package is None or is_asked else built_in_prompts(model)
 
 
@@ -439,7 +441,7 @@ def _files(inputs: Path | None) -> list[Path]:
 def _dims(options: FolderOptions, model: ModelProto) -> dict[str, int]:
     """Return the given sizes of the dimensions that the model has."""
     named = Sizes.of(model.graph.input).formulas
-    return {name: size for name, size in options.dims.items() if name in named}
+    return {name: size for name, size in options.run.dims.items() if name in named}
 
 
 def _sampling(
@@ -454,10 +456,10 @@ def _sampling(
     if inputs is not None and options.prompts is not None:
         judge = ["--prompts", str(options.prompts), *judge]
     words = list[str]()
-    if options.samples is not None:
-        words += "--samples", str(options.samples)
-    if options.seed:
-        words += "--seed", str(options.seed)
+    if options.run.count is not None:
+        words += "--samples", str(options.run.count)
+    if options.run.seed:
+        words += "--seed", str(options.run.seed)
     for name, size in _dims(options, model.proto).items():
         words += "--dim", f"{name}={size}"
     return *words, *judge

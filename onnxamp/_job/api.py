@@ -16,7 +16,7 @@ from onnxamp._base.paths import as_path
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.targets import AUTO
-from onnxamp._job import Request, Validation
+from onnxamp._job import Request, Validation, search_metric, validation_metric
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
@@ -226,7 +226,9 @@ def convert_file(
     Args:
         src: the model. Its external data is memory-mapped and streamed.
         dst: the file to write; an existing file is replaced once the new one is complete.
-        level, metric, options: as :func:`convert_model`.
+        level, options: as :func:`convert_model`.
+        metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
+            how level "auto" measures errors, see :func:`tune_model`.
         tolerance: the largest accepted error. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16) and the goal of level "auto" (None for 1e-2).
         samples: the inputs on which the models are compared and measured; random ones by default.
@@ -276,6 +278,7 @@ def convert_file(
             measures=asked.takes_samples or validate,
             validates=validate,
         )
+    validation = Validation(tolerance=tolerance, metric=validation_metric(metric))
     request = Request(
         model=Model.of(as_path(src)),
         asked=asked,
@@ -289,9 +292,10 @@ def convert_file(
             report=silent if progress is None else _of_writing(progress),
         ),
         search=Search(
-            tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric
+            tolerance=TOLERANCE if tolerance is None else tolerance,
+            metric=search_metric(metric),
         ),
-        validation=Validation(tolerance=tolerance) if validate else None,
+        validation=validation if validate else None,
     )
     from onnxamp._job.writing import Sink  # noqa: PLC0415 - only files need it
 

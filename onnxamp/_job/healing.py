@@ -43,7 +43,7 @@ def healed(
 
     That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
-    With a plan, which must not change, if ``validation.heals`` is False, and for devices that ignore types, the failed
+    With a plan, which must not change, with ``validation.no_cure``, and for devices that ignore types, the failed
     conversion is written to ``validation.failed`` instead.
 
     Args:
@@ -58,11 +58,7 @@ def healed(
     failure = refused.report
     why = failure.failure or next(iter(failure.warnings), "")
     _LOG.info("the result failed its validation: %s", why)
-    if (
-        job.plan is not None
-        or not validation.heals
-        or computes_low(job.options.target)
-    ):
+    if job.plan is not None or validation.no_cure or computes_low(job.options.target):
         return _write_failed(job, validator, validation, failure)
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))

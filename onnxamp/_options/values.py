@@ -70,11 +70,14 @@ def is_auto(
 
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes; with ``measures``, samples are
-            accepted as well, and with ``validates``, a tolerance.
+            accepted as well, and with ``validates``, a tolerance and a way to compare outputs.
     """
-    unasked = samples is not None and not measures
-    is_unheld = tolerance not in (None, TOLERANCE) and not validates
-    given = {"tolerance": is_unheld, "samples": unasked, "metric": metric != "auto"}
+    compares = validates and metric in get_args(DiffMetric)
+    given = {
+        "tolerance": tolerance not in (None, TOLERANCE) and not validates,
+        "samples": samples is not None and not measures,
+        "metric": metric != "auto" and not compares,
+    }
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
         also = ", rescale, data_max or rounding" if unused[0] == "samples" else ""
