@@ -14,11 +14,12 @@ from onnx.defs import get_all_schemas_with_history
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.public import Shown
 from onnxamp._decide.kinds import kinds
+from onnxamp._facts.dimensions import dimension_rules
 from onnxamp._facts.dtypes import FORMATS, LOW_TENSORS
+from onnxamp._facts.exponents import ALL, Term, exponent_rules
 from onnxamp._facts.kernels import float32_accumulators, kernel_table
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import placement_rules
-from onnxamp._facts.relations import ALL, Term, dimension_rules, exponent_rules
 from onnxamp._facts.tables import target_json, target_table
 from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
