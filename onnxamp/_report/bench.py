@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from onnxamp._audit.bench_results import (
     Bench,
     BenchReport,
-    Cause,
     OpTime,
     Ratio,
+    Slowdown,
     Timing,
 )
 from onnxamp._report import size
@@ -96,7 +96,7 @@ def _are(models: Sequence[str]) -> str:
     return f"{', '.join(models)} {'is' if len(models) == 1 else 'are'}"
 
 
-def _cause(cause: Cause, is_slower: bool) -> Item:
+def _cause(cause: Slowdown, is_slower: bool) -> Item:
     level = Level.WARNING if is_slower else Level.NOTE
     return Item(
         f"{cause.model}: {cause.text}.", level, cause.kind, action=cause.action

@@ -30,7 +30,7 @@ from onnxamp._report.parts import (
     section,
     table,
 )
-from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
+from onnxamp._tuning.results import Candidate, CompensationEffect, Exponents, Tuned
 
 if TYPE_CHECKING:
     pass
@@ -191,7 +191,7 @@ def _exponents(tuned: Tuned, found: Exponents) -> str:
     return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
 
 
-def _compensation(tuned: Tuned, found: Compensation) -> str:
+def _compensation(tuned: Tuned, found: CompensationEffect) -> str:
     """Say whether weights are rounded with compensation, and what that saves or why it was not tried."""
     if found.other is None:
         asked = " --rounding compensated asks for it." if found.share else ""
@@ -202,7 +202,7 @@ def _compensation(tuned: Tuned, found: Compensation) -> str:
     return f"Weights are rounded {taken}; {left}."
 
 
-def _ways(tuned: Tuned, found: Exponents | Compensation) -> list[str]:
+def _ways(tuned: Tuned, found: Exponents | CompensationEffect) -> list[str]:
     """Return the choices with and without a method, in this order."""
     assert found.other is not None
     error = tuned.error if found.error is None else found.error
