@@ -27,7 +27,7 @@ from onnxamp._graph.raised import RaisedGraph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 
-_KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep this node in float32 (--keep-fp32 NAME)."
+_KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep it in float32 (--keep-fp32 NAME)."
 _REACH: Final = 32
 """Nodes that the walk from an epsilon may visit: the op that it guards is near, and graphs are large."""
 

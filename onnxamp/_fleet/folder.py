@@ -33,8 +33,8 @@ from onnxamp._fleet.kinds import SAME, Packages, files_below
 from onnxamp._fleet.outcome import (
     FolderProgress,
     FolderReport,
-    Outcome,
-    Row,
+    ModelOutcome,
+    OutcomeName,
     Shipped,
     page_of,
 )
@@ -469,7 +469,7 @@ def _known(
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
             waiting.append(job)
             continue
-        outcome: Outcome = "up to date"
+        outcome: OutcomeName = "up to date"
         is_known = entry.is_current(job, prints.result) and job.is_paged
         if entry.row.has_failed:
             outcome = "failed before"
@@ -527,7 +527,7 @@ def _work(
     if not jobs:
         return
 
-    def tell(row: Row | None = None) -> None:
+    def tell(row: ModelOutcome | None = None) -> None:
         if told is not None:
             told(FolderProgress(finished, total, tuple(running.values()), row))
 
@@ -558,6 +558,6 @@ def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
         return failed(job, found.error, read_before(job))
     if isinstance(found, Crash):
         sweep(job.output)
-        row = Row(job.name, message=str(found))
+        row = ModelOutcome(job.name, message=str(found))
         return Entry(row=row, read=read_before(job), may_pass=found.was_ended)
     return found

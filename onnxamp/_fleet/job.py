@@ -38,7 +38,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._decide.kinds import kinds
 from onnxamp._decide.overrides import Unmatched
 from onnxamp._fleet.kinds import Package
-from onnxamp._fleet.outcome import Row
+from onnxamp._fleet.outcome import ModelOutcome
 from onnxamp._job import Request, Validation, search_metric, validation_metric
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Conversion, Sink
@@ -76,7 +76,7 @@ class Entry:
         searched_with: a hash of everything that determines its cure.
     """
 
-    row: Row
+    row: ModelOutcome
     read: Mapping[str, Stamp] = field(default_factory=dict)
     written: Mapping[str, Stamp] = field(default_factory=dict)
     cured: Mapping[str, Any] | None = None
@@ -306,7 +306,7 @@ def failed(job: Job, error: Exception, read: Mapping[str, Stamp]) -> Entry:
 
     The data files of a model that cannot be read are unknown.
     """
-    row = Row(job.name, message=str(error))
+    row = ModelOutcome(job.name, message=str(error))
     if not isinstance(error, OnnxAmpError):
         trace = "".join(traceback.format_exception(error))
         row = replace(row, message=f"{type(error).__name__}: {error}", trace=trace)
@@ -472,11 +472,11 @@ def _hazards(plan: Plan) -> Counter[str]:
     return Counter(reason for reason in reasons.values() if reason in known)
 
 
-def _row(job: Job, conversion: Conversion, samples: Samples | None) -> Row:
+def _row(job: Job, conversion: Conversion, samples: Samples | None) -> ModelOutcome:
     """Return the outcome for a model that was converted."""
     nodes = conversion.summary.nodes
     diff = conversion.validation
-    row = Row(
+    row = ModelOutcome(
         job.name,
         "converted",
         low=nodes.get("low", 0) + nodes.get("mixed", 0),

@@ -11,11 +11,11 @@ from onnxamp._decide.overrides import Unmatched
 from onnxamp._numerics.metrics import Perplexity, TensorDiff
 from onnxamp._numerics.results import Parting
 
-Outcome = Literal["converted", "up to date", "failed", "failed before"]
+OutcomeName = Literal["converted", "up to date", "failed", "failed before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelOutcome:
     """The outcome of one model.
 
     Attributes:
@@ -42,7 +42,7 @@ class Row:
     """
 
     name: str
-    outcome: Outcome = "failed"
+    outcome: OutcomeName = "failed"
     low: int = 0
     nodes: int = 0
     casts: int = 0
@@ -116,7 +116,7 @@ class FolderReport(Shown):
     target: Path
     jobs: int
     seconds: float
-    rows: tuple[Row, ...]
+    rows: tuple[ModelOutcome, ...]
     shipped: tuple[Shipped, ...] = ()
 
     @property
@@ -145,7 +145,7 @@ class FolderProgress:
     done: int
     total: int
     running: tuple[str, ...]
-    row: Row | None
+    row: ModelOutcome | None
 
 
 def page_of(pages: Path, name: str) -> Path:

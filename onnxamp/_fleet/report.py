@@ -10,25 +10,29 @@ from urllib.parse import quote
 
 from onnxamp._base.paths import made_folder
 from onnxamp._decide.verdicts import title_of
-from onnxamp._fleet.outcome import FolderReport, Shipped, page_of
-from onnxamp._fleet.outcome import Outcome as OutcomeName
-from onnxamp._fleet.outcome import Row as Outcome
+from onnxamp._fleet.outcome import (
+    FolderReport,
+    ModelOutcome,
+    OutcomeName,
+    Shipped,
+    page_of,
+)
 from onnxamp._model.staging import write_file
 from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
-    Item,
-    Level,
+    Headline,
     Report,
-    Row,
+    Severity,
+    Statement,
     Status,
-    Verdict,
+    TableRow,
     section,
     table,
 )
 
 
-def status_of(row: Outcome) -> Status:
+def status_of(row: ModelOutcome) -> Status:
     """Return the verdict on a model; it is unknown if the model was not validated."""
     if row.has_failed:
         return Status.FAILED
@@ -46,12 +50,14 @@ def batch_report(report: FolderReport) -> Report:
             section("Models", table("folder", map(_row, report.rows))),
             section(
                 "Failures",
-                (Item(row.message, Level.ERROR, row.name) for row in failed),
+                (Statement(row.message, Severity.ERROR, row.name) for row in failed),
             ),
             section(
                 "Tracebacks",
                 (
-                    Item("", Level.NONE, row.name, tuple(row.trace.splitlines()))
+                    Statement(
+                        "", Severity.NONE, row.name, tuple(row.trace.splitlines())
+                    )
                     for row in failed
                     if row.trace
                 ),
@@ -60,7 +66,7 @@ def batch_report(report: FolderReport) -> Report:
             section(
                 "Kept in float32 to pass validation",
                 (
-                    Item(row.healed, Level.WARNING, row.name, row.kept)
+                    Statement(row.healed, Severity.WARNING, row.name, row.kept)
                     for row in healed
                 ),
             ),
@@ -68,7 +74,7 @@ def batch_report(report: FolderReport) -> Report:
             section(
                 "Logits against the original",
                 (
-                    Item(text, label=row.name)
+                    Statement(text, label=row.name)
                     for row in report.rows
                     for text in _next_tokens(row)
                 ),
@@ -76,7 +82,7 @@ def batch_report(report: FolderReport) -> Report:
             section(
                 "Not validated",
                 (
-                    Item(row.message, label=row.name)
+                    Statement(row.message, label=row.name)
                     for row in report.rows
                     if row.message and not row.has_failed
                 ),
@@ -84,7 +90,7 @@ def batch_report(report: FolderReport) -> Report:
             section(
                 "Folders",
                 (
-                    Item(text, label="" if one.name == "." else one.name)
+                    Statement(text, label="" if one.name == "." else one.name)
                     for one in report.shipped
                     for text in _told(one)
                 ),
@@ -92,7 +98,7 @@ def batch_report(report: FolderReport) -> Report:
             section(
                 "Notes",
                 (
-                    Item(text, label=row.name)
+                    Statement(text, label=row.name)
                     for row in report.rows
                     for text in row.warnings
                 ),
@@ -101,7 +107,7 @@ def batch_report(report: FolderReport) -> Report:
     )
 
 
-def _next_tokens(row: Outcome) -> Iterator[str]:
+def _next_tokens(row: ModelOutcome) -> Iterator[str]:
     """Yield sentences about the comparison of a language model."""
     figures = list(text_figures(row))
     if figures:
@@ -109,7 +115,7 @@ def _next_tokens(row: Outcome) -> Iterator[str]:
     yield from partings(row)
 
 
-def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
+def _hazards(rows: Sequence[ModelOutcome]) -> Iterator[Statement]:
     """Yield why nodes stay float32 that are no islands to be rid of."""
     nodes = Counter[str]()
     models = Counter[str]()
@@ -118,7 +124,7 @@ def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
         models.update(row.hazards.keys())
     for reason, times in nodes.most_common():
         where = f"{count(times, 'node')} in {count(models[reason], 'model')}"
-        yield Item(f"{title_of(reason)}.", label=where)
+        yield Statement(f"{title_of(reason)}.", label=where)
 
 
 def _told(shipped: Shipped) -> Iterator[str]:
@@ -143,7 +149,7 @@ def _told(shipped: Shipped) -> Iterator[str]:
         yield f"Not copied, because they are links to files outside the folder: {names}. Copy the files that you need."
 
 
-def row_line(row: Outcome) -> str:
+def row_line(row: ModelOutcome) -> str:
     """One model in one line."""
     if row.has_failed:
         return f"{row.name}  {row.outcome}: {row.message}"
@@ -153,7 +159,7 @@ def row_line(row: Outcome) -> str:
     return f"{row.name}  {row.outcome}: {facts}"
 
 
-def _row(row: Outcome) -> Row:
+def _row(row: ModelOutcome) -> TableRow:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
     known = (
@@ -163,13 +169,13 @@ def _row(row: Outcome) -> Row:
         size(row.bytes_after),
     )
     is_known = not row.has_failed or row.nodes
-    return Row(
+    return TableRow(
         (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),
         status_of(row),
     )
 
 
-def _verdict(report: FolderReport) -> Verdict:
+def _verdict(report: FolderReport) -> Headline:
     outcomes = ", ".join(
         f"{report.count(outcome)} {outcome}"
         for outcome in get_args(OutcomeName)
@@ -183,7 +189,7 @@ def _verdict(report: FolderReport) -> Verdict:
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
     why = "These models failed before, and nothing has changed since: --retry tries them again."
-    return Verdict(
+    return Headline(
         Status.FAILED if has_failed else Status.PASSED,
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
         (effort, why) if report.count("failed before") else (effort,),
@@ -222,7 +228,7 @@ def write_index(report: FolderReport, path: Path) -> None:
     write_file(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def _line(row: Outcome, folder: Path) -> Line:
+def _line(row: ModelOutcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
     cells = [Cell("" if row.error is None else number(row.error), row.error)]

@@ -427,7 +427,7 @@ class Frontier:
         return candidates
 
     def _chain(self, before: Candidate, after: Candidate) -> Iterator[Choice]:
-        """Yield choices from ``after`` to ``before``: parts of the difference are added, the best saving per error first."""
+        """Yield choices from ``after`` to ``before`` that add more and more of the difference, the best parts first."""
         gap = before.low - after.low
         parts = self._parts(gap, _SHARE * self.solver.price(gap))
         total = sum(error for error, _, _ in parts) if len(parts) > _STEPS else 0.0
