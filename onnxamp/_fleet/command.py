@@ -98,17 +98,17 @@ def run(given: Given) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Told]:
-    """A progress bar and failures as they happen; without a terminal, one line per model."""
+    """Show a progress bar and failures as they happen; without a terminal, print one line per model."""
     is_terminal = is_screen(make_console(stderr=True))
     with progress_bar(quiet=quiet) as progress:
 
         def update(moment: FolderProgress) -> None:
             progress(moment)
             row = moment.row
-            if row is not None and not quiet and (row.has_failed or not is_terminal):
-                click.echo(
-                    printable(f"[{moment.done}/{moment.total}] {row_line(row)}"),
-                    err=True,
-                )
+            if row is None or quiet:
+                return
+            if row.has_failed or not is_terminal:
+                line = f"[{moment.done}/{moment.total}] {row_line(row)}"
+                click.echo(printable(line), err=True)
 
         yield update

@@ -3,7 +3,8 @@ index with a table of them that sorts.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, get_args
 from urllib.parse import quote
@@ -40,71 +41,70 @@ def status_of(row: ModelOutcome) -> Status:
 
 
 def batch_report(report: FolderReport) -> Report:
-    """One row per model, followed by failures and models that were not validated."""
-    failed = [row for row in report.rows if row.has_failed]
-    healed = [row for row in report.rows if row.healed]
+    """Return one row per model, followed by failures and models that were not validated."""
     return Report(
         "convert folder",
         _verdict(report),
         sections=(
             section("Models", table("folder", map(_row, report.rows))),
-            section(
-                "Failures",
-                (Statement(row.message, Severity.ERROR, row.name) for row in failed),
-            ),
-            section(
-                "Tracebacks",
-                (
-                    Statement(
-                        "", Severity.NONE, row.name, tuple(row.trace.splitlines())
-                    )
-                    for row in failed
-                    if row.trace
-                ),
-                is_detail=True,
-            ),
-            section(
-                "Kept in float32 to pass validation",
-                (
-                    Statement(row.healed, Severity.WARNING, row.name, row.kept)
-                    for row in healed
-                ),
-            ),
+            section("Failures", _failures(report.rows)),
+            section("Tracebacks", _traces(report.rows), is_detail=True),
+            section("Kept in float32 to pass validation", _healed(report.rows)),
             section("Would break in low precision", _hazards(report.rows)),
             section(
-                "Logits against the original",
-                (
-                    Statement(text, label=row.name)
-                    for row in report.rows
-                    for text in _next_tokens(row)
-                ),
+                "Logits against the original", _of_each(report.rows, _next_tokens)
             ),
-            section(
-                "Not validated",
-                (
-                    Statement(row.message, label=row.name)
-                    for row in report.rows
-                    if row.message and not row.has_failed
-                ),
-            ),
-            section(
-                "Folders",
-                (
-                    Statement(text, label="" if one.name == "." else one.name)
-                    for one in report.shipped
-                    for text in _told(one)
-                ),
-            ),
-            section(
-                "Notes",
-                (
-                    Statement(text, label=row.name)
-                    for row in report.rows
-                    for text in row.warnings
-                ),
-            ),
+            section("Not validated", _unvalidated(report.rows)),
+            section("Folders", _folders(report.shipped)),
+            section("Notes", _of_each(report.rows, attrgetter("warnings"))),
         ),
     )
+
+
+def _failures(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield why models failed."""
+    for row in rows:
+        if row.has_failed:
+            yield Statement(row.message, Severity.ERROR, row.name)
+
+
+def _traces(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield the tracebacks of unexpected errors."""
+    for row in rows:
+        if row.has_failed and row.trace:
+            lines = tuple(row.trace.splitlines())
+            yield Statement("", Severity.NONE, row.name, lines)
+
+
+def _healed(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield the nodes that stay in float32 because a first result failed."""
+    for row in rows:
+        if row.healed:
+            yield Statement(row.healed, Severity.WARNING, row.name, row.kept)
+
+
+def _unvalidated(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield why results were not validated."""
+    for row in rows:
+        if row.message and not row.has_failed:
+            yield Statement(row.message, label=row.name)
+
+
+def _folders(shipped: Iterable[Shipped]) -> Iterator[Statement]:
+    """Yield what happened to folders of a known kind."""
+    for folder in shipped:
+        label = "" if folder.name == "." else folder.name
+        for text in _shipping(folder):
+            yield Statement(text, label=label)
+
+
+def _of_each(
+    rows: Iterable[ModelOutcome], texts: Callable[[ModelOutcome], Iterable[str]]
+) -> Iterator[Statement]:
+    """Yield some sentences about each model."""
+    for row in rows:
+        for text in texts(row):
+            yield Statement(text, label=row.name)
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _next_tokens(row: ModelOutcome) -> Iterator[str]:
 
 
 def _hazards(rows: Sequence[ModelOutcome]) -> Iterator[Statement]:
-    """Yield why nodes stay float32 that are no islands to be rid of."""
+    """Yield why nodes stay in float32 that would break in low precision."""
     nodes = Counter[str]()
     models = Counter[str]()
     for row in rows:
@@ -127,8 +127,8 @@ def _hazards(rows: Sequence[ModelOutcome]) -> Iterator[Statement]:
         yield Statement(f"{title_of(reason)}.", label=where)
 
 
-def _told(shipped: Shipped) -> Iterator[str]:
-    """Return the note about a folder of a known kind."""
+def _shipping(shipped: Shipped) -> Iterator[str]:
+    """Yield sentences about a folder of a known kind."""
     if shipped.failed:
         names = ", ".join(shipped.failed)
         yield (
@@ -140,7 +140,7 @@ def _told(shipped: Shipped) -> Iterator[str]:
     yield f"A folder for {shipped.kind}: its models have the types that are usual there, and {copied} beside them copied."
     if shipped.left:
         names = ", ".join(shipped.left)
-        yield f"Skipped, because their names say that they are the same network in other types: {names}."
+        yield f"Skipped, because by their names they are the same network in other types: {names}."
     if shipped.kept:
         names = ", ".join(shipped.kept)
         yield f"These files already exist with other contents and stay as they are: {names}."
@@ -150,7 +150,7 @@ def _told(shipped: Shipped) -> Iterator[str]:
 
 
 def row_line(row: ModelOutcome) -> str:
-    """One model in one line."""
+    """Return the outcome of one model in one line."""
     if row.has_failed:
         return f"{row.name}  {row.outcome}: {row.message}"
     error = "" if row.error is None else f", error {number(row.error)}"
@@ -162,25 +162,16 @@ def row_line(row: ModelOutcome) -> str:
 def _row(row: ModelOutcome) -> TableRow:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
-    known = (
-        f"{row.low} of {row.nodes}",
-        f"+{row.casts}",
-        error,
-        size(row.bytes_after),
-    )
-    is_known = not row.has_failed or row.nodes
-    return TableRow(
-        (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),
-        status_of(row),
-    )
+    known = ("",) * 4
+    if not row.has_failed or row.nodes:
+        low = f"{row.low} of {row.nodes}"
+        known = (low, f"+{row.casts}", error, size(row.bytes_after))
+    return TableRow((row.name, row.outcome, *known, seconds), status_of(row))
 
 
 def _verdict(report: FolderReport) -> Headline:
-    outcomes = ", ".join(
-        f"{report.count(outcome)} {outcome}"
-        for outcome in get_args(OutcomeName)
-        if report.count(outcome)
-    )
+    names = [name for name in get_args(OutcomeName) if report.count(name)]
+    outcomes = ", ".join(f"{report.count(name)} {name}" for name in names)
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""
     before = sum(row.bytes_before for row in report.rows)

@@ -22,7 +22,7 @@ from stored import inline
 
 import onnxamp
 from onnxamp._base.state import opened
-from onnxamp._fleet.job import NAME
+from onnxamp._fleet.entries import NAME
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 

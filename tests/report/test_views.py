@@ -21,6 +21,7 @@ BENCH = BenchReport(
     (Timing("a.onnx", None, LATENCY, 100.0, None), Timing("b.onnx", None, LATENCY, 90.0, Ratio(0.9, 0.8, 1.0))),
     None, ("b.onnx",), (), (),
 )  # fmt: skip
+ROWS = (ModelOutcome("a.onnx", "converted"), ModelOutcome("b.onnx"))
 RESULTS: dict[str, Any] = {
     "plan": pages.conversion(30).plan,
     "conversion": pages.conversion(30),
