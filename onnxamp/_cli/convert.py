@@ -1,5 +1,6 @@
 """``onnxamp convert``."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,24 +86,23 @@ def run(given: Given) -> None:
             validation=_validation(given, model) if validates else None,
             expects=given.expected_error,
             explains=not given.quiet or bool(given.html),
-            warn=tell
-            if plan is None
-            else lambda _: None,  # they were printed with the plan
+            # The warnings of a plan were printed when it was made.
+            warn=tell if plan is None else _ignore,
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion = outcome.conversion
-    validation = outcome.conversion.validation
     keep_outcome(given, outcome)
     if not given.quiet:
         from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415
 
-        show(
-            given,
-            partial(conversion_report, conversion),
-            "convert",
-            partial(conversion_facts, conversion),
-        )
-    _finish(validation, conversion.target, quiet=given.quiet)
+        report = partial(conversion_report, conversion)
+        show(given, report, "convert", partial(conversion_facts, conversion))
+    _finish(conversion.validation, conversion.target, quiet=given.quiet)
+
+
+def _ignore(warnings: Iterable[str]) -> None:
+    """Print nothing."""
+    del warnings
 
 
 def _validation(given: Given, model: Model) -> Validation:
@@ -126,6 +126,11 @@ def _overridden() -> list[str]:
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
+    """Say what even a quiet command says.
+
+    Raises:
+        click.ClickException: the result failed its validation.
+    """
     if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
         raise click.ClickException(

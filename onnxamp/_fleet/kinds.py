@@ -34,11 +34,11 @@ class Name(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting in a JSON file that results need; ``value`` names its value."""
+    """A setting in a JSON file that results need; in the table, ``value`` is the name of its value."""
 
     file: str
     keys: Sequence[str]
-    value: str
+    value: Any
 
 
 SAME: Final = Name("*", "{stem}", "")

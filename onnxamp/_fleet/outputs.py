@@ -147,8 +147,9 @@ def _moved(jobs: Iterable[ModelJob], source: Path, target: Path) -> Iterator[Pat
             yield job.home / REPLACED / job.target.relative_to(job.home)
     for folder, job in packages.items():
         assert job.package is not None
-        beside = companions_of(job.package, source, target, packages.keys() - {folder})
-        for path in beside.copied:
+        others = packages.keys() - {folder}
+        copied, _ = companions_of(job.package, source, target, others)
+        for path in copied:
             inside = path.relative_to(folder)
             yield from (
                 job.home / inside,

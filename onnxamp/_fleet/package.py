@@ -22,7 +22,7 @@ from copy import deepcopy
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from onnx import ModelProto, TensorProto
 
@@ -36,6 +36,7 @@ from onnxamp._fleet.job import FolderOptions, sink_of
 from onnxamp._fleet.kinds import (
     Package,
     PackageKind,
+    Setting,
     files_below,
     is_companion,
     stores_of,
@@ -200,14 +201,14 @@ def ship(
         OutputError: a file cannot be written.
     """
     needed = list(_needed(package, jobs, entries))
-    beside = companions_of(package, source, target, others)
+    copied, linked = companions_of(package, source, target, others)
     written = list[str]()
     kept = list[str]()
     new = list[str]()
     home = jobs[0].home
     stage = jobs[0].stage
     waits = any(job.result != job.target for job in jobs)
-    for path in beside.copied:
+    for path in copied:
         name = path.relative_to(source).as_posix()
         inside = path.relative_to(package.folder).as_posix()
         changes = [one for one in needed if one.file == inside]
@@ -234,26 +235,16 @@ def ship(
         copied=tuple(written),
         kept=tuple(kept),
         left=tuple(path.relative_to(source).as_posix() for path in package.left_out),
-        linked=tuple(path.relative_to(source).as_posix() for path in beside.linked),
+        linked=tuple(path.relative_to(source).as_posix() for path in linked),
     )
-
-
-class Companions(NamedTuple):
-    """The files beside the models of a package that software reads.
-
-    Attributes:
-        copied: those that are copied with the results.
-        linked: links to files outside the folder. A copy would hold what is not part of the folder, perhaps a secret.
-    """
-
-    copied: Sequence[Path]
-    linked: Sequence[Path]
 
 
 def companions_of(
     package: Package, source: Path, target: Path, others: Iterable[Path]
-) -> Companions:
-    """Return the files beside the models of a folder.
+) -> tuple[list[Path], list[Path]]:
+    """Return the files beside the models of a package that software reads, and links to files outside the folder.
+
+    Links are not copied, because a copy would hold what is not part of the folder and may be secret.
 
     Args:
         package: the folder.
@@ -273,21 +264,13 @@ def companions_of(
             linked.append(path)
         else:
             copied.append(path)
-    return Companions(copied, linked)
-
-
-class _Change(NamedTuple):
-    """A setting of a JSON file."""
-
-    file: str
-    keys: Sequence[str]
-    value: Any
+    return copied, linked
 
 
 def _needed(
     package: Package, jobs: Iterable[ModelJob], entries: Mapping[str, Entry]
-) -> Iterator[_Change]:
-    """Yield the settings that results need."""
+) -> Iterator[Setting]:
+    """Yield the settings that results need, with their values in place of the names of these."""
     settings = package.kind.settings
     for job in jobs if settings else ():
         values = {
@@ -299,7 +282,7 @@ def _needed(
         for setting in settings:
             if value := values[setting.value]:
                 keys = [key.format(**names) for key in setting.keys]
-                yield _Change(file=setting.file, keys=keys, value=value)
+                yield setting._replace(keys=keys, value=value)
 
 
 def _dtype_of_caches(package: Package, result: Path) -> str:
@@ -310,7 +293,7 @@ def _dtype_of_caches(package: Package, result: Path) -> str:
     return next((ELEM_NAMES[elem] for elem in elems if elem in LOW_ELEMS), "")
 
 
-def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
+def _changed(data: bytes, changes: Sequence[Setting]) -> bytes:
     """Return the bytes of a JSON file with settings changed; the same bytes if all already have their values."""
     if not changes:
         return data

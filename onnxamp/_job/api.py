@@ -24,7 +24,7 @@ from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._tuning.results import RUNS, SECONDS, Search
+from onnxamp._tuning.results import RUNS, SECONDS, Search, TunedModel
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import SamplesLike
     from onnxamp._runtime.session import Provider
     from onnxamp._tuning.metric import MetricLike
-    from onnxamp._tuning.results import TunedModel
 
 TUNING_SAMPLES: Final = 4
-"""The number of random samples that level auto uses."""
+"""The number of random samples that level auto uses by default, as the command line does."""
 
 
 class SurgeonGraph(Protocol):
@@ -182,7 +181,7 @@ def convert_model(
 
 
 def _of_writing(progress: "Progress") -> Report:
-    """Return a report that passes on only how much is written."""
+    """Return a callback that reports only the progress of writing."""
 
     def report(activity: str, done: int, total: int) -> None:
         if activity == "writing":
@@ -264,11 +263,8 @@ def convert_file(
     """
     asked = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
-        warn(
-            [
-                f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."
-            ]
-        )
+        names = ", ".join(sorted(options))
+        warn([f"The plan replaces {names}: these arguments have no effect."])
     if plan is None:
         is_auto(
             level,
@@ -439,7 +435,7 @@ def tune_model(
     jobs: int | None = None,
     cluster: str | None = None,
     **options: Unpack[OptionKeywords],
-) -> "TunedModel":
+) -> TunedModel:
     """Convert as much of a model to low precision as its measured accuracy allows.
 
     Args:
@@ -493,7 +489,6 @@ def tune_model(
         True
     """
     from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads the code that runs models
-    from onnxamp._tuning.results import TunedModel  # noqa: PLC0415
 
     asked = Options.of(Level.AUTO, options)
     search = Search(

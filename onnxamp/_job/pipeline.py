@@ -1,5 +1,5 @@
-"""The conversion that users run. All entry points lead here: functions, commands, folders, other converters'
-interfaces.
+"""The pipeline of a conversion. All entry points lead here: functions, commands, folders, and interfaces of other
+converters.
 
     model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
 
@@ -93,13 +93,10 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
-        if job.tuned is not None:
-            conversion = replace(
-                conversion, plan=job.tuned.plan
-            )  # its reasons are the measured ones
-        else:
-            plan = _expecting(request, job, conversion.plan)
-            conversion = replace(conversion, plan=plan)
+        # The plan of a tuning has measured reasons, and its own expected error.
+        tuned = job.tuned
+        plan = tuned.plan if tuned else _expecting(request, job, conversion.plan)
+        conversion = replace(conversion, plan=plan)
     request.warn(text for text in conversion.plan.warnings if text not in early)
     return Outcome(
         conversion=conversion,
@@ -113,7 +110,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     """Convert a model, and return the result without validating it.
 
     Returns:
-        Return the converted model, and the outcome of level auto if that is the level.
+        The converted model, and the outcome of level auto if that is the level.
 
     Raises:
         As :func:`convert_to_file`, apart from writing.
@@ -180,7 +177,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     """Draw samples, open the state, and start the worker processes that a request asks for.
 
     Yields:
-        Return the conversion before any measurement, and the comparison for validation, if it is validated.
+        The conversion before any measurement, and the comparison for validation, if it is validated.
     """
     asked = request.run
     options = request.options
@@ -227,6 +224,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
     from onnxamp._runtime.building import the_loader  # noqa: PLC0415
 
+    # It takes a moment, and loads results in a process that may crash.
     the_loader().start()
     options = request.options
     asked = request.run
@@ -304,6 +302,7 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
     if comparison is not None:
         comparison.try_reference()
         if job.tuned is not None and job.tuned.coarse:
+            # What the model's own rounding to integers moves must not fail the validation of a tuned result.
             limits = comparison.limits
             widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
             comparison.limits = replace(limits, tolerance=widest)
