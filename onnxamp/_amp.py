@@ -169,6 +169,7 @@ def custom_mixed_precision(
             f"Pass exactly one of white_list and black_list; {given} given."
         )
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
+    # O1 lowers what is listed, O2 what is not; strictly, because MindSpore does not weigh the cost of Casts.
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
     lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
     options = Options.of(

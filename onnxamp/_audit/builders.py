@@ -103,6 +103,7 @@ def _finding(
 ) -> Finding:
     """Return the finding for a refusal, with the remedy."""
     rows: Sequence[Mapping[str, str]] = target_table(target, "builder")["refusals"]
+    # The first row whose words are in the message explains it.
     rule = next((row for row in rows if row["says"] in refusal.text), {})
     why = f" ({rule['rule']})" if rule else ""
     text = f"{by} refuses it: {refusal.text}{why}"

@@ -233,6 +233,7 @@ def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(*entry) for entry in sets)
     options = onnxruntime.SessionOptions()
+    # Fatal errors only: a refusal is an expected answer here.
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(

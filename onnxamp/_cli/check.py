@@ -50,6 +50,7 @@ def run(given: Given) -> None:
     checks = {}
     for path in models:
         audit, run = checks[str(path)] = _checked(path, given)
+        # JSON is one document about all models, so it is printed after the last one.
         if given.format != "json" or len(checks) == len(models):
             report = partial(check_report, audit, run, str(path))
             show(given, report, "check", partial(check_facts, checks))

@@ -45,6 +45,7 @@ def run(given: Given) -> None:
     known: Known = {}  # levels share it, as most prepare the same model
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
+    # Level O0 prepares the model and lowers nothing: it shows what is in the model.
     levels = ("O0", *(given.levels or _LEVELS))
     with progress_bar() as progress:
         for number, level in enumerate(levels):

@@ -66,6 +66,7 @@ class _Integer(click.IntRange):
 
 
 class _Number(click.types.FloatParamType):
+    # click's errors end with it: "'x' is not a valid number (...)".
     name = "number (write it like 0.01 or 1e-3)"
 
 
@@ -86,6 +87,7 @@ class _Words(click.Choice[str]):
         """Return the word as it is listed; a word with names after it stays as it is."""
         if self.named and str(value).startswith(f"{self.named}:"):
             return value
+        # An option for types also accepts their usual short names.
         if "bfloat16" in self.choices:
             from onnxamp._facts.dtypes import dtype_name  # noqa: PLC0415 - imports numpy
 
@@ -170,6 +172,7 @@ def _bytes(value: str) -> int:
         raise click.BadParameter(
             f"{value!r} is not a size: write it like 500MB or 2GB."
         )
+    # 1 kB is 1000 bytes, and 1 KiB is 1024.
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
@@ -320,8 +323,10 @@ def parameter_of(row: OptionRow) -> click.Parameter:
         form = _flag(row)
     elif row.default is not None:
         form.update(default=row.default, show_default=row.default != "")
+    # click itself completes the words of a Choice, and paths.
     if not isinstance(kind, click.Choice | click.Path):
         form["shell_complete"] = partial(_suggested, row)
+    # click parses eager options first, so that the values of a preset are defaults of the others.
     is_preset = row.type == "preset"
     return DataOption(
         row,

@@ -354,6 +354,7 @@ class CustomOp:
             name: tuple(self._list(name, getattr(self, name)))
             for name in ("inputs", "outputs")
         }
+        # The dataclass is frozen, and callers may pass lists.
         object.__setattr__(self, "types", types)
         for name, ports in values.items():
             object.__setattr__(self, name, ports)
@@ -403,6 +404,7 @@ class CustomOp:
         return listed
 
     def _element(self, kind: str) -> str:
+        """Return ONNX's name of an element type, which may also be written as NumPy or schemas do."""
         name = (
             {"float32": "float", "float64": "double"}.get(kind, kind)
             .removeprefix("tensor(")
@@ -415,6 +417,7 @@ class CustomOp:
         return name
 
     def _port(self, written: str) -> Port:
+        """Return the port for a type as it is declared: "T", "int64", "T?" or "T..."."""
         name = written.removesuffix("...").removesuffix("?")
         kind = name if name in self.types else f"tensor({self._element(name)})"
         return Port(

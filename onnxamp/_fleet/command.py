@@ -49,6 +49,7 @@ def run(given: Given) -> None:
         raise ArgumentError(
             f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
         )
+    # For a single model, "-o OUTDIR/" gets a placeholder for the name of the result.
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent
     if given.output is None:

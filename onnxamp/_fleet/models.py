@@ -103,6 +103,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
     jobs = list[ModelJob]()
     left_out = list[str]()
     packages = Packages(source)
+    # Results of an earlier run may lie below the originals.
     for path in files_below(source, {home}):
         if path.suffix.lower() != ".onnx":
             continue

@@ -214,6 +214,7 @@ class RemotePath(Remote, _Base):
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator in Path
         """Yield the contents of a folder."""
+        # Some file systems list a folder among its own contents.
         own = self.key.rstrip("/")
         names = self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
@@ -306,6 +307,7 @@ class RemotePath(Remote, _Base):
         file = place._ask("open", "wb", **({"autocommit": False} if commits else {}))
         try:
             yield cast(IO[bytes], SimpleNamespace(write=partial(_called, file.write)))
+            # Closing sends the rest of the file; with autocommit=False, only the commit makes it visible.
             _called(file.close)
             if commits:
                 _called(file.commit)
@@ -323,6 +325,7 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
     """Return the status of a file from its description by the file system."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
     when: Any = next(filter(None, map(info.get, _TIMES)), 0)
+    # Texts have no common form. Without a time, a changed file is recognized by its size.
     if isinstance(when, str):
         when = 0
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)

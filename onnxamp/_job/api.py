@@ -281,6 +281,7 @@ def convert_file(
         plan=plan,
         run=RunOptions(
             samples=samples,
+            # A validation draws as many inputs as its verdict takes.
             count=None if validate else _count(asked),
             provider=provider,
             place=Place(jobs, cluster),

@@ -68,8 +68,8 @@ class Conversion(Shown):
             nodes.
         speed_up: the estimated speed-up; None if it cannot be estimated.
         validation: the comparison of the result with the original; None if it was not validated.
-        not_worth: why the conversion is not worth it, in a sentence: the file is larger, and no faster by the estimate; ""
-            if it does.
+        not_worth: why the conversion is not worth it, in a sentence: the file is larger, and no faster by the estimate;
+            "" if it is.
         kept_original: whether the original was written for that reason, in place of a conversion that passes validation
             only with more nodes in float32.
 

@@ -160,6 +160,7 @@ def check_magnitude(what: str, number: object) -> float:
         raise ArgumentTypeError(
             f"{what} must be a number, not {type(number).__name__}."
         )
+    # "not >" rather than "<=", so that NaN is refused as well.
     if not float(number) > 0:
         raise ArgumentError(f"{what} must be a positive number, not {number}.")
     return float(number)
@@ -198,6 +199,7 @@ def checked_number(
         ArgumentTypeError: it has another type. ArgumentError: it does not meet the condition.
     """
     said = f"{name} must be {what}, not {value!r}."
+    # In Python, a bool is an int.
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ArgumentTypeError(said)
     if not holds(value):
@@ -314,6 +316,7 @@ def check_opset(opset: object) -> int | OpsetWord:
         raise ArgumentError(
             f"opset must be 'auto', 'keep' or a number, not {opset!r}."
         )
+    # Schemas of newer opsets are unknown, and no op can be upgraded to them.
     newest = onnx_opset_version()
     if isinstance(opset, int) and opset < 1:
         raise ArgumentError(f"There is no opset {opset}: opsets start at 1.")

@@ -47,6 +47,7 @@ def number(x: float | None, digits: int = 3) -> str:
     if not isfinite(x):
         return "∞" if x > 0 else "−∞"
     x += 0.0  # no negative zero
+    # The format g alone would write exponents only below 1e-4.
     text = f"{x:.{digits - 1}e}" if 0 < abs(x) < 1e-3 else f"{x:.{digits}g}"
     return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 

@@ -129,6 +129,7 @@ def finding_items(audit: Audit | None) -> list[Statement]:
         level = Severity[severity.upper()]
         sentence = f"{ops}: {text}" if ops else text
         items.append(Statement(sentence, level, kind, names, action))
+    # Neighbors with the same action show it once (listed_parts).
     items.sort(key=lambda item: (-item.level, item.label, item.action))
     return items
 

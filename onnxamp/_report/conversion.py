@@ -314,7 +314,7 @@ def _hazard_title(plan: Plan) -> str:
     hazards = _decisive_hazards(plan)
     low = {row.node for row in hazards if row.low}
     kept = {row.node for row in hazards} - low
-    fates = [f"{count(len(kept), 'node')} kept float32"] if kept else []
+    fates = [f"{count(len(kept), 'node')} kept in float32"] if kept else []
     fates += [f"{count(len(low), 'node')} in {plan.dtype} anyway"] if low else []
     reasons = Counter(row.node for row in hazards)
     twice = sum(times > 1 for times in reasons.values())
@@ -349,6 +349,7 @@ def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
 
 def _losses(made: Conversion) -> list[Part]:
     """Return the weights with elements that lost more than digits."""
+    # Subnormal elements keep some digits; a note counts them.
     lost = [(name, c) for name, c in made.weights.items() if c.overflowed or c.flushed]
     if not lost:
         return []

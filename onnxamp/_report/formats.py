@@ -211,6 +211,7 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
 
 
 def _table(part: Table, *, verbose: bool) -> Iterator[str]:
+    # The terminal may show no row of a detail, which is folded here and costs no space.
     rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
     cells = []
     for row in rows:

@@ -103,6 +103,7 @@ def _hint_texts(hints: Mapping[str, str | None]) -> Iterator[str]:
 
 def plan_report(plan: Plan) -> Report:
     """Return a plan: a summary, why nodes stay in float32, and each decision."""
+    # Constants follow their readers, so counting them would count decisions twice.
     rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
     low = {row.node for row in rows if row.low}
     high = {row.node: row.reason for row in rows if not row.low}

@@ -199,6 +199,7 @@ def table(
     """
     layout = _layouts()[name]
     titles = layout["columns"]
+    # Layouts name columns, tables number them.
     places = {
         role: tuple(map(titles.index, layout[role]))
         for role in ("right", "prose", "drop")
@@ -252,9 +253,9 @@ def notes(texts: Iterable[str]) -> list[Statement]:
 
 def listed_parts(parts: Iterable[Part]) -> Iterator[Part]:
     """Yield parts for a list, with each action after the last item that needs it."""
-    for part, behind in pairwise(chain(parts, [None])):
-        if isinstance(part, Statement) and isinstance(behind, Statement):
-            is_repeated = (part.label, part.action) == (behind.label, behind.action)
+    for part, after in pairwise(chain(parts, [None])):
+        if isinstance(part, Statement) and isinstance(after, Statement):
+            is_repeated = (part.label, part.action) == (after.label, after.action)
             yield part._replace(action="") if is_repeated else part
         elif part is not None:
             yield part

@@ -118,6 +118,7 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
 
         def told(text: str, done: int, total: int) -> None:
             nonlocal task, current
+            # The estimate of the time left must not mix the speeds of different activities.
             kind = text.partition(":")[0]
             if kind != current:
                 bar.remove_task(task)

@@ -281,6 +281,7 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
         "Nothing was converted: no node gains from low precision within the tolerance."
     )
     details = [text]
+    # Times of whole models, where they were measured, say more than estimates.
     timed = dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"

@@ -104,6 +104,7 @@ class TuningJob:
         _, rounded = with_rounding(self.space.all_low, self.rounder)
         share = 1.0
         if rounded is not None and rounded.before:
+            # Prices are squared errors, of which compensated rounding leaves this share.
             share = (rounded.after / rounded.before) ** 2
         samples = self.sensitivities
         return replace(self._free.errors, samples=samples, weights=share)
@@ -145,6 +146,7 @@ class TuningJob:
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
         """
+        # If no choice is faster than float32, whatever its error, there is nothing to measure for.
         if not self.space.tunable or not (self.is_eager or self.pays):
             return ()
         if self.origin is not self:
@@ -419,6 +421,7 @@ def measure_times(job: TuningJob, device: str) -> str:
     if not job.engine.is_reference:
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
+    # Casts that the float32 model lacks were inserted by the conversion.
     own = {node.first_output for node in space.all_low.graph.nodes}
     inserted = {node.first_output for node in graph.nodes if node.key == "Cast"} - own
     casts = sum(low.get(key, 0.0) for key in inserted) * 1e6

@@ -151,6 +151,7 @@ def convert_all_but(
     converted, _ = convert_in_memory(request)
     plan = make_plan(converted.analysis)
     warn(named_hazards(plan.hazards, settings), HazardWarning)
+    # Which weights become float16 is known only now. The plan keeps the decisions, which depend on the weights.
     limited = None if within is None else _limited(converted, within)
     if limited is not None:
         again = replace(

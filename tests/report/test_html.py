@@ -82,7 +82,7 @@ def test_a_full_page_has_all_sections() -> None:
     read = Reader(render(pages.everything()))
     assert read.headings == [
         "along-title", "warnings-title", "outputs-title", "more-metrics-title", "limits-title",
-        "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
+        "large-weights-that-stay-in-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
         "notes-title", "nodes-title",
     ]  # fmt: skip
     assert "black list: Gather" in read.words
@@ -181,7 +181,7 @@ def test_sections_without_data_are_left_out() -> None:
         "outputs-title", "more-metrics-title", "limits-title", "notes-title",
     ]  # fmt: skip
     assert Reader(render(conversion_page(pages.conversion(0), None, None))).headings == [
-        "warnings-title", "large-weights-that-stay-float32-title", "weights-that-lost-elements-title",
+        "warnings-title", "large-weights-that-stay-in-float32-title", "weights-that-lost-elements-title",
         "nodes-and-weights-title", "notes-title",
     ]  # fmt: skip
 
@@ -406,7 +406,7 @@ def test_facts_meet_at_their_node() -> None:
     assert (masked.precision, masked.why) == ("float32", "on the black list")
     assert (
         masked.messages[0].text
-        == "kept float32: low precision would change an attention mask: a sentinel lies before it"
+        == "kept in float32: low precision would change an attention mask: a sentinel lies before it"
     )
     value = next(value for value in page.values if value.name == f"{pages.label(7)}_out")
     assert page.nodes[value.node].name == pages.label(7)

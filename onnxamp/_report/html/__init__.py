@@ -166,5 +166,6 @@ def check_page(audit: Audit | None, run: RunCheck | None, model: str = "") -> Pa
 
 def _shared_limit(diff: DiffReport) -> float | None:
     """Return the limit of the relative L2 error, if there is just one."""
+    # The plots of all values show one limit.
     limits = {one.limit for one in diff.judgements if one.metric == "rel_l2"}
     return limits.pop() if len(limits) == 1 else None
