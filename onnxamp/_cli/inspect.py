@@ -108,8 +108,8 @@ def _explain_casts(given: Given, opened: Model) -> None:
         asked = options_of(given, level)
         refuse_misspelled(opened, asked)
         analysis = decide(opened, asked).analysis
-        found = trace_casts(opened, analysis, given.cast)
-        traces += ((str(level), trace) for trace in found)
+        for trace in trace_casts(opened, analysis, given.cast):
+            traces.append((str(level), trace))
     confirm_sources()
     show(
         given,

@@ -61,7 +61,7 @@ class Entry:
         if self.made_with != fingerprint or not self._is_read(job):
             return False
         written = self.written.items()
-        return all(_stamp(job.found(name)) == stamp for name, stamp in written)
+        return all(_stamp(job.current(name)) == stamp for name, stamp in written)
 
     def is_cure(self, job: "ModelJob", fingerprint: str) -> bool:
         """Return whether the options that passed are known and would pass again."""
@@ -187,7 +187,7 @@ class ModelJob:
         """Return the path at which a file of the result waits."""
         return path if self.stage is None else self.stage / path.relative_to(self.home)
 
-    def found(self, name: str) -> Path:
+    def current(self, name: str) -> Path:
         """Return the current path of a file of the result, given the name of its final path."""
         place = _place(name, self.home)
         waiting = self.staged(place)

@@ -7,7 +7,7 @@ recognizes the package. The new files then move to their places, with those file
 contains the earlier files, the new ones, or a state that no software recognizes as a package.
 
 If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the remaining
-ones, because it finds results in either place (:meth:`onnxamp._fleet.job.ModelJob.found`).
+ones, because it finds results in either place (:meth:`onnxamp._fleet.entries.ModelJob.current`).
 
 Results share a data file if the models do, such as a decoder with and without caches. Each is first written by itself,
 with all its weights. Then weights with equal bytes are dropped from all results but one. A result to whose weights

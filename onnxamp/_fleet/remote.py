@@ -76,17 +76,17 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     except OSError as error:
         if error.strerror:
             raise
-        kinds = (
-            number for kind, number in _NUMBERS.items() if isinstance(error, kind)
-        )
-        number = next(kinds, EIO)
-        said = " ".join(str(error).split())
-        is_path = number != EIO and " " not in said  # a known path
-        raise OSError(number, os.strerror(number) if is_path else said) from error
-    except Exception as error:
-        raise OSError(
-            EIO, " ".join(f"{type(error).__name__}: {error}".split())
-        ) from error
+        numbers = [n for kind, n in _NUMBERS.items() if isinstance(error, kind)]
+        number = numbers[0] if numbers else EIO
+        message = " ".join(str(error).split())
+        # Many file systems raise these errors with nothing but the path.
+        is_path = bool(numbers) and " " not in message
+        raise OSError(number, os.strerror(number) if is_path else message) from error
+    except (
+        Exception
+    ) as error:  # each file system is a package of its own, with errors of its own
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OSError(EIO, message) from error
 
 
 def _question(name: str) -> Callable[..., bool]:
@@ -115,18 +115,17 @@ class RemotePath(Remote, _Base):
         Raises:
             ArgumentError, MissingPackageError: as for :func:`as_path`.
         """
-        found = URL.fullmatch(url)
-        assert found is not None
-        scheme = found[1].lower()
-        rest = found[2]
+        match = URL.fullmatch(url)
+        assert match is not None
+        scheme = match[1].lower()
+        rest = match[2]
         if "::" in url:
             raise ArgumentError(
                 f"{url!r} is a chain of URLs: name a file on a single file system."
             )
         file_system(scheme)
-        return cls(
-            "/", f"{scheme}{'::' if rest.startswith('/') else ':'}", rest.lstrip("/")
-        )
+        mark = "::" if rest.startswith("/") else ":"
+        return cls("/", f"{scheme}{mark}", rest.lstrip("/"))
 
     @property
     def _scheme(self) -> str:
@@ -134,8 +133,10 @@ class RemotePath(Remote, _Base):
 
     def __str__(self) -> str:
         parts = self.parts
-        if not self.root or len(parts) < 2 or not parts[1].endswith(":"):
-            return "/".join(parts) if not self.root else "/" + "/".join(parts[1:])
+        if not self.root:
+            return "/".join(parts)
+        if len(parts) < 2 or not parts[1].endswith(":"):
+            return "/" + "/".join(parts[1:])
         start = f"{self._scheme}://" + ("/" if parts[1].endswith("::") else "")
         return start + "/".join(parts[2:])
 
@@ -162,9 +163,11 @@ class RemotePath(Remote, _Base):
 
     def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
         """Call the file system's method of that name with the key; raise the errors of :func:`_called`."""
-        return _called(
-            lambda: getattr(self.file_system, name)(self.key, *args, **keywords)
-        )
+
+        def ask() -> Any:
+            return getattr(self.file_system, name)(self.key, *args, **keywords)
+
+        return _called(ask)
 
     def _look(self, name: str, **keywords: Any) -> Any:
         """Call a method as :meth:`_ask` does, for questions that have an answer even if there is no file."""

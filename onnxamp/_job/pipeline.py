@@ -72,9 +72,9 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         job = _settled(request, begun, comparison)
         job.run.report("converting", 0, 0)
         if comparison is None:
-            with staged_conversion(job, sink, kept=kept) as made:
-                compared = _compared(job, made, layers=request.compares)
-            conversion = made.outcome()
+            with staged_conversion(job, sink, kept=kept) as staged:
+                compared = _compared(job, staged, layers=request.compares)
+            conversion = staged.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
@@ -240,7 +240,7 @@ def _comparison(request: Request, run: Run) -> "Comparison | None":
 
 
 def _compared(
-    job: Job, made: "StagedConversion", *, layers: bool | None
+    job: Job, staged: "StagedConversion", *, layers: bool | None
 ) -> "DiffReport | None":
     """Compare a result with the original, which it may replace, on the samples of the job; None if not asked for."""
     if layers is None:
@@ -248,7 +248,7 @@ def _compared(
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
-    with made.saved.stage.shown() as written:
+    with staged.saved.stage.shown() as written:
         result = Model.read(written)
         return comparison.compare(result, layers=layers, activity="comparing values")
 

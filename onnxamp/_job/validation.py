@@ -119,15 +119,15 @@ class Validator:
         with (
             staged_conversion(
                 job, self.sink, kept=self.kept, proof=self.proof
-            ) as made,
-            made.saved.stage.shown() as written,
+            ) as staged,
+            staged.saved.stage.shown() as written,
         ):
             result = Model.read(written)
             report = self._judge(job, result, layers)
-            why = made.not_worth(result, shapes)
+            why = staged.not_worth(result, shapes)
             if why and must_pay:
                 raise NotWorthError(why)
-        return replace(made.outcome(shapes), not_worth=why), report
+        return replace(staged.outcome(shapes), not_worth=why), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.

@@ -268,26 +268,26 @@ def _extra(extra: Extra) -> str:
 
 def partings(diff: TextResults) -> Iterator[str]:
     """Yield where sequences of tokens differ first."""
-    return (_parting(found) for found in diff.tokens if found.parted)
+    return (_parting(parting) for parting in diff.tokens if parting.parted)
 
 
-def _parting(found: Parting) -> str:
-    if not found.output:
-        where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
-        return f"{where}: {_change(found)}."
-    where = f"position {found.position}"
-    where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
-    where += f" of sample {found.sample}" if found.sample else ""
-    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
-    return f"Output {found.output!r}: {parted} diverge, the first at {where}: {_change(found)}."
+def _parting(parting: Parting) -> str:
+    if not parting.output:
+        where = f"The first token that differs is number {parting.position + 1} after prompt {parting.sample // 2 + 1}"
+        return f"{where}: {_change(parting)}."
+    where = f"position {parting.position}"
+    where += f" of sequence {parting.sequence}" if parting.sequences > 1 else ""
+    where += f" of sample {parting.sample}" if parting.sample else ""
+    parted = f"{parting.parted:,} of {count(parting.sequences, 'sequence')} of tokens"
+    return f"Output {parting.output!r}: {parted} diverge, the first at {where}: {_change(parting)}."
 
 
-def _change(found: Parting) -> str:
+def _change(parting: Parting) -> str:
     """Return the tokens where sequences diverge, and how close they are."""
     gap = ""
-    if found.gap is not None:
-        gap = f", where the reference's logits are {number(found.gap)} apart"
-    return f"{found.result} instead of {found.reference}{gap}"
+    if parting.gap is not None:
+        gap = f", where the reference's logits are {number(parting.gap)} apart"
+    return f"{parting.result} instead of {parting.reference}{gap}"
 
 
 def _outputs(diff: DiffReport) -> Table:
@@ -396,8 +396,9 @@ def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
-        found = number(one.found, 7 if one.metric == "cosine" else 3)
-        cells = (one.output, metric_name(one.metric), found, number(one.limit, 7))
+        # Cosines are near 1, where three digits would all be nines.
+        measured = number(one.found, 7 if one.metric == "cosine" else 3)
+        cells = (one.output, metric_name(one.metric), measured, number(one.limit, 7))
         rows.append(TableRow(cells, Status.of(one.passed)))
     return table("limits", rows)
 

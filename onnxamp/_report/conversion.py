@@ -58,25 +58,25 @@ _READERS: Final = 3
 """The number of readers of a weight that a table names."""
 
 
-def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
+def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Report:
     """Return the report of a conversion and its validation; ``audit`` is of the result."""
-    plan = made.plan
-    validation = made.validation
-    told = notes([*conversion_notes(made), *comparison_notes(validation)])
-    causes = [cause for cause in made.causes if cause.casts]
+    plan = conversion.plan
+    validation = conversion.validation
+    told = notes([*conversion_notes(conversion), *comparison_notes(validation)])
+    causes = [cause for cause in conversion.causes if cause.casts]
     costs = (
         Statement(sentence_of(one), label=count(one.casts, "Cast")) for one in causes
     )
     return Report(
         f"convert, {plan.level} {plan.dtype} for {plan.target}",
-        _verdict(made, validation),
-        (str(made.source), str(made.target)),
+        _verdict(conversion, validation),
+        (str(conversion.source), str(conversion.target)),
         where_it_ran(validation),
         (
             *error_figures(validation),
             *expected_figures(plan.expected),
-            *_figures(made),
-            *_speed_up(made),
+            *_figures(conversion),
+            *_speed_up(conversion),
         ),
         (
             section("Warnings", warning_items(plan), is_detail=True),
@@ -86,9 +86,9 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
             section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
             *quantized_sections(plan),
-            section("Large weights that stay in float32", _kept(made)),
-            section("Weights that lost elements", _losses(made)),
-            section("Nodes and weights", _sizes(made, audit), is_detail=True),
+            section("Large weights that stay in float32", _kept(conversion)),
+            section("Weights that lost elements", _losses(conversion)),
+            section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
             section("Decisions", decision_table(plan), is_detail=True, on_page=False),
             section("Notes", told),
         ),
@@ -96,32 +96,32 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
     )
 
 
-def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
+def preview_report(conversion: Conversion, audit: Audit, command: str) -> Report:
     """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
     write.
     """
-    plan = made.plan
-    nodes = _by_precision(made.summary.nodes, made.plan.dtype)
+    plan = conversion.plan
+    nodes = _by_precision(conversion.summary.nodes, conversion.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Severity {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
-    why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
+    why = () if any(row.low for row in plan.rows) else (_why_nothing(conversion),)
     text = "This command converts the model and compares the result with the original."
-    return conversion_report(made, audit)._replace(
+    return conversion_report(conversion, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
         verdict=Headline(
             Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")
         ),
-        models=(str(made.source),),
+        models=(str(conversion.source),),
         steps=(NextStep(text, command),),
     )
 
 
-def conversion_notes(made: Conversion) -> Iterator[str]:
+def conversion_notes(conversion: Conversion) -> Iterator[str]:
     """Yield sentences that are worth knowing about a conversion."""
-    yield from made.notes
-    summary = made.summary
-    target = made.plan.target
+    yield from conversion.notes
+    summary = conversion.summary
+    target = conversion.plan.target
     if summary.fallbacks:
         subject = f"{len(summary.fallbacks):,} nodes have"
         verb = "they run"
@@ -140,9 +140,9 @@ def conversion_notes(made: Conversion) -> Iterator[str]:
             f"No schema is known for {', '.join(summary.unknown)}: these nodes stay in float32. If they are custom ops,"
             " --custom-ops declares their types. Otherwise, check the spelling and the opset imports."
         )
-    subnormal = sum(counts.subnormal for counts in made.weights.values())
+    subnormal = sum(counts.subnormal for counts in conversion.weights.values())
     if subnormal:
-        elements = sum(counts.elements for counts in made.weights.values())
+        elements = sum(counts.elements for counts in conversion.weights.values())
         yield f"{subnormal:,} of {elements:,} converted weight elements became subnormal and lost digits."
 
 
@@ -164,25 +164,25 @@ def decision_table(plan: Plan) -> Table:
     return table("decisions", rows)
 
 
-def _figures(made: Conversion) -> Iterator[Figure]:
+def _figures(conversion: Conversion) -> Iterator[Figure]:
     """Yield nodes in low precision, Casts and weights."""
-    summary = made.summary
-    dtype = made.plan.dtype
+    summary = conversion.summary
+    dtype = conversion.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     yield Figure("Casts", f"{after:,}", casts, count(after, "Cast"))
     yield from node_figure(dtype, _by_precision(summary.nodes, dtype))
-    if made.bytes_before:
-        weights = size(made.bytes_after)
-        share = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
+    if conversion.bytes_before:
+        weights = size(conversion.bytes_after)
+        share = f"{percent(conversion.bytes_after, conversion.bytes_before)} of {size(conversion.bytes_before)}"
         yield Figure("weights", weights, share, f"weights {weights}")
 
 
-def _speed_up(made: Conversion) -> Iterator[Figure]:
+def _speed_up(conversion: Conversion) -> Iterator[Figure]:
     """Return the estimated gain of the conversion."""
-    if (expected := made.speed_up) is None:
+    if (expected := conversion.speed_up) is None:
         return
     shapes = expected.shapes.items()
     sizes = ", ".join(
@@ -230,14 +230,14 @@ def _price(cure: Cure) -> str:
     return f", with {count(now, 'Cast')}{', as many as without' if now == literal else f' instead of {literal:,}'}"
 
 
-def _verdict(made: Conversion, validation: DiffReport | None) -> Headline:
-    plan = made.plan
+def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
+    plan = conversion.plan
     status = status_of(validation)
     verb = "Stored weights in" if plan.options.weights_only else "Converted to"
     head = f"{verb} {plan.dtype}"
     why = tuple[str, ...]()
     cure = validation and validation.cure
-    if validation and cure and made.kept_original:
+    if validation and cure and conversion.kept_original:
         sentence = "Not worth it: the original model was written as it is."
         told = (cure.failure, cure.outcome, not_run(validation) or "")
         return Headline(status, sentence, tuple(filter(None, told)))
@@ -251,13 +251,13 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Headline:
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
         )
         head += f", {with_what} to pass validation"
-    if made.not_worth:
+    if conversion.not_worth:
         head += ", which is not worth it"
-        why = (made.not_worth,)
+        why = (conversion.not_worth,)
     if not any(row.low for row in plan.rows):
-        more = " more" if made.summary.nodes_before.get("low") else ""
+        more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
-        why = (_why_nothing(made),)
+        why = (_why_nothing(conversion),)
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Headline(status, f"{head}; not validated.", why)
@@ -280,10 +280,10 @@ def _weakness(validation: DiffReport) -> str:
     return "but ONNX Runtime opens it only with other options than its default"
 
 
-def _why_nothing(made: Conversion) -> str:
+def _why_nothing(conversion: Conversion) -> str:
     """Return the most frequent reason why nodes do not change."""
-    plan = made.plan
-    before = _by_precision(made.summary.nodes_before, made.plan.dtype)
+    plan = conversion.plan
+    before = _by_precision(conversion.summary.nodes_before, conversion.plan.dtype)
     if plan.level == "O0":
         return "Severity O0 keeps every precision as it is."
     float32 = before.get("float32", 0)
@@ -347,10 +347,14 @@ def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
     return [row for row in plan.hazards if row.reason in reasons]
 
 
-def _losses(made: Conversion) -> list[Part]:
+def _losses(conversion: Conversion) -> list[Part]:
     """Return the weights with elements that lost more than digits."""
     # Subnormal elements keep some digits; a note counts them.
-    lost = [(name, c) for name, c in made.weights.items() if c.overflowed or c.flushed]
+    lost = [
+        (name, c)
+        for name, c in conversion.weights.items()
+        if c.overflowed or c.flushed
+    ]
     if not lost:
         return []
     lost.sort(key=lambda item: (-item[1].overflowed, -item[1].flushed, item[0]))
@@ -358,11 +362,11 @@ def _losses(made: Conversion) -> list[Part]:
     for name, c in lost:
         counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
+    told = f"{len(lost):,} of {count(len(conversion.weights), 'converted tensor')}."
     return [hint(told), table("lost-weights", rows)]
 
 
-def _kept(made: Conversion) -> Table:
+def _kept(conversion: Conversion) -> Table:
     """Return the weights of more than 1 % of the result that stay in float32, and why."""
     rows = (
         (
@@ -371,7 +375,7 @@ def _kept(made: Conversion) -> Table:
             _shortened([*weight.readers]),
             _shortened([*dict.fromkeys(weight.readers.values())], 1),
         )
-        for weight in made.summary.kept_weights
+        for weight in conversion.summary.kept_weights
     )
     return table("kept-weights", rows)
 
@@ -381,13 +385,17 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
     return f"{', '.join(texts[:shown])}{more}"
 
 
-def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
+def _sizes(conversion: Conversion, audit: Audit | None) -> Iterator[Part]:
     """Yield nodes and weights before and after."""
-    summary = made.summary
-    dtype = made.plan.dtype
-    sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
+    summary = conversion.summary
+    dtype = conversion.plan.dtype
+    sizes = (
+        audit.weight_bytes
+        if audit is not None
+        else {"weights": conversion.bytes_after}
+    )
     nodes = {"before": summary.nodes_before, "after": summary.nodes}
-    weights = {"before": {"weights": made.bytes_before}, "after": sizes}
+    weights = {"before": {"weights": conversion.bytes_before}, "after": sizes}
     node_bars = (node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items())
     yield Bars("nodes", tuple(node_bars))
     weight_bars = (weight_bar(label, bytes_) for label, bytes_ in weights.items())
@@ -395,16 +403,19 @@ def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
     yield from traffic_figures(audit)
 
 
-def conversion_facts(made: Conversion) -> dict[str, Any]:
+def conversion_facts(conversion: Conversion) -> dict[str, Any]:
     """Return a conversion without its decisions (``--save-plan`` writes those), and its validation."""
-    judged = {"verdict": status_of(made.validation), "validation": made.validation}
-    return conversion_data(made) | judged
+    judged = {
+        "verdict": status_of(conversion.validation),
+        "validation": conversion.validation,
+    }
+    return conversion_data(conversion) | judged
 
 
-def conversion_data(made: Conversion) -> dict[str, Any]:
+def conversion_data(conversion: Conversion) -> dict[str, Any]:
     """Return a conversion in JSON's types, without its decisions and its validation."""
     facts: dict[str, Any] = as_data(
-        replace(made, plan=replace(made.plan, rows=()), validation=None)
+        replace(conversion, plan=replace(conversion.plan, rows=()), validation=None)
     )
     del facts["validation"]
     del facts["plan"]["rows"]

@@ -62,7 +62,7 @@ _UNMEASURED: Final = frozenset(
 
 
 def tuning_report(
-    made: Conversion,
+    conversion: Conversion,
     tuned: Tuned,
     *,
     state: Path | None = None,
@@ -72,13 +72,13 @@ def tuning_report(
     """Return the report of a tuning.
 
     Args:
-        made: the conversion.
+        conversion: the conversion.
         tuned: the outcome of the search.
         state: the file with its measurements.
         audit: of the result.
         compared: the result against the original on texts, if it was not judged.
     """
-    base = conversion_report(made, audit)
+    base = conversion_report(conversion, audit)
     mine = outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
     told = NextStep(
@@ -97,7 +97,7 @@ def tuning_report(
         ),
         steps=(*base.steps, *([told] if several else [])),
     )
-    if made.validation is not None:
+    if conversion.validation is not None:
         return report
     return report._replace(
         task=base.task.replace("convert", "tune", 1),
@@ -170,35 +170,35 @@ def _room(tuned: Tuned, room: float) -> str:
     )
 
 
-def _exponents(tuned: Tuned, found: Exponents) -> str:
+def _exponents(tuned: Tuned, effect: Exponents) -> str:
     """Say whether exponents are used, and what they save."""
-    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
-    if found.other is None:
+    what = f"{count(effect.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
+    if effect.other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
-    with_them, without = _ways(tuned, found)
-    verdict = "used" if found.used else "not used"
+    with_them, without = _ways(tuned, effect)
+    verdict = "used" if effect.used else "not used"
     return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
 
 
-def _compensation(tuned: Tuned, found: CompensationEffect) -> str:
+def _compensation(tuned: Tuned, effect: CompensationEffect) -> str:
     """Say whether weights are rounded with compensation, and what that saves or why it was not tried."""
-    if found.other is None:
-        asked = " --rounding compensated requests it." if found.share else ""
-        return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
-    with_it, without = _ways(tuned, found)
+    if effect.other is None:
+        asked = " --rounding compensated requests it." if effect.share else ""
+        return f"Weights are rounded to nearest, not with compensation: {effect.why}.{asked}"
+    with_it, without = _ways(tuned, effect)
     ways = [f"with compensation: {with_it}", f"to nearest: {without}"]
-    taken, left = ways if found.used else reversed(ways)
+    taken, left = ways if effect.used else reversed(ways)
     return f"Weights are rounded {taken}; {left}."
 
 
-def _ways(tuned: Tuned, found: Exponents | CompensationEffect) -> list[str]:
+def _ways(tuned: Tuned, effect: Exponents | CompensationEffect) -> list[str]:
     """Return the choices with and without a method, in this order."""
-    assert found.other is not None
-    error = tuned.error if found.error is None else found.error
-    ways = [(tuned.candidates[tuned.chosen], tuned.error), (found.other, error)]
+    assert effect.other is not None
+    error = tuned.error if effect.error is None else effect.error
+    ways = [(tuned.candidates[tuned.chosen], tuned.error), (effect.other, error)]
     return [
         f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, reached)}"
-        for way, reached in (ways if found.used else reversed(ways))
+        for way, reached in (ways if effect.used else reversed(ways))
     ]
 
 
@@ -375,7 +375,7 @@ def _kept(tuned: Tuned) -> Iterator[Part]:
 
 
 def tuning_facts(
-    made: Conversion, tuned: Tuned, compared: DiffReport | None = None
+    conversion: Conversion, tuned: Tuned, compared: DiffReport | None = None
 ) -> dict[str, Any]:
     """Return a conversion in JSON's types, with its tuning, and a comparison that did not decide about the result."""
     facts = as_data(tuned)
@@ -383,5 +383,5 @@ def tuning_facts(
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     verdict = Status.of(tuned.held)
-    found = {"verdict": verdict, "tuning": facts, "comparison": compared}
-    return conversion_data(made) | found
+    judged = {"verdict": verdict, "tuning": facts, "comparison": compared}
+    return conversion_data(conversion) | judged

@@ -132,7 +132,8 @@ def _flat(record: Any) -> dict[str, Any]:
     for name in names:
         value = getattr(record, name)
         if is_dataclass(value):
-            row |= {f"{name}.{inner}": found for inner, found in _flat(value).items()}
+            for inner, own in _flat(value).items():
+                row[f"{name}.{inner}"] = own
         else:
             row[name] = value
     return row

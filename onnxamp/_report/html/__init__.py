@@ -79,7 +79,7 @@ def _joined(
 
 
 def conversion_page(
-    made: Conversion,
+    conversion: Conversion,
     diff: DiffReport | None,
     audit: Audit | None,
     tuned: Tuned | None = None,
@@ -88,25 +88,27 @@ def conversion_page(
     """Return the page of a conversion.
 
     Args:
-        made: what was done.
+        conversion: what was done.
         diff: the result against the original, None if nothing was compared.
         audit: of the result.
         tuned: the candidates of level auto.
         compared: the result against the original if it was not judged: its values, and the figures of texts.
     """
-    made = replace(made, validation=diff)
+    conversion = replace(conversion, validation=diff)
     measured = diff or compared
     if tuned is None:
-        report = conversion_report(made, audit)
-        return _page(report, audit, measured, diff, made.plan)
-    report = tuning_report(made, tuned, audit=audit, compared=compared)
-    page = _page(report, audit, measured, diff, made.plan)
+        report = conversion_report(conversion, audit)
+        return _page(report, audit, measured, diff, conversion.plan)
+    report = tuning_report(conversion, tuned, audit=audit, compared=compared)
+    page = _page(report, audit, measured, diff, conversion.plan)
     return replace(page, plot=plot_of(tuned))
 
 
-def preview_page(made: Conversion, audit: Audit, command: str) -> Page:
+def preview_page(conversion: Conversion, audit: Audit, command: str) -> Page:
     """Return the page of a conversion that was only planned. ``audit`` is of the model that ``command`` would write."""
-    return _page(preview_report(made, audit, command), audit, None, None, made.plan)
+    return _page(
+        preview_report(conversion, audit, command), audit, None, None, conversion.plan
+    )
 
 
 def diff_page(diff: DiffReport, audit: Audit | None = None) -> Page:

@@ -108,7 +108,7 @@ def write(page: Page, path: str | PathLike[str]) -> None:
 
 
 def write_conversion(
-    made: Conversion,
+    conversion: Conversion,
     tuned: Tuned | None,
     result: ModelSource,
     path: Path,
@@ -119,8 +119,8 @@ def write_conversion(
     """Write the page of a conversion, which includes an audit of the result, and create its folder.
 
     Args:
-        made: the conversion.
-        tuned: what level auto found; None if it was another level.
+        conversion: the conversion.
+        tuned: the outcome of level auto; None at other levels.
         result: the result; it may not be in its place yet.
         path: the page.
         compared: the result against the original if there is no validation to show.
@@ -132,8 +132,11 @@ def write_conversion(
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - notebooks show no audit
 
     made_folder(path.parent)
-    audit = audit_model(result, made.plan.target, shapes=shapes)
-    write(conversion_page(made, made.validation, audit, tuned, compared), path)
+    audit = audit_model(result, conversion.plan.target, shapes=shapes)
+    write(
+        conversion_page(conversion, conversion.validation, audit, tuned, compared),
+        path,
+    )
 
 
 @cache
