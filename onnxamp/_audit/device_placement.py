@@ -391,7 +391,7 @@ def _left(target: str, typing: NodeTyping, at: str, refused: str | None) -> Plac
     """Return the CPU as the place of nodes whose types its kernel takes unchanged."""
     text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
-        text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
+        text = f"{home(target)} leaves it to the CPU ({refused}): its data is copied there and back"
     return Placement(
         "CPU", "warning", "fallback", text, advice(target, typing, refused)
     )
@@ -403,7 +403,7 @@ def _between_casts(
     """Return the CPU as the place of nodes that run there in float32, between Casts."""
     text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
-        text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
+        text = f"{home(target)} leaves it to the CPU ({refused}), where it runs in float32, between Casts and copies"
     if device_of(target) == CPU:
         text = f"no float16 kernel ({at}): runs in float32, between Casts"
     return Placement(
@@ -468,13 +468,11 @@ def _summary(
         if not crossing:
             whose = "its" if len(copied) == 1 else "their"
             cost = f"{whose} inputs and outputs are on the host anyway"
-        text = f"{nodes} back to CPU: {cost}"
+        text = f"{nodes} back to the CPU: {cost}"
         yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = (
-            f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
-        )
+        text = f"{nodes} shapes on the CPU, as ONNX Runtime intends, at almost no cost"
         yield finding("", "note", "fallback", text)
 
 

@@ -111,7 +111,7 @@ def _lists(op: str) -> Iterator[OpFact]:
             if op not in entries:
                 continue
             file = f"oplists/{stated_in(name, color)}.toml"
-            text = f"{color} in {name}"
+            text = f"on the {color} list of {name}"
             if color == "black" and known.trusts_kernels:
                 text += _exceptions(op)
             yield OpFact("list", text, file, entries[op])
@@ -130,7 +130,7 @@ def _exceptions(op: str) -> str:
             lows.append(f"{name} ({' and '.join(low)})")
     if not lows:
         return ""
-    return f", but not where kernels sum up in float32: {', '.join(lows)}"
+    return f", except where kernels accumulate in float32: {', '.join(lows)}"
 
 
 def _exactness(op: str) -> Iterator[OpFact]:
@@ -188,9 +188,11 @@ def _low_kernels(name: str, version: str, op: str) -> str:
     for row in sorted(table, key=lambda row: row.since):
         taken = set[str]().union(*row.types.values())
         names = [low.name for kind, low in LOW_TENSORS.items() if kind in taken]
-        end = "" if row.until is None else f" to {row.until}"
+        span = f"version {row.since}"
+        if row.until is not None:
+            span = f"versions {row.since} to {row.until}"
         if names:
-            rows.append(f"{' and '.join(names)} for version {row.since}{end}")
+            rows.append(f"{' and '.join(names)} for {span}")
     if rows:
         return "; ".join(dict.fromkeys(rows))
     return "float32 only" if table else "no kernel"
@@ -204,7 +206,7 @@ def _of_targets(op: str) -> Iterator[OpFact]:
             if row["op"] == op:
                 limits = [key for key in ("since", "before") if key in row]
                 span = " ".join(f"{key} {row[key]}" for key in limits)
-                text = f"{' and '.join(row['types'])} summed up in {row['accumulator']} {span}"
+                text = f"{' and '.join(row['types'])} accumulated in {row['accumulator']} {span}"
                 file = f"{folder}/accumulate.toml"
                 source = row.get("source", "")
                 yield OpFact("accumulator", text.rstrip(), file, source, name)

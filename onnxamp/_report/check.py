@@ -202,7 +202,7 @@ def _providers(audit: Audit) -> Iterator[Figure]:
         told = [count(casts, "Cast")] if casts else []
         if bodies := len(uncounted) - casts:
             told.append(f"{count(bodies, 'node')} of control flow")
-        others += [f"counting {' and '.join(told)}"] if told else []
+        others += [f"including {' and '.join(told)}"] if told else []
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 

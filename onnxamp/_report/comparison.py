@@ -255,7 +255,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     low = FORMATS.get(diff.lowest)
     if low is not None and not diff.skipped and "emulated" in diff.ran_on:
         yield (
-            "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
+            "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. A different"
             f" order alone moves outputs by up to {low.moved_by_order}."
         )
 
@@ -408,7 +408,8 @@ def _layers(diff: DiffReport) -> list[Part]:
     if not diff.layers:
         return []
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
-    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
+    values = count(len(diff.layers), "value")
+    told = f"{values} in both models. Errors are relative L2; a local error is that of the op alone."
     return [hint(told), table("layers", rows)]
 
 
