@@ -144,7 +144,7 @@ def stores_of(folder: Path) -> Iterator[Path]:
 
 
 def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, except hidden ones and those behind symbolic links or below ``without``.
+    """Yield the files below a folder, sorted, except hidden ones and those below symbolic links or ``without``.
 
     Args:
         folder: the folder; folders that may not be listed count as empty.

@@ -104,7 +104,7 @@ def preview_report(conversion: Conversion, audit: Audit, command: str) -> Report
     nodes = _by_precision(conversion.summary.nodes, conversion.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
-    sentence = f"Severity {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
+    sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
     why = () if any(row.low for row in plan.rows) else (_why_nothing(conversion),)
     text = "This command converts the model and compares the result with the original."
     return conversion_report(conversion, audit)._replace(
@@ -285,7 +285,7 @@ def _why_nothing(conversion: Conversion) -> str:
     plan = conversion.plan
     before = _by_precision(conversion.summary.nodes_before, conversion.plan.dtype)
     if plan.level == "O0":
-        return "Severity O0 keeps every precision as it is."
+        return "Level O0 keeps every precision as it is."
     float32 = before.get("float32", 0)
     kinds = [kind for kind in FORMATS if before.get(kind, 0) > float32]
     if kinds:

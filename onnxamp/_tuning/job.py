@@ -313,7 +313,7 @@ class TuningJob:
         return any(map(frontier.aim.admits, frontier.unpriced))
 
     def solver(self) -> CandidateSolver:
-        """The solver of the cut for error prices."""
+        """Return the solver of the cut for error prices."""
         if self.base is self.space.all_low:
             return self._free.priced(self.expected, self.space)
         return CandidateSolver(self.space, self.base, self.expected, self.pins)

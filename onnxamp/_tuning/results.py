@@ -100,11 +100,17 @@ def is_slower(choice: Timed, float32: Timed) -> bool:
 class Candidate:
     """One choice of low-precision nodes.
 
-    ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
-    predicted from sensitivities; ``error``: that of the converted model on all samples if it is ``verified``, else what
-    converted models let expect, None without any; ``time``: estimated microseconds per run, with launches
-    and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its float traffic that are in low
-    precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
+    Attributes:
+        low: keys of these nodes, including exact ops.
+        nodes: how many of them compute.
+        predicted: the error predicted from sensitivities.
+        error: the error of the converted model on all samples if it is ``verified``, otherwise the error to expect after
+            the models that were converted; None if there were none.
+        time: estimated microseconds per run, with launches and Casts.
+        flops, bytes: the shares of the model's arithmetic and of its float traffic that are in low precision.
+        casts: how many values are cast.
+        weights: bytes of weights.
+        verified: whether the converted model was measured.
     """
 
     low: frozenset[str]
@@ -138,9 +144,12 @@ class KeptNode:
 class Exponents:
     """The effect of exponents in a tuning that could use them.
 
-    ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
-    way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
-    could be better.
+    Attributes:
+        values: how many values have one.
+        used: whether the result has them.
+        other: the choice of the alternative: with exponents if the result has none, and without them if it does; None
+            if the alternative was not tuned because it could not be better.
+        error: the error of that choice.
     """
 
     values: int
@@ -153,10 +162,14 @@ class Exponents:
 class CompensationEffect:
     """The effect of compensated rounding in a tuning that could use it.
 
-    ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
-    the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
-    was; ``used``: whether the result has it; ``other``: what was chosen the other way, and ``error`` its error; both
-    None if that was not tuned.
+    Attributes:
+        share: the largest possible share of the rounding of weights in the squared error, from the measured prices of
+            the nodes that read them.
+        seconds: about how long compensating takes.
+        why: why it was not tried; "" if it was.
+        used: whether the result has it.
+        other: the choice of the alternative; None if it was not tuned.
+        error: the error of that choice.
     """
 
     share: float
