@@ -18,7 +18,6 @@ from onnxamp._base.state import opened
 from onnxamp._convert.convert import Converted, convert, decide
 from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
-from onnxamp._convert.raising import reference_of
 from onnxamp._facts.signature import declared_ops
 from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
@@ -217,26 +216,11 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
 
 def _comparison(request: Request, run: Run) -> "Comparison | None":
     """Return the comparison of results with the original; None if they are not validated, or cannot be run here."""
-    validation = request.validation
-    if validation is None or not has_runtime():
+    if request.validation is None or not has_runtime():
         return None
-    from onnxamp._job.validation import limits_of  # noqa: PLC0415 - loads what runs models
-    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
-    from onnxamp._runtime.building import the_loader  # noqa: PLC0415
+    from onnxamp._job.validation import comparison_for  # noqa: PLC0415 - loads what runs models
 
-    # It takes a moment, and loads results in a process that may crash.
-    the_loader().start()
-    options = request.options
-    asked = request.run
-    return Comparison.of(
-        reference_of(request.model, options),
-        run,
-        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
-        metric=validation.metric,
-        target=options.target,
-        draw=lambda reference: asked.draw(request.model, options.target, reference),
-        beyond="compared",
-    )
+    return comparison_for(request, request.validation, run)
 
 
 def _compared(

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.state import Part
+from onnxamp._convert.raising import reference_of
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import older_installed, target_of, version_meant
-from onnxamp._job import Job, Validation
+from onnxamp._job import Job, Request, Validation
 from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
@@ -32,7 +33,11 @@ from onnxamp._runtime.building import (
     build_engine,
     can_build,
     load_file,
+    the_loader,
 )
+from onnxamp._runtime.engines import Session
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
 
@@ -79,6 +84,35 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
         return Limits(margin=_MARGIN, accept=accept, otherwise=validation.limits)
     asked = make_limits({"rel_l2": tolerance})  # checks it
     return replace(asked, accept=accept) if accept else Limits(tolerance=tolerance)
+
+
+def comparison_for(request: Request, validation: Validation, run: Run) -> Comparison:
+    """Return the comparison of results with the original, on the samples of a request.
+
+    Args:
+        request: the conversion.
+        validation: how results are validated.
+        run: where models run.
+
+    Raises:
+        ArgumentError: no result can meet the tolerance, or the samples do not fit the model.
+    """
+    # Another process imports ONNX Runtime meanwhile. It loads the result, and may crash.
+    the_loader().start()
+    options = request.options
+
+    def draw(reference: Session) -> Samples:
+        return request.run.draw(request.model, options.target, reference)
+
+    return Comparison.of(
+        reference_of(request.model, options),
+        run,
+        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
+        metric=validation.metric,
+        target=options.target,
+        draw=draw,
+        beyond="compared",
+    )
 
 
 def _casts(model: Model) -> int:

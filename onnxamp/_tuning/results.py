@@ -104,8 +104,8 @@ class Candidate:
         low: keys of these nodes, including exact ops.
         nodes: how many of them compute.
         predicted: the error predicted from sensitivities.
-        error: the error of the converted model on all samples if it is ``verified``, otherwise the error to expect after
-            the models that were converted; None if there were none.
+        error: the error of the converted model on all samples if it is ``verified``, otherwise the error that other
+            converted models let expect; None if there were none.
         time: estimated microseconds per run, with launches and Casts.
         flops, bytes: the shares of the model's arithmetic and of its float traffic that are in low precision.
         casts: how many values are cast.
