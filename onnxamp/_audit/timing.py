@@ -317,16 +317,18 @@ def find_causes(evidence: Evidence) -> tuple[Slowdown, ...]:
 
 
 def _casts(e: Evidence) -> Said:
-    mine, theirs = (
-        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats")
-        for bench in (e.model, e.original)
-    )
-    total = _sum(e.model.ops, lambda _: True)[1] or 1e-12
-    if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
-        share = f"{mine[1] * 1e3:.3g} ms, {100 * mine[1] / total:.0f} % of the time"
-        text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
+    count, seconds = _sum(e.model.ops, _is_float_cast)
+    before, _ = _sum(e.original.ops, _is_float_cast)
+    share = seconds / (sum(row.seconds or 0.0 for row in e.model.ops) or 1e-12)
+    if count > before and share > _CAST_SHARE:
+        time = f"{seconds * 1e3:.3g} ms, {100 * share:.0f} % of the time"
+        text = f"{count} Casts ({before} in the original) take {time}"
         action = "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low)."
         yield "casts", text, action
+
+
+def _is_float_cast(row: OpTime) -> bool:
+    return row.op == "Cast" and row.dtype != "no floats"
 
 
 def _fallbacks(e: Evidence) -> Said:
@@ -336,13 +338,14 @@ def _fallbacks(e: Evidence) -> Said:
     rows = [row for row in on_cpu if row.op not in executed().copies]
     before = {row.op: row.nodes for row in e.original.ops if _is_fallback(row)}
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
-    copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
-    if new or (rows and copies[0]):
+    copies, seconds = _sum(e.model.ops, lambda row: row.op in executed().copies)
+    if new or (rows and copies):
         shown = sorted(new or rows, key=lambda row: -(row.seconds or 0.0))
         names = [f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN]]
         kinds = ", ".join(names) + (", ..." if len(shown) > _SHOWN else "")
         more = "" if new else ", as in the original"
-        text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
+        moved = f"{copies} copies between host and device take {seconds * 1e3:.3g} ms"
+        text = f"on the CPU{more}: {kinds}; {moved}"
         action = "onnxamp check MODEL names the reason for each node, and what would bring it back."
         yield "fallback", text, action
 
@@ -447,5 +450,9 @@ def _sum(
     rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]
 ) -> tuple[int, float]:
     """Return the total nodes and seconds of the wanted rows; unreported times count as zero."""
-    chosen = [row for row in rows if wanted(row)]
-    return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)
+    nodes = 0
+    seconds = 0.0
+    for row in filter(wanted, rows):
+        nodes += row.nodes
+        seconds += row.seconds or 0.0
+    return nodes, seconds

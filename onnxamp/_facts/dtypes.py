@@ -269,11 +269,9 @@ def readable_types(text: str | None) -> str:
 
     The rest of the text is unchanged; None becomes "unknown".
     """
-    return (
-        "unknown"
-        if text is None
-        else _TENSOR.sub(lambda match: _PLAIN.get(match[1], match[1]), text)
-    )
+    if text is None:
+        return "unknown"
+    return _TENSOR.sub(lambda match: _PLAIN.get(match[1], match[1]), text)
 
 
 def retyped(type_name: str, low: Format) -> str:

@@ -332,10 +332,11 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
     if isinstance(when, str):
         when = 0
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)
-    times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
-    return os.stat_result(
-        (mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times)
-    )
+    # st_mode, st_ino, st_dev, st_nlink, st_uid, st_gid and st_size, then the three times in three units.
+    facts = (mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0))
+    whole = [int(seconds)] * 3
+    nanoseconds = [int(seconds * 1e9)] * 3
+    return os.stat_result((*facts, *whole, *[seconds] * 3, *nanoseconds))
 
 
 @cache

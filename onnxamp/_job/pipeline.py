@@ -118,11 +118,9 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     with _begun(request) as (begun, _):
         job = _settled(request, begun, None)
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
-    warnings = (
-        converted.analysis.pins.warnings
-        if job.tuned is None
-        else job.tuned.plan.warnings
-    )
+    warnings = converted.analysis.pins.warnings
+    if job.tuned is not None:
+        warnings = job.tuned.plan.warnings
     request.warn(text for text in warnings if text not in early)
     return converted, job.tuned
 

@@ -208,16 +208,15 @@ def _providers(audit: Audit) -> Iterator[Figure]:
 
 def _placement(audit: Audit) -> Table:
     """Return where op types run, and in which precision; op types that the target does not run come first."""
-    rows = Counter(
-        (node.op, node.provider, node.precision)
-        for node in audit.nodes
-        if node.provider
-    )
+    placed = [node for node in audit.nodes if node.provider]
+    counts = Counter((node.op, node.provider, node.precision) for node in placed)
     home = device_of(audit.target).upper()
-    ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
-    cells = (
-        (op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked
-    )
+
+    def rank(kind: tuple[str, str, str]) -> tuple[bool, int, tuple[str, str, str]]:
+        _, provider, _ = kind
+        return provider == home, -counts[kind], kind
+
+    cells = ((*kind, f"{counts[kind]:,}") for kind in sorted(counts, key=rank))
     return table("placement", cells)
 
 

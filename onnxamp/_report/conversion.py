@@ -350,19 +350,19 @@ def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
 def _losses(conversion: Conversion) -> list[Part]:
     """Return the weights with elements that lost more than digits."""
     # Subnormal elements keep some digits; a note counts them.
-    lost = [
-        (name, c)
-        for name, c in conversion.weights.items()
-        if c.overflowed or c.flushed
-    ]
+    weights = conversion.weights
+    lost = [name for name, c in weights.items() if c.overflowed or c.flushed]
     if not lost:
         return []
-    lost.sort(key=lambda item: (-item[1].overflowed, -item[1].flushed, item[0]))
+    lost.sort(
+        key=lambda name: (-weights[name].overflowed, -weights[name].flushed, name)
+    )
     rows = []
-    for name, c in lost:
+    for name in lost:
+        c = weights[name]
         counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(conversion.weights), 'converted tensor')}."
+    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
     return [hint(told), table("lost-weights", rows)]
 
 
@@ -389,11 +389,9 @@ def _sizes(conversion: Conversion, audit: Audit | None) -> Iterator[Part]:
     """Yield nodes and weights before and after."""
     summary = conversion.summary
     dtype = conversion.plan.dtype
-    sizes = (
-        audit.weight_bytes
-        if audit is not None
-        else {"weights": conversion.bytes_after}
-    )
+    sizes: Mapping[str, int] = {"weights": conversion.bytes_after}
+    if audit is not None:
+        sizes = audit.weight_bytes
     nodes = {"before": summary.nodes_before, "after": summary.nodes}
     weights = {"before": {"weights": conversion.bytes_before}, "after": sizes}
     node_bars = (node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items())

@@ -300,8 +300,11 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
 
 def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
     """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
-    yield from (at for at, (_, *cells) in enumerate(columns) if at and not any(cells))
-    yield from range(len(columns) - 1, 0, -1) if part.drop is None else part.drop
+    for at, (_, *cells) in enumerate(columns):
+        if at and not any(cells):
+            yield at
+    last_to_second = range(len(columns) - 1, 0, -1)
+    yield from last_to_second if part.drop is None else part.drop
 
 
 def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:

@@ -125,11 +125,9 @@ def effort(tuned: Tuned) -> Iterator[str]:
     """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     samples = tuned.runs + tuned.recalled
     recalled = f" ({tuned.recalled:,} in the state file)" if tuned.recalled else ""
-    measured = (
-        f"Sensitivities come from {count(samples, 'sample')}{recalled}. "
-        if samples
-        else ""
-    )
+    measured = ""
+    if samples:
+        measured = f"Sensitivities come from {count(samples, 'sample')}{recalled}. "
     yield (
         f"{measured}{count(tuned.conversions, 'converted model')} ran on all samples ({tuned.ran_on})."
         f" {count(tuned.units, 'computing node')} could be in low precision."

@@ -84,7 +84,9 @@ def as_screen(result: Any) -> str:
     with console.capture() as capture:
         console.print(as_text(_view(result).report(result), more=""))
     lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"])
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], "…"]
+    return "\n".join(lines)
 
 
 def as_html(result: Any) -> str:

@@ -69,7 +69,8 @@ class DecoderReader:
         # A prediction counts if neither its token nor the one that it predicts is padding.
         rows, places = np.nonzero(counts[:, :-1] & counts[:, 1:])
         following = tokens[rows, places + 1]
-        if not rows.size or int(following.max()) >= min(one.shape[-1] for one in both):
+        vocabulary = min(logits.shape[-1] for logits in both)
+        if not rows.size or int(following.max()) >= vocabulary:
             return None
         predicted = list(zip(rows, places, following, strict=True))
         sums = [_surprise(logits, predicted) for logits in both]

@@ -483,19 +483,23 @@ def _rated(solver: CandidateSolver) -> Iterator[Choice]:
     least = _LEAST * predicted(rated[0][1])
 
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
-        less = predicted(high[1])
-        more = predicted(low[1])
-        is_open = low[1] != high[1] and high[0] > _CLOSE * low[0] and more > least
-        if is_open and (width := _width(max(less, least), more)) > log(_CLOSE):
-            heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
+        """Enter the gap between the choices at two rates, unless it is closed."""
+        low_rate, more = low
+        high_rate, less = high
+        if more == less or high_rate <= _CLOSE * low_rate:
+            return
+        error = predicted(more)
+        width = _width(max(predicted(less), least), error)
+        if error > least and width > log(_CLOSE):
+            heappush(gaps, (-width, low_rate, high_rate, more, less))
 
     enter(*rated)
     for _ in range(_CUTS):
         if not gaps:
             return
-        _, slow, fast, more, less = heappop(gaps)
-        middle = (slow * fast) ** 0.5  # rates span many powers of ten
+        _, low_rate, high_rate, more, less = heappop(gaps)
+        middle = (low_rate * high_rate) ** 0.5  # rates span many powers of ten
         choice = solver.choose(middle)
         yield choice
-        enter((slow, more), (middle, choice))
-        enter((middle, choice), (fast, less))
+        enter((low_rate, more), (middle, choice))
+        enter((middle, choice), (high_rate, less))

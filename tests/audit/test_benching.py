@@ -271,7 +271,7 @@ class TestCauses:
     def test_fallbacks(self) -> None:
         rows = (MATMUL, ("Det", "CPU", "float32", 2, 0.1), ("MemcpyToHost", "CUDA", "float32", 3, 0.2))
         found = causes_of(bench(*rows))
-        assert found == {"fallback": "on CPU: Det ×2 (float32); 3 copies between host and device take 200 ms"}
+        assert found == {"fallback": "on the CPU: Det ×2 (float32); 3 copies between host and device take 200 ms"}
         assert "as in the original" in causes_of(bench(*rows), bench(*rows))["fallback"]
         assert not causes_of(bench(MATMUL, ("Gather", "CPU", "no floats", 2, 0.1)))
 
