@@ -22,7 +22,7 @@ from onnxamp._facts.tables import (
 LAUNCH: Final = 64
 """Fixed cost of a Cast, in cost units, for launching a kernel."""
 MAX_ELEMENTS: Final = 1 << 32
-"""Most elements of a value that count; larger numbers are guesses about open dimensions."""
+"""The largest number of elements that counts for a value; larger numbers are guesses about open dimensions."""
 
 
 class Costs(NamedTuple):

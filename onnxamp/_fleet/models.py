@@ -131,7 +131,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
         )
     if left_out and not jobs:
         raise ArgumentError(
-            f"Going by their names, all models below {str(source)!r} are not float32 ({', '.join(left_out)}):"
+            f"By their names, none of the models below {str(source)!r} is float32 ({', '.join(left_out)}):"
             " convert the files that they were made from."
         )
     if not jobs:

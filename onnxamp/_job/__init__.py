@@ -1,4 +1,4 @@
-"""A conversion as users ask for it: everything that may be said about it, before any model is looked at."""
+"""A requested conversion: all of its settings, before the model is examined."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -198,7 +198,9 @@ class Validator:
             raise RefusedError(report, _casts(result))
         why = report.failure or next(iter(report.warnings), "")
         return replace(
-            report, failure=None, skipped=f"Float32 itself is wrong there: {why}"
+            report,
+            failure=None,
+            skipped=f"The float32 model is wrong there as well: {why}",
         )
 
     def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:

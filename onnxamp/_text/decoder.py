@@ -50,9 +50,9 @@ _BUILT_IN: Final = (
 _FEW: Final = 8
 """Tokens that are generated after each of these."""
 _LARGE: Final = 1 << 30
-"""Bytes of weights from which on a decoder generates only on request, because each token takes a run."""
+"""Bytes of weights above which a decoder generates only on request, because each token takes a run."""
 _WORDS: Final = 4
-"""Different tokens that a tokenizer makes of a text, at least, if it knows the language."""
+"""The smallest number of different tokens in a text whose language the tokenizer knows."""
 
 
 def tokens_input(model: ModelProto) -> str | None:
@@ -378,7 +378,7 @@ def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
     if path is None:
         names = " and ".join(map(quoted, places)) or "a file beside the model"
         raise ArgumentError(
-            f"Prompts need a tokenizer, and there is none: looked for {names}."
+            f"Prompts need a tokenizer, but there is none: onnxamp looked for {names}."
         )
     try:
         return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))

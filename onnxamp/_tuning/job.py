@@ -116,7 +116,7 @@ class TuningJob:
 
     @cached_property
     def pins(self) -> dict[int, str]:
-        """Nodes that must stay float32: those, and those that cannot be measured."""
+        """Nodes that must stay in float32: the broken ones, and those that cannot be measured."""
         pins = dict(self.space.pins)
         for unit in self.space.tunable:
             if unit.key in self.broken:

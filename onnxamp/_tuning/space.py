@@ -84,7 +84,7 @@ def find_fusions(
 
 
 _CASTS_PER_NODE: Final = 16
-"""Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
+"""The number of Casts that one more low-precision node is worth in addition to its time: tuning lowers all it can."""
 
 _AMBIGUOUS: Final = (
     "another node has an output of the same name, so measurements are ambiguous"
@@ -110,7 +110,7 @@ class TunableNode(LowNode):
     low: float
     seen: bool = True
     price: float | None = None
-    """Measured time of Casts over the estimate; None if it is estimated, as then all that can be lowered is."""
+    """Measured time of Casts relative to the estimate; None without a measurement: then all that can be lowered is."""
 
     @property
     def gain(self) -> int:
