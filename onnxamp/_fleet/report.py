@@ -137,7 +137,8 @@ def _shipping(shipped: Shipped) -> Iterator[str]:
         )
         return
     copied = count(len(shipped.copied), "file")
-    yield f"A folder for {shipped.kind}: its models have the types that are usual there, and onnxamp copied {copied} beside them."
+    usual = "its models have the types that are usual there"
+    yield f"A folder for {shipped.kind}: {usual}, and onnxamp copied {copied} beside them."
     if shipped.left:
         names = ", ".join(shipped.left)
         yield f"Skipped, because by their names they are the same network in other types: {names}."
