@@ -1,19 +1,21 @@
-"""The float formats: their limits, and the lossless conversions between types.
+"""The formats of numbers: limits of floats, grids of quantized types, and the lossless conversions between types.
 
 Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``, ``"seq(tensor(float))"``,
 ``"optional(tensor(float))"``. Element types are the integers of ``onnx.TensorProto.DataType``.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import floor, log2
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.tables import read_table
 
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
@@ -305,3 +307,16 @@ def is_lossless(source: str, target: str) -> bool:
         (magnitude, signed), (magnitude2, signed2) = _INTS[source], _INTS[target]
         return magnitude <= magnitude2 and (signed2 or not signed)
     return False
+
+
+class Grid(NamedTuple):
+    """The numbers of a quantized type; ``_data/grids.toml`` explains the fields."""
+
+    end: float
+    steps: int
+
+
+@cache
+def grids() -> Mapping[str, Grid]:
+    """Return the grids by the name of their type."""
+    return {name: Grid(**row) for name, row in read_table("grids").items()}
