@@ -9,8 +9,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._facts.dtypes import ELEM_NAMES
-from onnxamp._facts.grids import grids
+from onnxamp._facts.dtypes import ELEM_NAMES, grids
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor

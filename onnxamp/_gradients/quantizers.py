@@ -20,8 +20,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._decide.ports import NONE
-from onnxamp._facts.dtypes import Format
-from onnxamp._facts.grids import grids
+from onnxamp._facts.dtypes import Format, grids
 from onnxamp._facts.ops import attribute_of, is_exact, op_facts, op_key
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS

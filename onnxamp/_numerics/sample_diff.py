@@ -184,7 +184,7 @@ class TwoModels(PairedSessions):
         )
 
     def _grouped(
-        self, item: Item, feeds: Feeds, reference: Outputs, result: Outputs
+        self, item: LoadedSample, feeds: Feeds, reference: Outputs, result: Outputs
     ) -> tuple[Grouped, ...]:
         """Return the groups of numbers of outputs; without those that are noise in float32, if one is off."""
         flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
