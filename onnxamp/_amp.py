@@ -86,12 +86,12 @@ def amp_level_of(level: object, known: Sequence[str], function: str) -> str:
     Raises:
         ArgumentError: the function does not support it.
     """
-    found = level.upper() if isinstance(level, str) else ""
-    if found not in known:
+    name = level.upper() if isinstance(level, str) else ""
+    if name not in known:
         raise ArgumentError(
             f"Unknown level {level!r}: {function} takes {', '.join(known)}."
         )
-    return found
+    return name
 
 
 def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[str]:
@@ -103,23 +103,18 @@ def named_hazards(hazards: Iterable[HazardRow], options: Options) -> Iterator[st
     kept: dict[str, list[HazardRow]] = {}
     named: set[str] = set()
     for row in hazards:
-        lowered = (
-            row.op in options.preset.white
-            if options.level == Level.O1
-            else row.op not in options.black
-        )
-        if (
-            not row.low
-            and row.node not in named
-            and (lowered or options.level == Level.O3)
-        ):
+        if options.level == Level.O1:
+            is_lowered = row.op in options.preset.white
+        else:
+            is_lowered = row.op not in options.black or options.level == Level.O3
+        if is_lowered and not row.low and row.node not in named:
             kept.setdefault(row.reason, []).append(row)
             named.add(row.node)
     for reason, rows in kept.items():
         names = ", ".join(f"{row.node!r} ({row.op})" for row in rows[:_NAMED])
         more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
         yield (
-            f"These nodes stay float32, because {options.dtype} would break the model there: {names}{more}."
+            f"These nodes stay in float32, because {options.dtype} would break the model there: {names}{more}."
             f" {as_sentence(told(reason, rows[0].detail))}"
         )
 
@@ -174,15 +169,16 @@ def custom_mixed_precision(
             f"Pass exactly one of white_list and black_list; {given} given."
         )
     nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
+    # O1 lowers what is listed, O2 what is not; strictly, because MindSpore does not weigh the cost of Casts.
     level, strict = ("O1", False) if white_list is not None else ("O2", True)
     lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
     options = Options.of(
         level, {"dtype": dtype, "strict": strict, "fold": False, **lists}
     )
     if black_list is not None:
-        missing = [
-            op for op in preset("mindspore").black if op not in options.user_black
-        ]
+        # MindSpore's function warns of these as well.
+        theirs = preset("mindspore").black
+        missing = [op for op in theirs if op not in options.user_black]
         warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
     return _converted(network, options)
 
@@ -232,10 +228,10 @@ def auto_cast(
         >>> bool(0 < abs(rounded - exact).max() < 0.01)
         True
     """
-    found = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
+    name = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
     options = None
     if enable:
-        lists = replace(literal_preset("paddle"), follows=found == "O1")
+        lists = replace(literal_preset("paddle"), follows=name == "O1")
         keywords = {
             "dtype": dtype,
             "white_list": custom_white_list,
@@ -244,10 +240,10 @@ def auto_cast(
             "strict": not use_promote,
             "fold": False,
         }
-        options = Options.of("O1" if found == "OD" else found, keywords)
-    if options is not None and found == "OD":
+        options = Options.of("O1" if name == "OD" else name, keywords)
+    if options is not None and name == "OD":
         options = replace(options, rule=_only(options.white))
-    with active_within(_ACTIVE, None if found == "O0" else options):
+    with active_within(_ACTIVE, None if name == "O0" else options):
         yield
 
 
@@ -320,11 +316,12 @@ def _has_capability(device: str | None, needed: tuple[int, int]) -> bool:
         raise ArgumentTypeError(
             f"device must be a string such as 'gpu:0', not {type(device).__name__}."
         )
-    found = _DEVICE.fullmatch("cuda" if device is None else device)
-    if found is None:
+    match = _DEVICE.fullmatch("cuda" if device is None else device)
+    if match is None:
         raise ArgumentError(
             f"Unknown device {device!r}: say 'cpu', 'cuda', 'gpu:0', or an execution provider."
         )
-    if found[3] or found[4] or not cuda_available():
+    is_cpu = match[3] or match[4]
+    if is_cpu or not cuda_available():
         return False
-    return compute_capability(int(found[2] or 0)) >= needed
+    return compute_capability(int(match[2] or 0)) >= needed

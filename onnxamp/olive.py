@@ -91,6 +91,7 @@ class OnnxAmp(Pass):  # type: ignore[misc]
         arguments = config.model_dump()
         is_validated = arguments.pop("validation")
         convert_file(source, result, validate=is_validated, **arguments)
+        # Olive gives each result a folder of its own, so further files there are its data files.
         has_data = len(list(result.parent.iterdir())) > 1
         if has_data:
             folder = LocalFolder({"path": result.parent})

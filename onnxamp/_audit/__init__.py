@@ -45,9 +45,7 @@ _SEVERITIES: Final = ("error", "warning", "note")
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return errors first, then warnings and notes, each in the order in which they were found."""
-    return tuple(
-        sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
-    )
+    return tuple(sorted(findings, key=lambda one: _SEVERITIES.index(one.severity)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +129,8 @@ class LoadsFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """Result of building an engine: the builder (``by``), whether it built one, and its ``bytes``."""
+class BuiltEngine:
+    """The result of building an engine: the builder (``by``), whether it built one, and the engine's ``bytes``."""
 
     by: str
     built: bool
@@ -170,4 +168,4 @@ class Audit(Shown):
     weight_bytes: Mapping[str, int]
     scales: tuple[ScaleAtRisk, ...] = ()
     loads_from: LoadsFrom | None = None
-    engine: Engine | None = None
+    engine: BuiltEngine | None = None

@@ -1,9 +1,10 @@
-"""Timing models side by side on one provider, and finding out what each of them executes."""
+"""Times models side by side on the same inputs, and finds out what each of them executes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
 from time import perf_counter
@@ -11,15 +12,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onnx import ModelProto
 
-from onnxamp._audit.bench_results import Bench, BenchReport, Timing
+from onnxamp._audit.bench_results import Bench, BenchReport, Slowdown, Timing
 from onnxamp._audit.timing import (
     Clock,
     Evidence,
-    Timed,
     find_causes,
     interleave,
     latency,
-    profile,
+    profiled,
     ratio,
     timed,
     warm_up,
@@ -55,7 +55,7 @@ Source: TypeAlias = ModelProto | str | PathLike[str]
 _CPU: Final = "cpu"
 """The provider that every machine has."""
 _REST: Final = 0.02
-"""Seconds to wait before running a model after one of another engine, whose threads still busy-wait for work."""
+"""Seconds to wait before a model runs after one of another engine, whose threads still busy-wait for work."""
 _WARM_UP: Final = 2.0
 """The maximum seconds of warming up, per model and batch size."""
 CPU_NOTE: Final = (
@@ -160,43 +160,40 @@ def bench_models(
         raise ArgumentError(
             f"Options are given for {len(each)} models, but there are {len(models)} models."
         )
-    places = [
-        chosen if one.provider is None else choose_engine(one.provider) for one in each
-    ]
-    if any(
-        one.cuda_graph and not isinstance(place, CudaEngine)
-        for one, place in zip(each, places, strict=True)
-    ):
-        raise ArgumentError("CUDA graphs need the CUDA provider.")
+    engines = list[Engine]()
+    for one in each:
+        engine = chosen if one.provider is None else choose_engine(one.provider)
+        if one.cuda_graph and not isinstance(engine, CudaEngine):
+            raise ArgumentError("CUDA graphs need the CUDA provider.")
+        engines.append(engine)
     first = Model.of(models[0])
     for other in models[1:]:
         Model.of(other)  # its file is watched from now on, like that of the first
     light = take_weights(first.proto, first.folder, keep=0).model
     told = told or (lambda *_: None)
     with _files(models) as files:
-        blamed = list(map(_blamed, (path for path, _ in files), places))
+        blamed = list(map(_blamed, (path for path, _ in files), engines))
         if feeds is None:
-            run = replace(places[0], emulates=False).open(first, whole=True)
+            run = replace(engines[0], emulates=False).open(first, whole=True)
             with without_optimizers(blamed[0]):
                 sizes = suited(draw_of(first, seed, dims), run).sizes
             dims = {**(dims or {}), **sizes}
         inputs = _make_inputs(light, batches, dims or {}, feeds, seed)
         steps = len(files) * (1 + len(inputs.sizes))
         loaded = []
-        for (path, label), how, place, names in zip(
-            files, each, places, blamed, strict=True
+        for (path, label), how, engine, names in zip(
+            files, each, engines, blamed, strict=True
         ):
             with _named(label, path), without_optimizers(names):
-                loaded.append(
-                    _load(
-                        path=path,
-                        label=label,
-                        how=how,
-                        engine=place,
-                        inputs=inputs,
-                        clock=clock,
-                    )
+                model = _load(
+                    path=path,
+                    label=label,
+                    how=how,
+                    engine=engine,
+                    inputs=inputs,
+                    clock=clock,
                 )
+            loaded.append(model)
             told(len(loaded), steps)
         for number, batch in enumerate(inputs.sizes, 2):
             _time(loaded, inputs, batch, clock)
@@ -231,13 +228,11 @@ def _make_inputs(
     feeds: Mapping[str, Feed] | None,
     seed: int,
 ) -> _Inputs:
-    if any(
-        isinstance(size, bool) or not isinstance(size, int) or size < 1
-        for size in batches
-    ):
-        raise ArgumentError(
-            f"Batches must be positive whole numbers, not {list(batches)}."
-        )
+    for size in batches:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ArgumentError(
+                f"Batches must be positive whole numbers, not {list(batches)}."
+            )
     if feeds is not None and batches:
         raise ArgumentError(
             "Batch sizes apply only to random inputs: leave --batch or the inputs out."
@@ -293,11 +288,13 @@ def _files(models: Sequence[Source]) -> Iterator[list[tuple[Path, str]]]:
             own = Path(folder, str(number))
             own.mkdir()
             files.append((save_spilled(proto, own), label))
+        # A model may be timed twice, with other options: its number then tells the two apart.
         labels = Counter(label for _, label in files)
-        yield [
-            (path, label if labels[label] == 1 else f"{n}: {label}")
-            for n, (path, label) in enumerate(files)
-        ]
+        named = []
+        for number, (path, label) in enumerate(files):
+            is_unique = labels[label] == 1
+            named.append((path, label if is_unique else f"{number}: {label}"))
+        yield named
 
 
 class _Loaded(NamedTuple):
@@ -311,6 +308,17 @@ class _Loaded(NamedTuple):
     timings: list[Timing]
     saturation: Saturation | None
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is slower than the first model at some batch size."""
+        speedups = [timing.speedup for timing in self.timings]
+        return any(speedup and speedup.is_slower for speedup in speedups)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the engine computes its low precision in float32."""
+        return self.facts.lowest != "float32" and self.engine.emulates
+
 
 @contextmanager
 def _named(label: str, path: Path | None = None) -> Iterator[None]:
@@ -321,9 +329,9 @@ def _named(label: str, path: Path | None = None) -> Iterator[None]:
         text = str(error)
         for spelled in () if path is None else (path.absolute(), path):
             text = text.replace(str(spelled), label)
-        raise RuntimeFailure(
-            text if label in text else f"{label}: {text}", loaded=error.loaded
-        ) from error
+        if label not in text:
+            text = f"{label}: {text}"
+        raise RuntimeFailure(text, loaded=error.loaded) from error
 
 
 def _blamed(path: Path, engine: Engine) -> tuple[str, ...]:
@@ -357,14 +365,16 @@ def _load(
         )
     takes = tuple(entry.name for entry in fed_inputs(proto.graph))
     graph = Graph.of(proto)
-    shown = (
-        cuda_options
-        if isinstance(engine, CudaEngine)
-        else {"threads": str(how.threads)}
-    )
+    is_on_cuda = isinstance(engine, CudaEngine)
     kinds = Counter(node.key for node in graph.nodes)
     facts = Bench(
-        label, shown, lowest_precision(graph.types), 0.0, {}, kinds=dict(kinds)
+        model=label,
+        options=cuda_options if is_on_cuda else {"threads": str(how.threads)},
+        lowest=lowest_precision(graph.types),
+        load=0.0,
+        assigned={},
+        kinds=dict(kinds),
+        disabled=optimizers_to_disable(proto, engine.provider),
     )
     feeds = inputs.at(max(inputs.sizes, key=lambda size: size or 0))
     if missing := [name for name in takes if name not in feeds]:
@@ -378,16 +388,13 @@ def _load(
         raise ArgumentError(
             f"{label} does not accept the inputs of the first model: {error}"
         ) from None
-    disabled = optimizers_to_disable(proto, engine.provider)
-    facts = replace(facts, disabled=disabled)
     is_exact = not may_saturate(engine, proto)
     saturation = None if is_exact else saturation_of(engine, path, given)
-    del proto, graph
+    del proto, graph  # weights; the session has its own copy
     if how.profile:
         # The nodes of a replayed graph are not visible.
         plain = cuda_options | {"enable_cuda_graph": "0"}
-        seen = profile(path, given, engine.provider, plain, how.threads)
-        facts = replace(facts, **seen._asdict())
+        facts = profiled(facts, path, given, engine.provider, plain, how.threads)
     start = clock()
     session = make_session(
         path,
@@ -413,10 +420,11 @@ def _time(
     costs = []
     for model in models:
         start = clock()
+        own = {name: feeds[name] for name in model.takes}
         with _named(model.facts.model):
-            run = _ready(
-                model, {name: feeds[name] for name in model.takes}, number, clock
-            )
+            # Binding runs the model once. CUDA captures one graph per shape, which ONNX Runtime tells apart by number.
+            graph = number if model.how.cuda_graph else None
+            run = timed(bind(model.session, own, graph), clock)
         firsts.append(clock() - start)
         costs.append(warm_up(run, clock, _WARM_UP))
         runs.append(run)
@@ -425,71 +433,54 @@ def _time(
     for model, first, rounds in zip(models, firsts, blocks, strict=True):
         times = latency(first, rounds)
         speedup = None if model is models[0] else ratio(blocks[0], rounds)
-        model.timings.append(
-            Timing(
-                model.facts.model, batch, times, (batch or 1) / times.median, speedup
-            )
+        timing = Timing(
+            model=model.facts.model,
+            batch=batch,
+            latency=times,
+            throughput=(batch or 1) / times.median,
+            speedup=speedup,
         )
-
-
-def _ready(
-    model: _Loaded, feeds: Mapping[str, Feed], number: int, clock: Clock
-) -> Timed:
-    """Run the model once, and return it with its inputs."""
-    return timed(
-        bind(model.session, feeds, number if model.how.cuda_graph else None), clock
-    )
+        model.timings.append(timing)
 
 
 def _report(inputs: _Inputs, models: Sequence[_Loaded]) -> BenchReport:
     ran = {model.engine.title: model.engine.runtime for model in models}
-    emulated = any(
-        model.facts.lowest != "float32" and model.engine.emulates for model in models
-    )
-    notes = {
-        CPU_NOTE: emulated,
-        _SOFTWARE_NOTE: any(", software" in name for name in ran),
-        _UNTOLD_NOTE: any(
-            row.seconds is None for model in models for row in model.facts.ops
-        ),
-        **{
-            disabled_sentence(
-                model.facts.disabled, f"opens {model.facts.model}"
-            ): model.facts.disabled
-            for model in models
-        },
-    }
-    slower = (
-        m.facts.model
-        for m in models
-        if any(t.speedup and t.speedup.is_slower for t in m.timings)
-    )
-    evidence = (
-        Evidence(
-            models[0].facts,
-            model.facts,
-            model.timings,
-            isinstance(model.engine, CudaEngine),
+    causes = list[Slowdown]()
+    for model in models[1:]:
+        evidence = Evidence(
+            original=models[0].facts,
+            model=model.facts,
+            timings=model.timings,
+            on_cuda=isinstance(model.engine, CudaEngine),
         )
-        for model in models[1:]
-    )
+        causes += find_causes(evidence)
+    sizes = [size for size in inputs.sizes if size is not None]
     return BenchReport(
         ran_on="; ".join(ran),
         runtime="; ".join(dict.fromkeys(ran.values())),
         inputs=inputs.text,
         models=tuple(model.facts for model in models),
-        timings=tuple(timing for model in models for timing in model.timings),
-        profiled=max(
-            (size for size in inputs.sizes if size is not None), default=None
-        ),
-        slower=tuple(slower),
-        causes=tuple(cause for one in evidence for cause in find_causes(one)),
-        notes=(
-            *(note for note, holds in notes.items() if holds),
-            *(
-                model.saturation.note(model.facts.model)
-                for model in models
-                if model.saturation is not None
-            ),
-        ),
+        timings=tuple(chain.from_iterable(model.timings for model in models)),
+        profiled=max(sizes, default=None),
+        slower=tuple(model.facts.model for model in models if model.is_slower),
+        causes=tuple(causes),
+        notes=tuple(dict.fromkeys(_notes(models))),
     )
+
+
+def _notes(models: Sequence[_Loaded]) -> Iterator[str]:
+    """Yield remarks about the numbers: what they do not say, and what differs from an ordinary session."""
+    facts = [model.facts for model in models]
+    if any(model.is_emulated for model in models):
+        yield CPU_NOTE
+    if any(", software" in model.engine.title for model in models):
+        yield _SOFTWARE_NOTE
+    rows = chain.from_iterable(one.ops for one in facts)
+    if any(row.seconds is None for row in rows):
+        yield _UNTOLD_NOTE
+    for one in facts:
+        if one.disabled:
+            yield disabled_sentence(one.disabled, f"opens {one.model}")
+    for model in models:
+        if model.saturation is not None:
+            yield model.saturation.note(model.facts.model)

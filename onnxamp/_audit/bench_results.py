@@ -10,8 +10,8 @@ from typing import Final
 from onnxamp._base.public import Shown
 
 SAME: Final = 0.02
-"""How much two sessions of the same model may differ permanently, because their weights are at different addresses: of
-18 pairs on one CPU thread, two differed by 2 %, and four by more than their interval.
+"""The share by which two sessions of the same model may differ permanently, because their weights are at different
+addresses. Of 18 pairs on one CPU thread, two differed by 2 %, and four by more than their interval.
 """
 
 
@@ -117,7 +117,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Slowdown:
     """Something that slows a model down. :mod:`onnxamp._audit.timing` lists the kinds."""
 
     model: str
@@ -156,5 +156,5 @@ class BenchReport(Shown):
     timings: tuple[Timing, ...]
     profiled: int | None
     slower: tuple[str, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[Slowdown, ...]
     notes: tuple[str, ...]

@@ -8,6 +8,7 @@ TensorRT builds all nodes or none.
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 from onnxamp._audit import Finding, finding
@@ -32,33 +33,31 @@ def home(target: str) -> str:
     return device_of(target).upper()
 
 
-def advice(target: str, typing: "Typing", refused: str | None) -> str:
+def advice(target: str, typing: "NodeTyping", refused: str | None) -> str:
     """Return how to bring a node back to the target's provider."""
     if refused is not None:
         return "It falls back in every precision: if that costs too much, export the model differently."
     if device_of(target) == CPU:
-        return "Keep it float32 (--keep-fp32 NAME): that saves the Casts."
+        return "Keep it in float32 (--keep-fp32 NAME): that saves the Casts."
     rows = typing.kernels(target)
     since = typing.signature.since
-    if any(
-        kernel.takes(typing.signature, in_float32(typing.bound)) for kernel in rows
-    ):
-        return f"Keep it float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
-    if any(
-        kernel.since < since and _admits(kernel.types, typing.bound) for kernel in rows
-    ):
+    raised = in_float32(typing.bound)
+    if any(kernel.takes(typing.signature, raised) for kernel in rows):
+        return f"Keep it in float32 (--keep-fp32 NAME): {home(target)} has a kernel for that."
+    older = (kernel for kernel in rows if kernel.since < since)
+    if any(_admits(kernel.types, typing.bound) for kernel in older):
         return f"{home(target)} has a kernel for older versions of the op: export with opset {since - 1} or lower."
     return "The op falls back in every precision: replace it if that costs too much."
 
 
-def cure(target: str, typing: "Typing") -> str:
+def cure(target: str, typing: "NodeTyping") -> str:
     """Return the advice about a node without a kernel."""
     signature = typing.signature
     raised = in_float32(typing.bound)
-    rows = [row for place in _providers(target) for row in typing.kernels(place)]
+    rows = list(chain.from_iterable(map(typing.kernels, _providers(target))))
     if any(row.takes(signature, raised) for row in rows):
-        is_wide = any(BFLOAT16.tensor in found for found in typing.bound.values())
-        return f"Keep it float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
+        is_wide = any(BFLOAT16.tensor in kind for kind in typing.bound.values())
+        return f"Keep it in float32 (--keep-fp32 NAME){' or use float16' if is_wide else ''}."
     if newer := [row.since for row in rows if row.since > signature.since]:
         return f"Upgrade the model: kernels start at opset {min(newer)}."
     return "Replace the op, or register your own kernels for it."
@@ -73,9 +72,8 @@ def in_float32(bound: Mapping[str, str]) -> dict[str, str]:
     """Return the types of parameters, with float32 in place of low precision."""
     types = dict(bound)
     for low in FORMATS.values():
-        types = {
-            param: kind.replace(low.tensor, FLOAT) for param, kind in types.items()
-        }
+        for param, kind in types.items():
+            types[param] = kind.replace(low.tensor, FLOAT)
     return types
 
 
@@ -86,7 +84,7 @@ def _admits(allowed: Mapping[str, frozenset[str]], bound: Mapping[str, str]) -> 
 
 
 _FEW: Final = 100
-"""Most elements of a constant that may be on the host or on the device."""
+"""The largest number of elements of a constant that may be on the host or on the device."""
 
 _STAYING: Final = frozenset(
     f"tensor({name})"
@@ -141,8 +139,10 @@ def host_nodes(
                 value for port, value in enumerate(node.outputs) if port in ports
             ]
         on_host.update(values)
-        uses = (use for value in values for use in graph.uses[value])
-        readers.update(_reader(graph, index, user) for user, _ in uses)
+        for value in values:
+            readers.update(
+                _reader(graph, index, user) for user, _ in graph.uses[value]
+            )
     return nodes
 
 
@@ -158,12 +158,11 @@ def _prefers_host(
     for port, value in enumerate(node.inputs):
         if value == ABSENT or graph.types[value] in _STAYING:
             return False
-        own = graph.values[value].scope == node.scope
-        if _is_small(graph, shapes, value) or (
-            own and graph.values[value].origin is Origin.INPUT
-        ):
-            continue
-        if not (own and value in on_host) or port in wanted:
+        is_own = graph.values[value].scope == node.scope
+        is_input = is_own and graph.values[value].origin is Origin.INPUT
+        if is_input or _is_small(graph, shapes, value):
+            continue  # these may be on either side
+        if port in wanted or not (is_own and value in on_host):
             return False
     return True
 
@@ -188,7 +187,7 @@ NONE: Final = "none"
 """Provider of a node that no provider can run."""
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where nodes of one kind run, and the finding about it (none if ``text`` is empty)."""
 
     provider: str
@@ -198,8 +197,8 @@ class Place(NamedTuple):
     action: str = ""
 
 
-def _unbuilt(text: str, action: str) -> Place:
-    return Place(NONE, "error", "kernel", text, action)
+def _unbuilt(text: str, action: str) -> Placement:
+    return Placement(NONE, "error", "kernel", text, action)
 
 
 def place_nodes(
@@ -221,38 +220,38 @@ def place_nodes(
     Complexity: linear in nodes and ports; one look-up in the kernel tables per distinct typing.
     """
     if not target_of(target).limits_types:
-        return [""] * len(graph.nodes), [
-            *_unhonored(graph, target),
-            *_unknown_ops(graph),
-        ]
-    places = _by_kernels(graph, target)
-    shaping = host_nodes(
-        graph, shapes, [found.provider for found in places], device_of(target)
-    )
+        findings = [*_unhonored(graph, target), *_unknown_ops(graph)]
+        return [""] * len(graph.nodes), findings
+    placements = _by_kernels(graph, target)
+    by_kernel = [placement.provider for placement in placements]
+    shaping = host_nodes(graph, shapes, by_kernel, device_of(target))
     folded = graph.ask(constant_nodes)
     providers = []
     findings = _unknown_ops(graph)
     copied = set[int]()
-    for node, found in zip(graph.nodes, places, strict=True):
-        falls_back = found.kind == "fallback"
+    for node, placement in zip(graph.nodes, placements, strict=True):
+        provider, severity, kind, text, action = placement
+        falls_back = kind == "fallback"
         on_host = node.index in shaping
+        # ONNX Runtime computes constants once, on the CPU, while it loads the model.
         is_once = falls_back and not on_host and node.index in folded
-        providers.append("CPU" if on_host else "" if is_once else found.provider)
-        if (
-            found.text
-            and node.label not in broken
-            and not (is_once or (falls_back and on_host))
-        ):
-            _, severity, kind, text, action = found
-            findings.append(finding(node, severity, kind, text, action))
-            if falls_back:
-                copied.add(node.index)
+        if on_host:
+            provider = "CPU"
+        elif is_once:
+            provider = ""
+        providers.append(provider)
+        is_free = is_once or (falls_back and on_host)
+        if not text or is_free or node.label in broken:
+            continue
+        findings.append(finding(node, severity, kind, text, action))
+        if falls_back:
+            copied.add(node.index)
     if cpu_of(target) != target:
         findings += _summary(graph, volumes, copied, len(shaping))
     return providers, findings
 
 
-class Typing(NamedTuple):
+class NodeTyping(NamedTuple):
     """A node that represents all nodes of its kind and types.
 
     Attributes:
@@ -290,10 +289,10 @@ class Typing(NamedTuple):
 
 def distinct_typings(
     graph: Graph, target: str
-) -> tuple[list[object], dict[object, Typing]]:
+) -> tuple[list[object], dict[object, NodeTyping]]:
     """Return the typing of each node as a key (None where kernels do not matter), and a node for every key."""
     keys = list[object]()
-    examples = dict[object, Typing]()
+    examples = dict[object, NodeTyping]()
     for node in graph.nodes:
         if (
             node.signature is None
@@ -310,15 +309,17 @@ def distinct_typings(
         if keys[-1] not in examples:
             kinds = (graph.types[value] for value in (*node.reads, *node.writes))
             flowing = frozenset(kind for kind in kinds if kind is not None)
-            examples[keys[-1]] = Typing(node, node.signature, bound, flowing, wrapped)
+            examples[keys[-1]] = NodeTyping(
+                node, node.signature, bound, flowing, wrapped
+            )
     return keys, examples
 
 
-def _by_kernels(graph: Graph, target: str) -> list[Place]:
+def _by_kernels(graph: Graph, target: str) -> list[Placement]:
     """Return where each node would run if only kernels counted."""
     keys, examples = distinct_typings(graph, target)
     known = {key: place(target, example) for key, example in examples.items()}
-    return [Place("") if key is None else known[key] for key in keys]
+    return [Placement("") if key is None else known[key] for key in keys]
 
 
 def _unhonored(graph: Graph, target: str) -> list[Finding]:
@@ -341,7 +342,7 @@ def _unknown_ops(graph: Graph) -> list[Finding]:
     ]
 
 
-def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
+def place(target: str, typing: NodeTyping) -> Placement:  # noqa: PLR0911
     """Return where nodes of this typing run; ``wrapped`` ones in float32 between Casts if no kernel takes float16."""
     if typing.node.key in op_facts().control_flow:
         return _control_flow(target, typing)
@@ -359,68 +360,77 @@ def place(target: str, typing: Typing) -> Place:  # noqa: PLR0911
             text = (
                 f"its kernel on {home(provider)} fails when it runs ({failing}; {at})"
             )
-            return Place(home(provider), "error", "kernel", text, cure(target, typing))
+            return Placement(
+                home(provider), "error", "kernel", text, cure(target, typing)
+            )
         if has_kernel(provider, typing.typed(bound)):
             if provider == target:
-                return Place(home(provider))
+                return Placement(home(provider))
             return _left(target, typing, at, refused)
     has_body = signature.has_function and any(
         typing.runs_on(provider, bound) for provider in _providers(target)
     )
     if has_body or signature.declared:
-        return Place(home(target))
+        return Placement(home(target))
+    # ONNX Runtime inserts Casts around float16 nodes without a kernel, and around no others.
     raised = {
-        param: found.replace(FLOAT16.tensor, FLOAT) for param, found in bound.items()
+        param: kind.replace(FLOAT16.tensor, FLOAT) for param, kind in bound.items()
     }
     if wrapped and has_kernel(cpu_of(target), typing.typed(raised)):
         return _between_casts(target, typing._replace(bound=raised), at, refused)
     if signature.has_function:
         text = f"no kernel ({at}), and possibly none for a node of its function body"
         action = "Load the model to find out, or keep the op in float32."
-        return Place("", "warning", "kernel", text, action)
+        return Placement("", "warning", "kernel", text, action)
     where = " or ".join(map(home, _providers(target)))
     text = f"no kernel ({at}) on {where}: the model will not load, or will fail when it runs"
     return _unbuilt(text, cure(target, typing))
 
 
-def _left(target: str, typing: Typing, at: str, refused: str | None) -> Place:
+def _left(target: str, typing: NodeTyping, at: str, refused: str | None) -> Placement:
     """Return the CPU as the place of nodes whose types its kernel takes unchanged."""
     text = f"no kernel on {home(target)} ({at}): runs on the CPU, with its data copied there and back"
     if refused is not None:
-        text = f"{home(target)} leaves it to CPU ({refused}): its data is copied there and back"
-    return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
+        text = f"{home(target)} leaves it to the CPU ({refused}): its data is copied there and back"
+    return Placement(
+        "CPU", "warning", "fallback", text, advice(target, typing, refused)
+    )
 
 
-def _between_casts(target: str, typing: Typing, at: str, refused: str | None) -> Place:
+def _between_casts(
+    target: str, typing: NodeTyping, at: str, refused: str | None
+) -> Placement:
     """Return the CPU as the place of nodes that run there in float32, between Casts."""
     text = f"no float16 kernel ({at}): runs in float32 on the CPU, between Casts, with its data copied there and back"
     if refused is not None:
-        text = f"{home(target)} leaves it to CPU ({refused}), where it runs in float32, between Casts and copies"
+        text = f"{home(target)} leaves it to the CPU ({refused}), where it runs in float32, between Casts and copies"
     if device_of(target) == CPU:
         text = f"no float16 kernel ({at}): runs in float32, between Casts"
-    return Place("CPU", "warning", "fallback", text, advice(target, typing, refused))
+    return Placement(
+        "CPU", "warning", "fallback", text, advice(target, typing, refused)
+    )
 
 
-def _in_engine(target: str, typing: Typing) -> Place:
+def _in_engine(target: str, typing: NodeTyping) -> Placement:
     """Return whether a builder takes the node; it builds all nodes or none."""
     signature = typing.signature
     bound = typing.bound
     raised = in_float32(typing.bound)
     if signature.declared or typing.runs_on(target, bound):
-        return Place(home(target))
+        return Placement(home(target))
     refused = kernel_limit(target, typing.node.proto, bound)
     because = f" ({refused})" if refused else ""
     text = f"the builder refuses it with these types ({typing.precision}){because}: no engine will be built"
     if raised != bound and typing.runs_on(target, raised):
         return _unbuilt(
-            text, f"Keep it float32 (--keep-fp32 NAME), or convert for {target}."
+            text, f"Keep it in float32 (--keep-fp32 NAME), or convert for {target}."
         )
     if not any(row.covers(signature.since) for row in typing.kernels(target)):
         text = f"the builder accepts it in no precision (op version {signature.since}): no engine will be built"
     return _unbuilt(text, "Replace the op, or load a plugin that has it.")
 
 
-def _control_flow(target: str, typing: Typing) -> Place:
+def _control_flow(target: str, typing: NodeTyping) -> Placement:
     """Return where control flow runs: where its kernel is. The nodes of its subgraphs run where theirs are."""
     node = typing.node
     signature = typing.signature
@@ -433,8 +443,8 @@ def _control_flow(target: str, typing: Typing) -> Place:
             )
     for provider in _providers(target):
         if any(kernel.covers(signature.since) for kernel in typing.kernels(provider)):
-            return Place(home(provider))
-    return Place("")
+            return Placement(home(provider))
+    return Placement("")
 
 
 def _summary(
@@ -442,39 +452,27 @@ def _summary(
 ) -> Iterator[Finding]:
     """Yield the total cost of all fallbacks, and a note that shape arithmetic on the CPU costs nothing."""
     if copied:
-        crossing = {
-            value
-            for node in copied
-            for value in _crossing(graph, graph.nodes[node], copied)
-        }
-        counted = {
-            value: number
-            for value in crossing
-            if (number := volumes.elements(value)) is not None
-        }
-        moved = sum(
-            number * element_bytes(graph.types[value])
-            for value, number in counted.items()
-        )
+        crossing = set[int]()
+        for node in copied:
+            crossing.update(_crossing(graph, graph.nodes[node], copied))
+        moved = unsized = 0
+        for value in crossing:
+            number = volumes.elements(value)
+            unsized += number is None
+            moved += (number or 0) * element_bytes(graph.types[value])
         tensors = "1 tensor" if len(crossing) == 1 else f"{len(crossing)} tensors"
         nodes = "1 node falls" if len(copied) == 1 else f"{len(copied)} nodes fall"
         volume = f"about {moved / 1e6:.1f} MB" if moved >= 1e5 else "less than 0.1 MB"
-        left = (
-            f", {len(crossing) - len(counted)} of unknown size"
-            if len(counted) < len(crossing)
-            else ""
-        )
+        left = f", {unsized} of unknown size" if unsized else ""
         cost = f"{volume} ({tensors}{left}) are copied to or from the host in every run{volumes.told}"
-        whose = "its" if len(copied) == 1 else "their"
-        text = f"{nodes} back to CPU: " + (
-            cost if crossing else f"{whose} inputs and outputs are on the host anyway"
-        )
+        if not crossing:
+            whose = "its" if len(copied) == 1 else "their"
+            cost = f"{whose} inputs and outputs are on the host anyway"
+        text = f"{nodes} back to the CPU: {cost}"
         yield finding("", "warning", "fallback", text)
     if shaping:
         nodes = "1 node computes" if shaping == 1 else f"{shaping} nodes compute"
-        text = (
-            f"{nodes} with shapes on CPU, as ONNX Runtime intends, at almost no cost"
-        )
+        text = f"{nodes} shapes on the CPU, as ONNX Runtime intends, at almost no cost"
         yield finding("", "note", "fallback", text)
 
 
@@ -482,11 +480,9 @@ def _crossing(view: View, node: Node, copied: set[int]) -> Iterator[int]:
     """Yield the node's values that a node of the target produces or reads. Graph inputs and weights are on the host."""
     for value in node.inputs:
         producer = view.producer(value)
-        if (
-            producer is not None
-            and producer.index not in copied
-            and producer.key != "Constant"
-        ):
+        if producer is None or producer.key == "Constant":
+            continue
+        if producer.index not in copied:
             yield value
     for value in node.outputs:
         if any(reader.index not in copied for reader, _ in view.consumers(value)):

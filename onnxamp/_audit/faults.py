@@ -1,6 +1,6 @@
 """Faults in types and versions that no runtime loads, or that the installed runtime does not know."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -32,8 +32,12 @@ from onnxamp._runtime.inputs import Sizes, listed
 from onnxamp._runtime.random_inputs import has_shape, shape_of
 from onnxamp._runtime.starting import trial
 
-_RETYPE = "Insert a Cast, or convert the float32 original again (onnxamp convert)."
-_REDECLARE = "Correct the declaration, or remove it: runtimes infer types themselves."
+_RETYPE: Final = (
+    "Insert a Cast, or convert the float32 original again (onnxamp convert)."
+)
+_REDECLARE: Final = (
+    "Correct the declaration, or remove it: runtimes infer types themselves."
+)
 
 
 def type_faults(graph: Graph) -> list[Finding]:
@@ -56,21 +60,20 @@ def type_faults(graph: Graph) -> list[Finding]:
             findings.append(finding(node, "error", "type", text, _RETYPE))
             continue
         fault = next(_node_faults(graph, node, declared, wrong.get(node.index)), None)
-        bodies = (
-            value for _, body in node.bodies for value in graph.scopes[body].outputs
-        )
-        is_first = tainted.isdisjoint((*node.inputs, *bodies))
+        read = set(node.inputs)
+        for _, body in node.bodies:
+            read.update(graph.scopes[body].outputs)
+        is_first = tainted.isdisjoint(read)
         if fault and is_first:
             findings.append(fault)
-        if fault or not is_first:
-            tainted.update(
-                value for value in node.writes if fault or value in declared
-            )
+        if fault:
+            tainted.update(node.writes)
+        elif not is_first:
+            # Only outputs that contradict a declaration pass the fault on.
+            tainted.update(value for value in node.writes if value in declared)
     for conflict in conflicts:
-        if (
-            conflict.node == conflict.branches == ABSENT
-            and conflict.output not in tainted
-        ):
+        is_of_output = conflict.node == conflict.branches == ABSENT
+        if is_of_output and conflict.output not in tainted:
             text = readable_types(conflict.text)
             findings.append(finding(conflict.where, "error", "type", text, _REDECLARE))
     return [*findings, *_wrong_entries(graph, declared), *_same_names(graph)]
@@ -87,13 +90,10 @@ def _node_faults(
         if value in declared:
             wanted = readable_types(declared[value])
             text = f"outputs {readable_types(graph.types[value])}, but the model declares {wanted}"
-            rule = op_facts().dtype_attribute.get(node.key)
-            mend = (
-                f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration."
-                if rule
-                else None
-            )
-            yield finding(node, "error", "type", text, mend or _REDECLARE)
+            action = _REDECLARE
+            if rule := op_facts().dtype_attribute.get(node.key):
+                action = f"Set its attribute {rule.attribute!r} to {wanted}, or correct the declaration."
+            yield finding(node, "error", "type", text, action)
 
 
 def _contradicted(graph: Graph) -> dict[int, str]:
@@ -106,12 +106,10 @@ def _contradicted(graph: Graph) -> dict[int, str]:
         for entry in (*scope.proto.value_info, *scope.proto.output, *inputs):
             value = graph.visible(entry.name, scope.index)
             declared = declared_type(entry.type)
-            if (
-                value != ABSENT
-                and None not in (declared, graph.types[value])
-                and declared != graph.types[value]
-            ):
-                contradicted[value] = str(declared)
+            if value == ABSENT or declared is None:
+                continue
+            if graph.types[value] not in (None, declared):
+                contradicted[value] = declared
     return contradicted
 
 
@@ -129,16 +127,16 @@ def _output_fault(graph: Graph, node: Node) -> str | None:
     if signature is None or node.key in op_facts().control_flow:
         return None
     bound = bind(signature, graph.types_of(node.inputs))
-    for position, found in enumerate(graph.types_of(node.outputs)):
+    for position, actual in enumerate(graph.types_of(node.outputs)):
         port = signature.output(position)
-        if port is None or found is None:
+        if port is None or actual is None:
             continue
         admitted = signature.params.get(port.type, frozenset({port.type}))
-        if found not in admitted:
-            return f"outputs {readable_types(found)}, which its schema of opset {signature.since} does not allow"
+        if actual not in admitted:
+            return f"outputs {readable_types(actual)}, which its schema of opset {signature.since} does not allow"
         wanted = wanted_type(signature, port, position, bound)
-        if wanted not in (None, found):
-            return f"outputs {readable_types(found)}, but its inputs need {readable_types(wanted)}"
+        if wanted not in (None, actual):
+            return f"outputs {readable_types(actual)}, but its inputs need {readable_types(wanted)}"
     return None
 
 
@@ -155,7 +153,8 @@ def _fault(graph: Graph, node: Node, text: str) -> Finding:
             newer, bind(newer, inputs), inputs
         )
         if fits and _loads(_OLD_IR, (("", newer.since),)):
-            action = f"Keep it float32, or convert the original with --opset {newer.since}, whose schema allows the type."
+            opset = f"--opset {newer.since}, whose schema allows the type"
+            action = f"Keep it in float32, or convert the original with {opset}."
             return finding(node, "error", "opset", text, action)
     return finding(node, "error", "type", text, _RETYPE)
 
@@ -166,13 +165,8 @@ def _same_names(graph: Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.proto.name and (node.scope, node.proto.name) in taken:
             text = "another node of the same graph has the same name: ONNX Runtime refuses the model"
-            yield finding(
-                node,
-                "error",
-                "schema",
-                text,
-                "Rename one of them, or remove its name.",
-            )
+            action = "Rename one of them, or remove its name."
+            yield finding(node, "error", "schema", text, action)
         taken.add((node.scope, node.proto.name))
 
 
@@ -184,9 +178,7 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
         graph: its graph; None if the installed onnx does not know its opset, so that it has none.
     """
     findings = list[Finding]()
-    imports = tuple(
-        sorted({(entry.domain, entry.version) for entry in model.opset_import})
-    )
+    imports = sorted({(entry.domain, entry.version) for entry in model.opset_import})
     if not imports:
         text = "the model imports no opset, so its ops have no version"
         action = "Add the opset that it was exported for to opset_import."
@@ -195,23 +187,19 @@ def import_faults(model: ModelProto, graph: Graph | None) -> list[Finding]:
     if reason is not None:
         action = "Upgrade onnxruntime, or export the model for an older opset and IR version."
         findings.append(finding("", "error", "opset", reason, action))
+    if graph is None:
+        return findings
     known = {default_domain(domain) for domain, _ in imports}
-    used = (
-        {default_domain(node.proto.domain) for node in graph.nodes} if graph else set()
-    )
+    used = {default_domain(node.proto.domain) for node in graph.nodes}
     for domain in sorted(used - known):
-        assumed = (
-            f"version {graph.book.opsets.get(domain, 1)}"
-            if graph
-            else "its newest version"
-        )
+        assumed = f"version {graph.book.opsets.get(domain, 1)}"
         text = f"the model does not import the domain {domain or 'ai.onnx'} that it uses; {assumed} is assumed"
         action = "Add it to opset_import: runtimes may assume another version."
         findings.append(finding("", "note", "opset", text, action))
     return findings
 
 
-def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | None:
+def _refusal(ir_version: int, imports: Iterable[tuple[str, int]]) -> str | None:
     """Return why ONNX Runtime refuses this IR version and these imports; None if it loads them, or is not installed."""
     if not has_runtime():
         return None
@@ -220,17 +208,17 @@ def _refusal(ir_version: int, imports: tuple[tuple[str, int], ...]) -> str | Non
     name = f"the installed ONNX Runtime {onnxruntime.__version__}"
     if not _loads(ir_version, ()):
         return f"{name} does not know IR version {ir_version}"
+    known_ir = min(ir_version, _OLD_IR)
     for domain, version in imports:
-        if domain in ("", "ai.onnx") and not _loads(
-            min(ir_version, _OLD_IR), ((domain, version),)
-        ):
+        is_standard = domain in ("", "ai.onnx")
+        if is_standard and not _loads(known_ir, ((domain, version),)):
             return f"{name} does not know opset {version}"
     return None
 
 
-_OLD_IR = 8
-"""An IR version that every supported runtime knows."""
-_OLD_OPSET = 15
+_OLD_IR: Final = 8
+_OLD_OPSET: Final = 15
+"""Versions that every supported runtime knows, so that the other one alone decides whether it loads a model."""
 
 
 @cache
@@ -245,6 +233,7 @@ def _loads(ir_version: int, imports: tuple[tuple[str, int], ...]) -> bool:
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(*entry) for entry in sets)
     options = onnxruntime.SessionOptions()
+    # Fatal errors only: a refusal is an expected answer here.
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(
@@ -280,9 +269,8 @@ class Sized(NamedTuple):
 def sized(graph: Graph, given: Mapping[str, Sequence[int]] | None) -> Sized:
     """Return the shapes for the given inputs; if there are none, for inputs as large as random ones."""
     if given:
-        return Sized(
-            shapes_at(graph, {name: tuple(shape) for name, shape in given.items()}), {}
-        )
+        shapes = {name: tuple(shape) for name, shape in given.items()}
+        return Sized(shapes_at(graph, shapes), {})
     inputs = fed_inputs(graph.model.graph)
     entries = [entry for entry in inputs if has_shape(entry.type)]
     assumed = Sizes.of(entries).resolve({})
@@ -309,9 +297,8 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
     for node in graph.nodes:
         if _is_float_cast(graph, node) and not constants.is_constant(node.inputs[0]):
             count += 1
-            size = element_bytes(types[node.inputs[0]]) + element_bytes(
-                types[node.outputs[0]]
-            )
+            ends = (node.inputs[0], node.outputs[0])
+            size = sum(element_bytes(types[value]) for value in ends)
             number = sizes.elements(node.inputs[0])
             unsized += number is None
             if node.scope in guessed:
@@ -323,16 +310,13 @@ def cast_traffic(graph: Graph, sizes: Sized) -> tuple[Casts, list[Finding]]:
         if not constants.is_constant(graph.nodes[index].inputs[0])
     }
     pairs = graph.ask(find_pairs)
+    paired = pairs.ends | pairs.starts
     findings = [
-        _redundancy(
-            graph, graph.nodes[index], is_pair=index in pairs.ends | pairs.starts
-        )
+        _redundancy(graph, graph.nodes[index], is_pair=index in paired)
         for index in sorted(redundant)
     ]
-    return Casts(count, moved, len(redundant), unsized, assumed), [
-        *findings,
-        *_lossy_pairs(graph, redundant),
-    ]
+    findings += _lossy_pairs(graph, redundant)
+    return Casts(count, moved, len(redundant), unsized, assumed), findings
 
 
 def element_bytes(type_name: str | None) -> int:
@@ -341,11 +325,10 @@ def element_bytes(type_name: str | None) -> int:
     if name == "string":
         return 0
     try:
-        return int(
-            np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_NUMBERS[name])).itemsize
-        )
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(ELEM_NUMBERS[name]))
     except (KeyError, TypeError):
         return 4
+    return int(dtype.itemsize)
 
 
 def _is_float_cast(graph: Graph, node: Node) -> bool:
@@ -358,14 +341,15 @@ def _is_float_cast(graph: Graph, node: Node) -> bool:
 
 
 def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
+    """Return the finding for a redundant Cast, with the reason why it is redundant."""
     before = graph.producer(node.inputs[0], "Cast")
-    behind = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
+    consumers = {reader.key for reader, _ in graph.consumers(node.outputs[0])}
     severity = "warning"
     text = "casts a value to the same type as another Cast"
     if graph.types[node.inputs[0]] == graph.types[node.outputs[0]]:
         severity = "note"
         text = "casts to the type that its input already has: runtimes drop it while they load"
-    elif before is not None or behind == {"Cast"}:
+    elif before is not None or consumers == {"Cast"}:
         text = "is in a chain of Casts whose first loses nothing: one Cast or none has the same effect"
     elif is_pair:
         text = (
@@ -377,12 +361,10 @@ def _redundancy(graph: Graph, node: Node, *, is_pair: bool) -> Finding:
 def _lossy_pairs(graph: Graph, redundant: set[int]) -> Iterator[Finding]:
     """Yield Casts to low precision and back: such a pair rounds, which may be intended."""
     for node in graph.nodes:
-        before = graph.producer(node.input(0)) if _is_float_cast(graph, node) else None
-        if (
-            before is None
-            or not _is_float_cast(graph, before)
-            or node.index in redundant
-        ):
+        if node.index in redundant or not _is_float_cast(graph, node):
+            continue
+        before = graph.producer(node.input(0))
+        if before is None or not _is_float_cast(graph, before):
             continue
         values = before.inputs[0], node.inputs[0], node.outputs[0]
         first, second, third = (element_name(graph.types[value]) for value in values)

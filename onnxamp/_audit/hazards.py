@@ -7,7 +7,7 @@ infinite.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from math import isfinite, sqrt
+from math import inf, sqrt
 from typing import Final, TypeAlias
 
 from onnxamp._audit import Finding, finding
@@ -27,9 +27,9 @@ from onnxamp._graph.raised import RaisedGraph
 from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 
-_KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep this node float32 (--keep-fp32 NAME)."
+_KEEP: Final = "Convert the original again with hazards on (onnxamp convert), or keep it in float32 (--keep-fp32 NAME)."
 _REACH: Final = 32
-"""Nodes that the walk from an epsilon may visit."""
+"""Nodes that the walk from an epsilon may visit: the op that it guards is near, and graphs are large."""
 
 LowRule: TypeAlias = Callable[[RaisedGraph], Iterator[Finding]]
 
@@ -49,15 +49,14 @@ def low_hazards(
     Complexity: near linear in nodes, like the rules; weights are read once per low-precision type.
     """
     present = {name for name in graph.types if name is not None}
-    lows = [
-        low for low in FORMATS.values() if any(low.tensor in name for name in present)
-    ]
+    every = " ".join(present)
+    lows = [low for low in FORMATS.values() if low.tensor in every]
     findings: dict[tuple[str, str], Finding] = {}
     for low in lows:
         view = view_in(low)
-        findings |= {
-            (found.node, found.text): found for rule in _RULES for found in rule(view)
-        }
+        for rule in _RULES:
+            for one in rule(view):
+                findings[one.node, one.text] = one
     if lows or FLOAT not in present:
         return list(findings.values())
     view = view_in(FLOAT16)
@@ -101,45 +100,34 @@ def _of_kinds(graph: RaisedGraph) -> Iterator[Finding]:
     for kind, fault in sorted(faulty, key=lambda pair: pair[1].effect):
         owner = ABSENT
         for hazard in kind.find_in_low(graph, graph.low):
-            if (
-                hazard.value != ABSENT
-                and graph.actual[hazard.value] != graph.low.tensor
-            ):
+            value = hazard.value
+            if value != ABSENT and graph.actual[value] != graph.low.tensor:
                 continue
             node = graph.nodes[hazard.node]
             shown = _shown(graph, node, kind)
             if shown:
                 owner = hazard.node
             # A rule yields the node with the constant first, then the consequences: one finding covers them all.
-            cause = graph.nodes[owner] if owner not in (hazard.node, ABSENT) else None
-            follows = (
-                cause is not None
-                and graph.is_low(cause)
-                and repr(cause.label) in hazard.detail
-            )
-            if (
-                not graph.is_low(node)
-                or follows
-                or (fault.needs_constant and not shown)
-            ):
+            is_consequence = False
+            if owner not in (hazard.node, ABSENT):
+                cause = graph.nodes[owner]
+                is_named = repr(cause.label) in hazard.detail
+                is_consequence = is_named and graph.is_low(cause)
+            if not graph.is_low(node) or is_consequence:
+                continue
+            if fault.needs_constant and not shown:
                 continue
             if fault.is_enough:
                 explained.add(hazard.node)
             elif hazard.node in explained:
                 continue
-            constants = (
-                f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
-                if shown
-                else ""
-            )
-            limit = fault.limit.format(
+            text = fault.text.format(detail=hazard.detail)
+            if shown:
+                text += f" (constant {', '.join(f'{number:.4g}' for number in shown)})"
+            text += fault.limit.format(
                 end=graph.low.max_finite, integers=graph.low.exact_integers
             )
-            yield _hazard(
-                graph,
-                node,
-                fault.text.format(detail=hazard.detail) + constants + limit,
-            )
+            yield _hazard(graph, node, text)
 
 
 def _shown(graph: RaisedGraph, node: Node, kind: HazardKind) -> list[float]:
@@ -206,14 +194,11 @@ def _zero_epsilons(graph: RaisedGraph) -> Iterator[Finding]:
             for port, number in graph.low_constants(node)
             if number == 0 and port in ports
         ]
-        if any(_is_single(graph, zero) for zero in zeros) and _guards(
-            graph, node, through_roots=node.key in adds
-        ):
-            yield _hazard(
-                graph,
-                node,
-                "its epsilon is 0 in LOW, so the op that it guards divides by zero",
-            )
+        if not any(_is_single(graph, zero) for zero in zeros):
+            continue
+        if _guards(graph, node, through_roots=node.key in adds):
+            text = "its epsilon is 0 in LOW, so the op that it guards divides by zero"
+            yield _hazard(graph, node, text)
 
 
 def _is_single(graph: RaisedGraph, value: int) -> bool:
@@ -289,16 +274,13 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.key not in walk or node.key == "Cast":
             continue
-        values = (
-            value
-            for _, value in graph.float_inputs(node)
-            if graph.actual[value] == FLOAT
-        )
-        stored = (graph.constants.stored(value) for value in values)
-        largest = max(
-            (stats.largest for stats in stored if stats is not None), default=0.0
-        )
-        if not (low.overflow <= largest and isfinite(largest)):
+        largest = 0.0
+        for _, value in graph.float_inputs(node):
+            stats = graph.constants.stored(value)
+            if graph.actual[value] == FLOAT and stats is not None:
+                largest = max(largest, stats.largest)
+        # An infinite mask is infinite in float32 as well: no Cast is to blame.
+        if not low.overflow <= largest < inf:
             continue
         for step in graph.at(mask_path(graph, node)):
             falls = step.key == "Cast" and graph.actual[step.inputs[0]] == FLOAT

@@ -6,7 +6,7 @@ Each table has a function here that turns the rows of one op into facts. :data:`
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from onnx.defs import get_all_schemas_with_history
@@ -14,11 +14,12 @@ from onnx.defs import get_all_schemas_with_history
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._base.public import Shown
 from onnxamp._decide.kinds import kinds
+from onnxamp._facts.dimensions import dimension_rules
 from onnxamp._facts.dtypes import FORMATS, LOW_TENSORS
+from onnxamp._facts.exponents import ALL, Term, exponent_rules
 from onnxamp._facts.kernels import float32_accumulators, kernel_table
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import placement_rules
-from onnxamp._facts.relations import ALL, Term, dimension_rules, exponent_rules
 from onnxamp._facts.tables import target_json, target_table
 from onnxamp._facts.targets import known_versions, targets
 from onnxamp._gradients.pointwise import FORMULAS
@@ -99,7 +100,7 @@ def describe_op(op: str) -> OpView:
         near = ", ".join(meant) if is_known(op) else nearest_name(op)
         hint = f" Did you mean {near}?" if near else ""
         raise ArgumentError(f"There is no op type {op!r}.{hint}")
-    return OpView(op, tuple(fact for find in _TOPICS for fact in find(op)))
+    return OpView(op, tuple(chain.from_iterable(topic(op) for topic in _TOPICS)))
 
 
 def _lists(op: str) -> Iterator[OpFact]:
@@ -110,7 +111,7 @@ def _lists(op: str) -> Iterator[OpFact]:
             if op not in entries:
                 continue
             file = f"oplists/{stated_in(name, color)}.toml"
-            text = f"{color} in {name}"
+            text = f"on the {color} list of {name}"
             if color == "black" and known.trusts_kernels:
                 text += _exceptions(op)
             yield OpFact("list", text, file, entries[op])
@@ -122,14 +123,14 @@ def _lists(op: str) -> Iterator[OpFact]:
 
 def _exceptions(op: str) -> str:
     """Return where a preset that trusts kernels does not keep a black-listed op in float32, in a clause."""
-    lows = [
-        f"{name} ({' and '.join(low)})"
-        for name in targets()
-        if (low := [low for low in FORMATS if op in float32_accumulators(name, low)])
-    ]
-    return (
-        f", but not where kernels sum up in float32: {', '.join(lows)}" if lows else ""
-    )
+    lows = list[str]()
+    for name in targets():
+        low = [low for low in FORMATS if op in float32_accumulators(name, low)]
+        if low:
+            lows.append(f"{name} ({' and '.join(low)})")
+    if not lows:
+        return ""
+    return f", except where kernels accumulate in float32: {', '.join(lows)}"
 
 
 def _exactness(op: str) -> Iterator[OpFact]:
@@ -163,8 +164,9 @@ def _kernels(op: str) -> Iterator[OpFact]:
             continue
         versions = known_versions(name) if target.versioned else ("",)
         low = [(version, _low_kernels(name, version, op)) for version in versions]
-        made = {key: target_json(name, "kernels").get(key) for key in _MAKERS}
-        source = ", ".join(f"{key} {value}" for key, value in made.items() if value)
+        table = target_json(name, "kernels")
+        source = ", ".join(f"{key} {table[key]}" for key in _MAKERS if table.get(key))
+        # Versions with the same kernels in a row are one fact.
         for text, group in groupby(low, key=lambda pair: pair[1]):
             same = [version for version, _ in group]
             span = f"{same[0]} to {same[-1]}: " if same[0] else ""
@@ -186,9 +188,11 @@ def _low_kernels(name: str, version: str, op: str) -> str:
     for row in sorted(table, key=lambda row: row.since):
         taken = set[str]().union(*row.types.values())
         names = [low.name for kind, low in LOW_TENSORS.items() if kind in taken]
-        end = "" if row.until is None else f" to {row.until}"
+        span = f"version {row.since}"
+        if row.until is not None:
+            span = f"versions {row.since} to {row.until}"
         if names:
-            rows.append(f"{' and '.join(names)} for version {row.since}{end}")
+            rows.append(f"{' and '.join(names)} for {span}")
     if rows:
         return "; ".join(dict.fromkeys(rows))
     return "float32 only" if table else "no kernel"
@@ -200,10 +204,9 @@ def _of_targets(op: str) -> Iterator[OpFact]:
         folder = f"targets/{name}"
         for row in target_table(name, "accumulate").get("rows", ()):
             if row["op"] == op:
-                span = " ".join(
-                    f"{key} {row[key]}" for key in ("since", "before") if key in row
-                )
-                text = f"{' and '.join(row['types'])} summed up in {row['accumulator']} {span}"
+                limits = [key for key in ("since", "before") if key in row]
+                span = " ".join(f"{key} {row[key]}" for key in limits)
+                text = f"{' and '.join(row['types'])} accumulated in {row['accumulator']} {span}"
                 file = f"{folder}/accumulate.toml"
                 source = row.get("source", "")
                 yield OpFact("accumulator", text.rstrip(), file, source, name)
@@ -246,17 +249,12 @@ def _gradients(op: str) -> Iterator[OpFact]:
     """Yield the formula of the gradient, or the module with its rule."""
     if op in FORMULAS:
         formula = FORMULAS[op]
-        yield OpFact(
-            "gradient",
-            formula if isinstance(formula, str) else "; ".join(formula),
-            "gradients.toml",
-        )
-    elif op in GRADIENTS:
-        yield OpFact("gradient", "a rule in code", "onnxamp/_gradients")
-    else:
-        yield OpFact(
-            "gradient", "no rule, so no gradient passes it", "onnxamp/_gradients"
-        )
+        text = formula if isinstance(formula, str) else "; ".join(formula)
+        yield OpFact("gradient", text, "gradients.toml")
+        return
+    is_known = op in GRADIENTS
+    text = "a rule in code" if is_known else "no rule, so no gradient passes it"
+    yield OpFact("gradient", text, "onnxamp/_gradients")
 
 
 def _folds(op: str) -> Iterator[OpFact]:
@@ -278,16 +276,13 @@ def _upgrades(op: str) -> Iterator[OpFact]:
         return
     rows = upgrade_rows(op)
     schemas = get_all_schemas_with_history()
-    versions = {
-        one.since_version for one in schemas if (one.domain, one.name) == ("", op)
-    }
+    own = (schema for schema in schemas if (schema.domain, schema.name) == ("", op))
+    versions = {schema.since_version for schema in own}
     for version in sorted(versions)[1:]:
-        row = rows.get(version)
-        changes = (
-            {}
-            if row is None
-            else {key: value for key, value in row.items() if key not in ("ops", "to")}
-        )
+        changes = dict(rows.get(version) or {})
+        # These say which row it is, and not what it changes.
+        changes.pop("ops", None)
+        changes.pop("to", None)
         text = _words(changes) if changes else "changes nothing but types"
         yield OpFact("upgrade", f"to version {version}: {text}", "upgrades.toml")
 
@@ -332,12 +327,9 @@ def _words(value: Any) -> str:
     if isinstance(value, frozenset):
         return ", ".join(sorted(map(str, value)))
     if hasattr(value, "_asdict"):
-        held = {
-            key: item
-            for key, item in value._asdict().items()
-            if item not in (None, ())
-        }
-        return f"({_words(held)})"
+        columns = value._asdict().items()
+        given = {key: item for key, item in columns if item not in (None, ())}
+        return f"({_words(given)})"
     if isinstance(value, list | tuple):
         return ", ".join(map(_words, value))
     return str(value)

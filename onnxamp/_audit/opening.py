@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime opens a model with its default options: known faults of its optimizers, and a trial."""
+"""Findings about opening a model with ONNX Runtime's default options: known faults of its optimizers, and a trial."""
 
 from collections.abc import Iterator, Sequence
 

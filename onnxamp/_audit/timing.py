@@ -8,14 +8,23 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from onnxamp._audit.bench_results import Bench, Cause, Latency, OpTime, Ratio, Timing
+from onnxamp._audit.bench_results import (
+    Bench,
+    Latency,
+    OpTime,
+    Ratio,
+    Slowdown,
+    Timing,
+)
 from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import FORMATS, LOWEST_FIRST
 from onnxamp._facts.ops import op_facts
@@ -69,7 +78,9 @@ _BLOCK: Final = 0.02
 _MOST: Final = 50
 """The maximum number of runs in a block."""
 _ROUNDS: Final = (8, 60)
+"""The fewest and the most rounds that are timed."""
 _RESAMPLES: Final = 2000
+"""Bootstrap samples, of which the interval leaves out the outer 50 at each end."""
 
 
 def timed(run: Run, clock: Clock) -> Timed:
@@ -116,12 +127,11 @@ def interleave(
         The rounds of each function, the same number for all.
     """
     sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
-    round_cost = sum(
-        rest + cost * (size + 1) for cost, size in zip(each, sizes, strict=True)
-    )
-    rounds = int(
-        min(max(seconds * len(runs) / max(round_cost, 1e-7), _ROUNDS[0]), _ROUNDS[1])
-    )
+    # Each block starts with a run that is not counted.
+    costs = zip(each, sizes, strict=True)
+    round_cost = sum(rest + cost * (size + 1) for cost, size in costs)
+    affordable = seconds * len(runs) / max(round_cost, 1e-7)
+    rounds = int(min(max(affordable, _ROUNDS[0]), _ROUNDS[1]))
     blocks: list[Blocks] = [[] for _ in runs]
     with no_collections():  # a garbage collection would count for only one function
         for number in range(rounds):
@@ -148,19 +158,17 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
     """
-    quotients = np.array(
-        [
-            median(one) / max(median(two), 1e-12)
-            for one, two in zip(reference, other, strict=True)
-        ]
-    )
-    drawn = np.random.default_rng(0).integers(
-        0, quotients.size, (_RESAMPLES, quotients.size)
-    )
+    rounds = zip(reference, other, strict=True)
+    quotients = np.array([median(a) / max(median(b), 1e-12) for a, b in rounds])
+    count = quotients.size
+    drawn = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
     p10, p90 = np.quantile(quotients, (0.1, 0.9))
     return Ratio(
-        float(np.median(quotients)), float(low), float(high), float(p90 - p10) / 2
+        value=float(np.median(quotients)),
+        low=float(low),
+        high=float(high),
+        spread=float(p90 - p10) / 2,
     )
 
 
@@ -168,26 +176,20 @@ _LOWEST: Final = (*LOWEST_FIRST, "float", "double")
 _NAMES: Final = {"float": "float32", "double": "float64"}
 
 
-class Profile(NamedTuple):
-    """The fields of :class:`Bench` that need a profile."""
-
-    ops: tuple[OpTime, ...]
-    memory: int | None
-    odd: Mapping[str, int]
-
-
-def profile(
+def profiled(
+    facts: Bench,
     path: Path,
     feeds: Mapping[str, Feed],
     provider: Provider,
     cuda_options: Mapping[str, str],
     threads: int = 0,
     runs: int = 5,
-) -> Profile:
-    """Profile the model in a file.
+) -> Bench:
+    """Return the facts about a model with those that a profile shows: ops, memory and odd channels.
 
     Args:
-        path: the file.
+        facts: what is known without a profile.
+        path: the file of the model.
         feeds: arrays by input name.
         provider: where to run it.
         cuda_options: options of the CUDA provider.
@@ -197,10 +199,15 @@ def profile(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    found = profiled_run(
+    run = profiled_run(
         path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs
     )
-    return Profile(op_times(found.events), found.memory, odd_channels(found.events))
+    return replace(
+        facts,
+        ops=op_times(run.events),
+        memory=run.memory,
+        odd=odd_channels(run.events),
+    )
 
 
 def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
@@ -217,9 +224,8 @@ def op_times(events: Sequence[Mapping[str, Any]]) -> tuple[OpTime, ...]:
             continue
         # A graph that an engine compiles is skipped: its kernels are listed instead.
         if untold or name in seconds:
-            kinds.setdefault(
-                name, (args["op_name"], short_provider(args["provider"]), _dtype(args))
-            )
+            provider = short_provider(args["provider"])
+            kinds.setdefault(name, (args["op_name"], provider, _dtype(args)))
     for event in engine_kernels(events):
         kinds.setdefault(event["name"].partition("::")[2], _kernel_kind(event["args"]))
     spent = defaultdict[tuple[str, str, str], float](float)
@@ -260,7 +266,7 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
             *args.get("input_type_shape", ())[:1],
             *args.get("output_type_shape", ()),
         )
-        shapes = [shape for entry in entries for shape in entry.values()]
+        shapes = chain.from_iterable(entry.values() for entry in entries)
         if any(len(shape) > max(axis, 0) and shape[axis] % 8 for shape in shapes):
             odd[name] = args["op_name"]
     return dict(Counter(odd.values()))
@@ -268,19 +274,19 @@ def odd_channels(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _dtype(args: Mapping[str, Any]) -> str:
     """Return the lowest float type that a node reads or writes."""
-    types = {
-        name
-        for key in ("input_type_shape", "output_type_shape")
-        for entry in args.get(key, ())
-        for name in entry
-    }
+    ports = (*args.get("input_type_shape", ()), *args.get("output_type_shape", ()))
+    types = set().union(*ports)  # each port is a dict of one type and its shape
     lowest = next((name for name in _LOWEST if name in types), "no floats")
     return _NAMES.get(lowest, lowest)
 
 
 _CAST_SHARE: Final = 0.03
+"""Share of the time from which on Casts are worth a sentence."""
 _SEARCH: Final = 20.0
-"""A first run this many times as long as the others means that cuDNN searched for algorithms."""
+_SEARCH_TIME: Final = 0.1
+"""A first run this many times as long as the others, and longer than this many seconds, means that cuDNN searched for
+algorithms.
+"""
 _LAUNCH: Final = 8e-6
 """Seconds per kernel below which launches are the bottleneck: a launch takes 3 to 5 microseconds on the host."""
 _SHOWN: Final = 6
@@ -299,104 +305,82 @@ class Evidence(NamedTuple):
     on_cuda: bool
 
 
-def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
+def find_causes(evidence: Evidence) -> tuple[Slowdown, ...]:
     """Return the causes of a slowdown; see the table of the module. Complexity: linear in the number of op types."""
-    if not evidence.model.ops or (
-        not evidence.on_cuda and evidence.model.lowest != "float32"
-    ):
-        return ()  # on CPU, float16 is computed in float32, and is slow for other reasons than on a GPU
+    # On the CPU, float16 is computed in float32, and is slow for other reasons than on a GPU.
+    is_emulated = not evidence.on_cuda and evidence.model.lowest != "float32"
+    if is_emulated or not evidence.model.ops:
+        return ()
     rules = (_casts, _fallbacks, _fusions, _layout, _channels, _search, _launches)
-    return tuple(
-        Cause(evidence.model.model, *said) for rule in rules for said in rule(evidence)
-    )
+    reasons = chain.from_iterable(rule(evidence) for rule in rules)
+    return tuple(Slowdown(evidence.model.model, *reason) for reason in reasons)
 
 
 def _casts(e: Evidence) -> Said:
-    mine, theirs = (
-        _sum(bench.ops, lambda row: row.op == "Cast" and row.dtype != "no floats")
-        for bench in (e.model, e.original)
-    )
-    total = _sum(e.model.ops, lambda _: True)[1] or 1e-12
-    if mine[0] > theirs[0] and mine[1] > _CAST_SHARE * total:
-        share = f"{mine[1] * 1e3:.3g} ms, {100 * mine[1] / total:.0f} % of the time"
-        text = f"{mine[0]} Casts ({theirs[0]} in the original) take {share}"
-        yield (
-            "casts",
-            text,
-            "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low).",
-        )
+    count, seconds = _sum(e.model.ops, _is_float_cast)
+    before, _ = _sum(e.original.ops, _is_float_cast)
+    share = seconds / (sum(row.seconds or 0.0 for row in e.model.ops) or 1e-12)
+    if count > before and share > _CAST_SHARE:
+        time = f"{seconds * 1e3:.3g} ms, {100 * share:.0f} % of the time"
+        text = f"{count} Casts ({before} in the original) take {time}"
+        action = "Lower the nodes between them (--lists fast, --level O3), or the inputs and outputs (--io-types low)."
+        yield "casts", text, action
+
+
+def _is_float_cast(row: OpTime) -> bool:
+    return row.op == "Cast" and row.dtype != "no floats"
 
 
 def _fallbacks(e: Evidence) -> Said:
     if not e.on_cuda:
         return
-    rows = [
-        row
-        for row in e.model.ops
-        if row.provider == "CPU"
-        and row.dtype != "no floats"
-        and row.op not in executed().copies
-    ]
-    before = {
-        row.op: row.nodes
-        for row in e.original.ops
-        if row.provider == "CPU" and row.dtype != "no floats"
-    }
+    on_cpu = [row for row in e.model.ops if _is_fallback(row)]
+    rows = [row for row in on_cpu if row.op not in executed().copies]
+    before = {row.op: row.nodes for row in e.original.ops if _is_fallback(row)}
     new = [row for row in rows if row.nodes > before.get(row.op, 0)]
-    copies = _sum(e.model.ops, lambda row: row.op in executed().copies)
-    if new or (rows and copies[0]):
+    copies, seconds = _sum(e.model.ops, lambda row: row.op in executed().copies)
+    if new or (rows and copies):
         shown = sorted(new or rows, key=lambda row: -(row.seconds or 0.0))
-        kinds = ", ".join(
-            f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN]
-        )
-        kinds += ", ..." if len(shown) > _SHOWN else ""
+        names = [f"{row.op} ×{row.nodes} ({row.dtype})" for row in shown[:_SHOWN]]
+        kinds = ", ".join(names) + (", ..." if len(shown) > _SHOWN else "")
         more = "" if new else ", as in the original"
-        text = f"on CPU{more}: {kinds}; {copies[0]} copies between host and device take {copies[1] * 1e3:.3g} ms"
-        yield (
-            "fallback",
-            text,
-            "onnxamp check MODEL names the reason for each node, and what would bring it back.",
-        )
+        moved = f"{copies} copies between host and device take {seconds * 1e3:.3g} ms"
+        text = f"on the CPU{more}: {kinds}; {moved}"
+        action = "onnxamp check MODEL names the reason for each node, and what would bring it back."
+        yield "fallback", text, action
+
+
+def _is_fallback(row: OpTime) -> bool:
+    """Return whether nodes with floats run on the CPU; shape arithmetic belongs there."""
+    return row.provider == "CPU" and row.dtype != "no floats"
 
 
 def _fusions(e: Evidence) -> Said:
     kept = _ran(e.model)  # made by ONNX Runtime, or part of the model
     for op, fused in executed().standard.items():
         kept[fused] += kept[op]
-    lost = {
-        op: count - kept[op]
-        for op, count in fused_ops(e.original).items()
-        if count > kept[op]
-    }
-    softmax = _sum(
-        e.model.ops, lambda row: row.op == "Softmax" and row.dtype == "float32"
-    )[0]
+    lost = fused_ops(e.original) - kept  # Counters drop what is not positive
+    softmax = sum(
+        row.nodes
+        for row in e.model.ops
+        if row.op == "Softmax" and row.dtype == "float32"
+    )
     attention = [op for op in lost if op in executed().attentions]
     if attention and softmax and e.model.lowest != "float32":
         text = f"{lost.pop(attention[0])} attentions are not fused, because {softmax} Softmax are in float32"
-        yield (
-            "softmax",
-            text,
-            "--lists fast also lowers Softmax, whose kernel still accumulates in float32.",
-        )
+        action = "--lists fast also lowers Softmax, whose kernel still accumulates in float32."
+        yield "softmax", text, action
     convs = [op for op in lost if op in executed().conv_activations]
     if convs and e.model.lowest != "float32":
         count = sum(lost.pop(op) for op in convs)
         text = f"{count} activations no longer run inside their Conv, because FusedConv exists only in float32"
-        yield (
-            "fused conv",
-            text,
-            "No option restores that fusion. Its loss costs one pass over each of these outputs.",
-        )
+        action = "No option restores that fusion. Its loss costs one pass over each of these outputs."
+        yield "fused conv", text, action
     if lost:
-        text = "fusions that only the original gets: " + ", ".join(
-            f"{op} ×{n}" for op, n in lost.items()
-        )
-        yield (
-            "fusion",
-            text,
-            "Convert with --fold, or use 'onnxamp inspect' to find Casts inside the pattern.",
-        )
+        kinds = ", ".join(f"{op} ×{count}" for op, count in lost.items())
+        text = f"fusions that only the original gets: {kinds}"
+        action = "Convert with --fold, or use 'onnxamp inspect' to find Casts inside the pattern."
+        yield "fusion", text, action
 
 
 def _layout(e: Evidence) -> Said:
@@ -406,39 +390,31 @@ def _layout(e: Evidence) -> Said:
     )
     if e.on_cuda and count and e.model.options.get("prefer_nhwc") != "1":
         text = f"{count} low-precision convolutions ({seconds * 1e3:.3g} ms) run in NCHW; tensor cores want NHWC"
-        yield (
-            "layout",
-            text,
-            "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc).",
-        )
+        action = "Try the provider option prefer_nhwc=1 (onnxamp bench --nhwc)."
+        yield "layout", text, action
 
 
 def _channels(e: Evidence) -> Said:
     if e.on_cuda and e.model.odd:
         kinds = ", ".join(f"{op} ×{count}" for op, count in e.model.odd.items())
         text = f"channels that are not a multiple of 8: {kinds}; tensor cores are slow on such shapes, or cannot run them"
-        yield (
-            "channels",
-            text,
-            "Pad them in the model, or keep these nodes in float32 (--keep-fp32).",
-        )
+        action = "Pad them in the model, or keep these nodes in float32 (--keep-fp32)."
+        yield "channels", text, action
 
 
 def _search(e: Evidence) -> Said:
+    times = [timing.latency for timing in e.timings]
     slow = [
-        t
-        for t in e.timings
-        if t.latency.first > _SEARCH * t.latency.median and t.latency.first > 0.1
+        one.first
+        for one in times
+        if one.first > max(_SEARCH * one.median, _SEARCH_TIME)
     ]
     convolves = any("Conv" in row.op for row in e.model.ops)
     if e.on_cuda and slow and convolves:
-        first = max(t.latency.first for t in slow)
+        first = max(slow)
         text = f"the first run at a new shape takes up to {first:.2g} s, because cuDNN tries its algorithms"
-        yield (
-            "search",
-            text,
-            "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC.",
-        )
+        action = "Warm up every shape once, or set cudnn_conv_algo_search=HEURISTIC."
+        yield "search", text, action
 
 
 def _launches(e: Evidence) -> Said:
@@ -447,22 +423,19 @@ def _launches(e: Evidence) -> Said:
     if e.on_cuda and bound and e.model.options.get("enable_cuda_graph") != "1":
         fastest = min(t.latency.median for t in bound)
         text = f"{kernels} kernels in {fastest * 1e3:.3g} ms: launching them takes longer than running them"
-        yield (
-            "launches",
-            text,
-            "Use a larger batch, or a CUDA graph (onnxamp bench --cuda-graph).",
-        )
+        action = "Use a larger batch, or a CUDA graph (onnxamp bench --cuda-graph)."
+        yield "launches", text, action
 
 
 def fused_ops(bench: Bench) -> Counter[str]:
     """Count nodes that ran but are not in the model, by op type: these come from fusions of ONNX Runtime."""
-    own = {op.rpartition("::")[2]: count for op, count in (bench.kinds or {}).items()}
-    extra = {
-        op: count - own.get(op, 0)
-        for op, count in _ran(bench).items()
-        if op not in executed().glue | executed().copies
-    }
-    return Counter({op: count for op, count in extra.items() if count > 0})
+    own = Counter[str]()
+    for op, count in (bench.kinds or {}).items():
+        own[op.rpartition("::")[2]] = count  # profiles name ops without domains
+    fused = _ran(bench) - own
+    for op in executed().glue | executed().copies:
+        fused.pop(op, None)
+    return fused
 
 
 def _ran(bench: Bench) -> Counter[str]:
@@ -477,5 +450,9 @@ def _sum(
     rows: Sequence[OpTime], wanted: Callable[[OpTime], bool]
 ) -> tuple[int, float]:
     """Return the total nodes and seconds of the wanted rows; unreported times count as zero."""
-    chosen = [row for row in rows if wanted(row)]
-    return sum(row.nodes for row in chosen), sum(row.seconds or 0.0 for row in chosen)
+    nodes = 0
+    seconds = 0.0
+    for row in filter(wanted, rows):
+        nodes += row.nodes
+        seconds += row.seconds or 0.0
+    return nodes, seconds

@@ -67,7 +67,7 @@ class EmptyStateError(ArgumentError, RuntimeError):
 
 
 class MissingFileError(ArgumentError, FileNotFoundError):
-    """An argument names a file that does not exist: inputs, a plan, a manifest, a comparison, ..."""
+    """An argument names a file that does not exist: inputs, a plan, a comparison, ..."""
 
 
 class ArgumentTypeError(OnnxAmpError, TypeError):

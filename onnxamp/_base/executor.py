@@ -80,26 +80,22 @@ class Crash(NamedTuple):
     @property
     def was_ended(self) -> bool:
         """Whether it may have been killed from outside: by the system, which ran out of memory, or by the user."""
-        return self.code is None or -self.code in (
-            signal.SIGTERM,
-            getattr(signal, "SIGKILL", signal.SIGTERM),
-        )
+        # Windows has no SIGKILL.
+        from_outside = (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM))
+        return self.code is None or -self.code in from_outside
 
     def __str__(self) -> str:
         if self.where:
             died = f"The worker process on {self.where} died"
-            before = (
-                f", the last of {self.attempts} that tried"
-                if self.attempts > 1
-                else ""
+            if self.attempts > 1:
+                died += f", the last of {self.attempts} that tried"
+            return (
+                f"{died}: it crashed or ran out of memory; Ray's logs there say more."
             )
-            return f"{died}{before}: it crashed or ran out of memory; Ray's logs there say more."
         end = ending(self.code)
-        more = (
-            ": perhaps it ran out of memory; fewer --jobs need less"
-            if end.endswith("SIGKILL")
-            else ""
-        )
+        more = ""
+        if end.endswith("SIGKILL"):  # Linux ends processes so when memory runs out
+            more = ": perhaps it ran out of memory; fewer --jobs need less"
         return f"The worker process {end}{more}."
 
 
@@ -190,6 +186,7 @@ def run(
                 item = busy.pop(position)
                 died[position] += _may_pass(result)
                 if 0 < died[position] < workers.attempts and _may_pass(result):
+                    # It goes first, as results of later items wait for it.
                     waiting.appendleft((position, item))
                 else:
                     if isinstance(result, Crash):
@@ -250,8 +247,11 @@ class Station:
 
     def turn_to(self, pickled: bytes) -> None:
         """Switch to another work; if this fails, each of its items fails with the error."""
-        made = _tried(lambda: pickle.loads(pickled)(self.memory))  # noqa: S301 - the main process pickled it
-        self._function = (lambda _: made) if isinstance(made, Failed) else made
+        function = _tried(lambda: pickle.loads(pickled)(self.memory))  # noqa: S301 - the main process pickled it
+        if isinstance(function, Failed):
+            self._function = lambda _: function
+        else:
+            self._function = function
 
     def do(self, item: Any) -> Any:
         """Return the result of an item."""
@@ -269,10 +269,8 @@ def ending(code: int | None) -> str:
     """Return how a process ended, in a predicate; ``code`` is its exit code, negative for a signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
-    name = next(
-        (item.name for item in signal.Signals if item == -code), f"signal {-code}"
-    )
-    return f"was ended by {name}"
+    names = (item.name for item in signal.Signals if item == -code)
+    return f"was ended by {next(names, f'signal {-code}')}"
 
 
 @contextmanager
@@ -412,14 +410,13 @@ class Processes:
         from multiprocessing.connection import Connection, wait  # noqa: PLC0415 - where there are workers
 
         done = []
-        for worker in [
-            self._busy[pipe]
-            for pipe in wait(list(self._busy))
-            if isinstance(pipe, Connection)
-        ]:
+        ready = [
+            pipe for pipe in wait(list(self._busy)) if isinstance(pipe, Connection)
+        ]
+        for worker in [self._busy[pipe] for pipe in ready]:
             try:
                 result = worker.pipe.recv()
-            except (EOFError, OSError):
+            except (EOFError, OSError):  # its end of the pipe is closed: it died
                 worker.process.join()
                 code = worker.process.exitcode
                 if not worker.is_ready and code is not None and code > 0:
@@ -456,6 +453,7 @@ class Processes:
 def _start(threads: int) -> _Worker:
     import multiprocessing  # noqa: PLC0415 - where there are workers
 
+    # A forked process would inherit the locks of native libraries, but not the threads that hold them.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
@@ -554,6 +552,7 @@ class Place:
             cores = core_count()
             wanted = self.jobs or cores
             count = max(1, min(wanted, most or wanted))
+            # Workers share the cores: more threads in all than cores would slow down each other.
             workers = Processes(count, max(1, cores // count), once)
         with closing(workers):
             yield workers

@@ -179,9 +179,8 @@ def cannot_read(what: str, error: Exception, remedy: str = "") -> ArgumentError:
         return MissingFileError(
             f"Cannot read {what}: {reason_of(error)}.{near_file(error.filename)}"
         )
-    return ArgumentError(
-        f"Cannot read {what}: {reason_of(error)}.{f' {remedy}' if remedy else ''}"
-    )
+    sentence = f"Cannot read {what}: {reason_of(error)}."
+    return ArgumentError(f"{sentence} {remedy}" if remedy else sentence)
 
 
 def near_file(missing: str | PathLike[str] | None) -> str:

@@ -28,7 +28,7 @@ class Shown:
         return html
 
     def to_pandas(self, table: str = "") -> "pd.DataFrame":
-        """Records as a table, with a row for each.
+        """Return records as a table, with a row for each.
 
         Args:
             table: name of the field that holds the records; by default the first that the class has.
@@ -55,6 +55,7 @@ def export(module: str, names: Iterable[str]) -> None:
     members = vars(sys.modules[module])
     for name in names:
         home = getattr(members[name], "__module__", None)
+        # Names that another public module has exported keep that module, and those of other packages theirs.
         if isinstance(home, str) and home.startswith("onnxamp") and "._" in home:
             members[name].__module__ = module
 

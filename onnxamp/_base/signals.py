@@ -92,17 +92,14 @@ def _gone() -> Iterator[tuple[int, int]]:
         if inode == b"0" or not name:
             continue
         with suppress(OSError):  # the file no longer has a name
+            # Linux lists a line break in a name as \012, and addresses and offsets as hexadecimal numbers.
             status = Path(os.fsdecode(name[0].replace(rb"\012", b"\n"))).stat()
             start, end = (int(text, 16) for text in addresses.split(b"-"))
-            there = max(
-                0,
-                -(-status.st_size // mmap.PAGESIZE) * mmap.PAGESIZE - int(offset, 16),
-            )
-            if (
-                stat.S_ISREG(status.st_mode)
-                and status.st_ino == int(inode)
-                and there < end - start
-            ):
+            # A page is there if the file has any byte of it; the rest of the last page reads as zeros.
+            pages = -(-status.st_size // mmap.PAGESIZE)
+            there = max(0, pages * mmap.PAGESIZE - int(offset, 16))
+            is_same = stat.S_ISREG(status.st_mode) and status.st_ino == int(inode)
+            if is_same and there < end - start:
                 yield start + there, end - start - there
 
 
@@ -216,6 +213,7 @@ class Watch:
         self.number = 0
         self._is_closed = False
         self._handled = threading.Event()
+        # Python writes the number of each signal into a pipe, even while native code keeps handlers from running.
         self._ours, theirs = os.pipe()
         os.set_blocking(theirs, False)
         if sys.platform != "win32":  # on Windows, only sockets can be woken
@@ -240,6 +238,7 @@ class Watch:
             os._exit(INTERRUPTED + (self.number or number))
         if self.number and self._handled.is_set():
             return
+        # The first signal decides the exit code, however many follow.
         self.number = self.number or number
         if _cannot_raise(frame):
             _raise_soon(number)
@@ -259,9 +258,9 @@ class Watch:
         """Wait for signals in a separate thread."""
         number = self._next()
         begun = monotonic()
-        threading.Thread(
-            target=self._await_next, args=(number, begun), daemon=True
-        ).start()
+        repeated = partial(self._await_next, number, begun)
+        threading.Thread(target=repeated, daemon=True).start()
+        # If the stack unwinds in time, the main thread ends the process, and this thread with it.
         if self._handled.wait(_NATIVE):
             threading.Event().wait(_UNWINDING)
         end_now(number)
@@ -283,11 +282,9 @@ class Watch:
 def _raise_soon(number: int) -> None:
     """Send a signal to the main thread again, which wakes it if the system can address threads."""
     main = threading.main_thread().ident
-    send = (
-        partial(signal.pthread_kill, main)
-        if main and sys.platform != "win32"
-        else signal.raise_signal
-    )
+    send: Callable[[int], object] = signal.raise_signal
+    if main and sys.platform != "win32":
+        send = partial(signal.pthread_kill, main)
     threading.Timer(_SOON, send, (number,)).start()
 
 
@@ -309,11 +306,12 @@ def _cannot_raise(frame: FrameType | None) -> bool:
 
 def end_now(number: int) -> None:
     """End this process as a signal does, from any thread, after its worker processes and the last actions."""
-    threading.Thread(
-        target=_exit_after, args=(_CLEANING, INTERRUPTED + number), daemon=True
-    ).start()
+    # The process ends even if an action hangs.
+    last = partial(_exit_after, _CLEANING, INTERRUPTED + number)
+    threading.Thread(target=last, daemon=True).start()
     with suppress(Exception):
         _end_children()
+    # The last action to register comes first, as ends of blocks do.
     while _ACTS:
         with suppress(Exception):
             _ACTS.popitem()[1]()

@@ -58,7 +58,9 @@ def fingerprint(*parts: str | bytes | memoryview) -> str:
     digest = sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8))
+        digest.update(
+            len(data).to_bytes(8)
+        )  # so that "ab", "c" differs from "a", "bc"
         digest.update(data)
     return digest.hexdigest()[:24]
 
@@ -130,11 +132,9 @@ class State:
             ArgumentError: any of these facts has changed.
         """
         known = self._parts.get(name)
-        changed = (
-            []
-            if known is None
-            else [what for what in facts if facts[what] != known.facts.get(what, "")]
-        )
+        if known is None:
+            return
+        changed = [what for what in facts if facts[what] != known.facts.get(what, "")]
         if changed:
             raise ArgumentError(
                 f"The state file {str(self.path)!r} belongs to another {name}: {_listed(changed)} changed since"
@@ -193,6 +193,7 @@ class State:
         self._end = len(head) if head == _HEAD else 0
         for number, data in enumerate(self._file if self._end else (), 2):
             if not _is_whole(data):
+                # A killed process leaves one incomplete line at the end; anything else is damage.
                 if any(map(_is_whole, self._file)):
                     raise ValueError(f"line {number} is damaged")
                 break
@@ -211,12 +212,12 @@ class State:
             self._end = len(_HEAD)
 
     def _know(self, line: Any, place: _Place) -> None:
+        """Note what a line says: a part begins or ends, or has a result."""
         if "part" in line:
-            self._parts.pop(line["part"], None)
+            name = line["part"]
+            self._parts.pop(name, None)
             if line["facts"] is not None:
-                self._parts[line["part"]] = Part(
-                    line["part"], dict(line["facts"]), self
-                )
+                self._parts[name] = Part(name, dict(line["facts"]), self)
         else:
             self._parts[line["of"]]._places[line["key"]] = place
 
@@ -289,7 +290,7 @@ def _load(state: State, *, renew: bool) -> None:
         try:
             state._load()
         except ValueError as error:
-            # What links lead here from elsewhere is somebody's file rather than a damaged state.
+            # A file with another name as well belongs to a user: it is no damaged state.
             renews = renew and not _is_linked(state.path)
             if not renews or state._refused is not None:
                 raise ArgumentError(
@@ -345,12 +346,11 @@ def as_data(item: Any, *, named: bool = True) -> Any:
         }
         return values if named else list(values.values())
     if isinstance(item, Mapping):
-        return {
-            " ".join(key) if isinstance(key, tuple) else str(key): as_data(
-                value, named=named
-            )
-            for key, value in item.items()
-        }
+        data = {}
+        for key, value in item.items():
+            text = " ".join(key) if isinstance(key, tuple) else str(key)
+            data[text] = as_data(value, named=named)
+        return data
     if isinstance(item, (list, tuple, set, frozenset)):
         return [as_data(value, named=named) for value in item]
     if isinstance(item, float) and not math.isfinite(item):
@@ -375,19 +375,16 @@ def from_data(kind: Any, data: Any) -> Any:
         return data
     if is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
-        values = (
-            dict(zip(hints, data, strict=True)) if isinstance(data, list) else data
-        )
-        return kind(
-            **{name: from_data(hint, values[name]) for name, hint in hints.items()}
-        )
+        if isinstance(data, list):
+            data = dict(zip(hints, data, strict=True))
+        values = {name: from_data(hint, data[name]) for name, hint in hints.items()}
+        return kind(**values)
     if get_origin(kind) is not None:
         return _collection(kind, data)
     if kind is float and isinstance(data, (str, int, float)):
-        number = float(data)
-        return (
-            number if isinstance(data, str) else data
-        )  # an integer stays an integer, so that it is written as one again
+        number = float(data)  # fails for a text that is no number
+        # An integer stays an integer, so that it is written as one again.
+        return number if isinstance(data, str) else data
     if kind is not Any and not isinstance(data, kind):
         raise TypeError(kind)
     return data
@@ -400,9 +397,8 @@ def _collection(kind: Any, data: Any) -> Any:
         return frozenset(from_data(inside[0], item) for item in data)
     if get_origin(kind) is tuple:
         kinds = inside[:1] * len(data) if inside[-1] is Ellipsis else inside
-        return tuple(
-            from_data(one, item) for one, item in zip(kinds, data, strict=True)
-        )
+        pairs = zip(kinds, data, strict=True)
+        return tuple(from_data(one, item) for one, item in pairs)
     return {name: from_data(inside[1], item) for name, item in data.items()}
 
 

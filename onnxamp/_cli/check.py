@@ -50,6 +50,7 @@ def run(given: Given) -> None:
     checks = {}
     for path in models:
         audit, run = checks[str(path)] = _checked(path, given)
+        # JSON is one document about all models, so it is printed after the last one.
         if given.format != "json" or len(checks) == len(models):
             report = partial(check_report, audit, run, str(path))
             show(given, report, "check", partial(check_facts, checks))
@@ -64,11 +65,9 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     opened = Model.of(path)
     check_outputs(given, [given.html, given.state], *opened.files)
     check_dims(opened, given)
-    samples = (
-        None
-        if given.static and not given.build
-        else run_options_of(given).draw(opened)
-    )
+    samples = None
+    if given.build or not given.static:  # an engine is built for their shapes
+        samples = run_options_of(given).draw(opened)
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(
@@ -85,6 +84,7 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
 
 
 def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
+    """Run a model, and look for options that fix a fault."""
     ops = OpFilter(frozenset(given.only), frozenset(given.skip))
     place = place_of(given)
     with progress_bar(quiet=given.quiet) as progress, opened(given.state) as state:
@@ -113,7 +113,6 @@ def _run(model: Model, samples: Samples, given: Given) -> RunCheck:
             run = replace(run, cure=cure_run(model, run, trial))
         if not given.stop and run.skipped is None:
             progress("looking for exponents", 0, 0)
-            run = replace(
-                run, fit=find_fit(model, run, replace(trial.run.bare, state=state))
-            )
+            fit = find_fit(model, run, replace(trial.run.bare, state=state))
+            run = replace(run, fit=fit)
     return run

@@ -5,6 +5,7 @@ runs.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -98,15 +99,14 @@ class _DataCommand(click.Command):
             if rest and not ctx.resilient_parsing:
                 ctx.fail(self._unexpected(ctx, rest[0]))
         except click.UsageError as error:
-            unknown = (
-                error.option_name if isinstance(error, click.NoSuchOption) else None
-            )
-            told = told_of_other_tools(typed, unknown) or self._one_dash(
-                typed, unknown
-            )
-            if told is None:
+            unknown = None
+            if isinstance(error, click.NoSuchOption):
+                unknown = error.option_name
+            hint = told_of_other_tools(typed, unknown)
+            hint = hint or self._one_dash(typed, unknown)
+            if hint is None:
                 raise
-            raise click.UsageError(told, ctx) from None
+            raise click.UsageError(hint, ctx) from None
         return rest
 
     @staticmethod
@@ -118,7 +118,7 @@ class _DataCommand(click.Command):
 
     def _one_dash(self, typed: Sequence[str], unknown: str | None) -> str | None:
         """Return what to say about a long option with one dash, as in "-level", which click parses letter by letter."""
-        flags = {flag for item in self.params for flag in item.opts}
+        flags = set[str]().union(*(item.opts for item in self.params))
         for word in (text.partition("=")[0] for text in typed):
             if unknown == word[:2] and _is_word(word) and f"-{word}" in flags:
                 return f"No such option {word!r}. Did you mean '-{word}'?"
@@ -148,17 +148,14 @@ class _DataCommand(click.Command):
             if record is not None and isinstance(item, click.Option):
                 group = item.row.group if isinstance(item, DataOption) else "Help"
                 sections.setdefault(group, []).append(record)
-        width = max(len(flags) for rows in sections.values() for flags, _ in rows)
+        every = chain.from_iterable(sections.values())
+        width = min(max(len(flags) for flags, _ in every), _COLUMN)
         for heading, rows in sections.items():
             if rows:
+                # Padded, the columns of all sections are equally wide.
+                padded = [(flags.ljust(width), text) for flags, text in rows]
                 with formatter.section(heading):
-                    formatter.write_dl(
-                        [
-                            (flags.ljust(min(width, _COLUMN)), text)
-                            for flags, text in rows
-                        ],
-                        col_max=_COLUMN,
-                    )
+                    formatter.write_dl(padded, col_max=_COLUMN)
 
 
 def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | None:
@@ -170,19 +167,17 @@ def told_of_other_tools(arguments: Sequence[str], unknown: str | None) -> str | 
     """
     typed = [text.partition("=")[0] for text in arguments]
     known = [text for text in typed if _is_word(text) and any(_meanings(text))]
-    name = (
-        next(iter(known), unknown)
-        if unknown is None or len(unknown) == len("-n")
-        else unknown
-    )
+    # click names one letter of "-ope", so that the word itself must be found.
+    name = unknown
+    if unknown is None or len(unknown) == len("-n"):
+        name = next(iter(known), unknown)
     meanings: dict[str, list[str]] = {}
     for tool, meaning in _meanings(name or ""):
         meanings.setdefault(meaning, []).append(tool)
     if not meanings:
         return None
-    return " ".join(
-        _sentence(name or "", meaning, tools) for meaning, tools in meanings.items()
-    )
+    rows = meanings.items()
+    return " ".join(_sentence(name or "", meaning, tools) for meaning, tools in rows)
 
 
 def _is_word(text: str) -> bool:
@@ -191,12 +186,14 @@ def _is_word(text: str) -> bool:
 
 
 def _meanings(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the tools that have an option, each with its meaning here."""
     for tool, row in read_table("other_tools").items():
         if name in row["options"]:
             yield tool, row["options"][name]
 
 
 def _sentence(name: str, meaning: str, tools: Sequence[str]) -> str:
+    """Return a sentence about the counterpart of an option."""
     *others, last = (f"{tool}'s" for tool in tools)
     owners = f"{', '.join(others)} and {last}" if others else last
     if meaning.startswith("nothing"):

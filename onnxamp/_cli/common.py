@@ -1,11 +1,12 @@
-"""What all commands share: their options as arguments of the library, and their steps: check the outputs first, write a
-page, print a report, and end with an exit code.
+"""Code that commands share: their options as arguments of the library, and steps such as checking the outputs, writing
+a page, and printing a report.
 """
 
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +85,7 @@ def show(
     Raises:
         OutputError: standard output cannot be written. BrokenPipeError: its reader is gone.
     """
-    if getattr(given, "quiet", None):
+    if getattr(given, "quiet", None):  # some commands have no such option
         return
     from onnxamp._report.terminal import print_report  # noqa: PLC0415 - quiet commands print nothing
 
@@ -109,7 +110,7 @@ def validation_options(given: Given) -> Validation:
     """Return how results are validated, as far as models and folders have the same options for it."""
     return Validation(
         tolerance=given.tolerance,
-        heals=not given.no_cure,
+        no_cure=given.no_cure,
         cure_time=given.cure_time,
         stress=given.stress,
     )
@@ -124,17 +125,17 @@ def write_page(page: "Page", path: Path) -> None:
 
 def keep_outcome(given: Given, outcome: "Outcome") -> None:
     """Write the plan and the page of a conversion, if they were requested."""
-    made = outcome.conversion
+    conversion = outcome.conversion
     if given.save_plan:
-        made.plan.save(given.save_plan)
+        conversion.plan.save(given.save_plan)
     if given.html:
         from onnxamp._report.html.render import write_conversion  # noqa: PLC0415
 
         feeds = first_arrays(outcome.samples)
         write_conversion(
-            made,
+            conversion,
             outcome.tuned,
-            Model.read(made.target),
+            Model.read(conversion.target),
             given.html,
             compared=outcome.compared,
             shapes={name: feed.shape for name, feed in feeds.items()},
@@ -153,8 +154,7 @@ def first_arrays(samples: "Samples | None") -> dict[str, np.ndarray[Any, Any]]:
 def target_of(
     model: "Model", given: Given, dtype: str, *, may_fail: bool = False
 ) -> Path:
-    """Return the path of the converted model. It may replace the original only on request, and no other file that is
-    read.
+    """Return the path of the converted model, which may replace the original only on request, and no other input.
 
     With ``may_fail``, a result that fails its validation gets another name, which is also checked.
 
@@ -173,12 +173,8 @@ def target_of(
     else:
         target = output / name if output.is_dir() else output
     if not target.suffix:
-        note = "becomes a file without a suffix"
-        tell(
-            [
-                f"{str(target)!r} {note}: '{target}.onnx' names a model, '{target}/' a folder."
-            ]
-        )
+        text = f"{str(target)!r} becomes a file without a suffix: '{target}.onnx' names a model, '{target}/' a folder."
+        tell([text])
     is_same = target.exists() and path.exists() and target.samefile(path)
     if is_same and not given.in_place:
         raise ArgumentError(
@@ -197,19 +193,15 @@ def target_of(
 
 def _given_files(given: Given) -> list[Path]:
     """Return the files other than models that the options of a command read."""
-    names = [
-        getattr(given, name, None)
-        for name in ("inputs", "plan_file", "data", "custom_ops")
-    ]
-    files = [
-        as_path(name)
-        for name in (*names, *getattr(given, "libraries", ()))
-        if name is not None
-    ]
-    folders = [file for file in files if not is_remote(file) and file.is_dir()]
+    options = ("inputs", "plan_file", "data", "custom_ops")
+    names = [getattr(given, option, None) for option in options]
+    names += getattr(given, "libraries", ())
+    files = [as_path(name) for name in names if name is not None]
+    for folder in [file for file in files if not is_remote(file) and file.is_dir()]:
+        files += folder.iterdir()
+    # --accept FILE.py:FUNCTION
     code = getattr(getattr(given, "accept", None), "name", "").rpartition(":")[0]
-    files += [as_path(code)] if code else []
-    return [*files, *(file for folder in folders for file in folder.iterdir())]
+    return [*files, as_path(code)] if code else files
 
 
 def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -> None:
@@ -252,11 +244,11 @@ def check_outputs(given: Given, outputs: Iterable[Path | None], *inputs: Path) -
 
 def _identities(files: Iterable[Path]) -> set[Identity]:
     """Return what files are identified by, except links in a circle, which lead to none."""
-    found = set[Identity]()
+    identities = set[Identity]()
     for path in files:
         with suppress(OSError):
-            found.add(identity(path))
-    return found
+            identities.add(identity(path))
+    return identities
 
 
 def _check_data_files(outputs: Sequence[Path]) -> None:
@@ -271,9 +263,10 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
                 raise ArgumentError(
                     f"{str(path)!r} may be the data file of {str(other)!r}: choose another name."
                 )
-        if path.exists() and (
-            user := referring_models(path.parent, [path.name], path).get(path.name)
-        ):
+        if not path.exists():
+            continue
+        user = referring_models(path.parent, [path.name], path).get(path.name)
+        if user:
             raise ArgumentError(
                 f"{str(path)!r} holds weights of {str(user)!r}: choose another name for the output."
             )
@@ -281,7 +274,8 @@ def _check_data_files(outputs: Sequence[Path]) -> None:
 
 def _is_printed_to(path: Path) -> bool:
     """Return whether a path leads to a standard stream, as /dev/stdout does, and FILE in "-o FILE > FILE"."""
-    no_such = (OSError, ValueError, AttributeError)  # a file, or a stream
+    # The file may not exist, or the stream may be closed or no file at all.
+    no_such = (OSError, ValueError, AttributeError)
     for stream in (sys.stdout, sys.stderr):
         with suppress(*no_such):
             if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
@@ -408,16 +402,10 @@ def check_dims(model: Model, given: Given) -> None:
         Sizes.of(model.proto.graph.input).resolve(given.dims)
 
 
-# --- what is written and printed ----------------------------------------------------------------------------------
-
-
 def sink_of(given: Given, target: Path) -> Sink:
     """Return where a converted model goes, and how."""
     names = given.data_names or "onnx"
     return Sink(target, given.external_data, given.shard_size, names)
-
-
-# --- conversion ---------------------------------------------------------------------------------------------------
 
 
 def options_of(given: Given, level: str | None = None) -> Options:
@@ -444,7 +432,7 @@ def place_of(given: Given) -> Place:
 
 
 def chosen_options() -> frozenset[str]:
-    """The options of the conversion that were typed, or stand in a preset or the environment."""
+    """Return the options of the conversion that were typed, or come from a preset or the environment."""
     context = click.get_current_context()
     return frozenset(
         name
@@ -456,7 +444,7 @@ def chosen_options() -> frozenset[str]:
 def in_its_folder(given: Given, options: Options, model: Model) -> Options:
     """Return the options for a model, with the types that the software expects if the kind of its folder is known.
 
-    That is said, unless the command is quiet: converting the folder does more.
+    Unless the command is quiet, a sentence says so, because converting the whole folder does more.
     """
     package = model.ask(_package_of)
     if package is None:
@@ -491,18 +479,22 @@ def _package_of(model: Model) -> tuple[Path, FolderKind] | None:
     return package
 
 
+def random_run_options(given: Given) -> RunOptions:
+    """Return how models run on random inputs, as far as models and folders have the same options for it."""
+    return RunOptions(
+        count=given.samples, seed=given.seed, dims=given.dims, provider=given.provider
+    )
+
+
 def run_options_of(given: Given, report: Report = silent) -> RunOptions:
     """Return how models run, as the options of a command ask for it.
 
     Raises:
         ArgumentError: the inputs cannot be read, or options for random ones are given as well.
     """
-    return RunOptions(
+    return replace(
+        random_run_options(given),
         samples=given_prompts(given) or given_samples(given),
-        count=given.samples,
-        seed=given.seed,
-        dims=given.dims,
-        provider=given.provider,
         place=place_of(given),
         state=given.state,
         report=report,

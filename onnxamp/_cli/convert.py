@@ -1,5 +1,6 @@
 """``onnxamp convert``."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from onnxamp._cli.common import (
     validation_options,
 )
 from onnxamp._convert.plan import load_plan, strict
-from onnxamp._job import Request, Validation
+from onnxamp._job import Request, Validation, search_metric
 from onnxamp._job.pipeline import convert_to_file
 from onnxamp._model.model import Model
 from onnxamp._options.command_line import spelled_fields
@@ -79,30 +80,29 @@ def run(given: Given) -> None:
             run=run_options_of(given, report=progress),
             search=Search(
                 tolerance=TOLERANCE if given.tolerance is None else given.tolerance,
-                metric="rel-l2" if given.metric == "elements" else given.metric,
+                metric=search_metric(given.metric),
                 accept=given.accept,
             ),
             validation=_validation(given, model) if validates else None,
             expects=given.expected_error,
             explains=not given.quiet or bool(given.html),
-            warn=tell
-            if plan is None
-            else lambda _: None,  # they were printed with the plan
+            # The warnings of a plan were printed when it was made.
+            warn=tell if plan is None else _ignore,
         )
         outcome = convert_to_file(request, sink_of(given, target))
     conversion = outcome.conversion
-    validation = outcome.conversion.validation
     keep_outcome(given, outcome)
     if not given.quiet:
         from onnxamp._report.conversion import conversion_facts, conversion_report  # noqa: PLC0415
 
-        show(
-            given,
-            partial(conversion_report, conversion),
-            "convert",
-            partial(conversion_facts, conversion),
-        )
-    _finish(validation, conversion.target, quiet=given.quiet)
+        report = partial(conversion_report, conversion)
+        show(given, report, "convert", partial(conversion_facts, conversion))
+    _finish(conversion.validation, conversion.target, quiet=given.quiet)
+
+
+def _ignore(warnings: Iterable[str]) -> None:
+    """Print nothing."""
+    del warnings
 
 
 def _validation(given: Given, model: Model) -> Validation:
@@ -126,6 +126,11 @@ def _overridden() -> list[str]:
 
 
 def _finish(validation: "DiffReport | None", target: Path, *, quiet: bool) -> None:
+    """Say what even a quiet command says.
+
+    Raises:
+        click.ClickException: the result failed its validation.
+    """
     if validation is not None and not validation.passed and not validation.skipped:
         why = printable(validation.failure or next(iter(validation.warnings), ""))
         raise click.ClickException(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +61,7 @@ def run(given: Given) -> None:
     limits = replace(limits, accept=given.accept)
     result = given.result
     models = () if result is None else (Model.of(given.reference), Model.of(result))
-    read = (file for model in models for file in model.files)
+    read = chain.from_iterable(model.files for model in models)
     check_outputs(given, [given.save, given.html, given.state], given.reference, *read)
     report = _run(*models, limits, given) if models else _judged_again(limits, given)
     confirm_sources()
@@ -86,14 +87,8 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
         raise ArgumentError(
             "Name two models, or one comparison that --save has written (.json)."
         )
-    if (
-        given.layers
-        or given.accept
-        or given.state
-        or given.original
-        or given.provider
-        or sampling_arguments(given)
-    ):
+    runs = (given.layers, given.accept, given.state, given.original, given.provider)
+    if any(runs) or sampling_arguments(given):
         raise ArgumentError(
             "A saved comparison is judged without running anything: only limits and output options apply to it."
         )
@@ -101,6 +96,7 @@ def _judged_again(limits: Limits, given: Given) -> DiffReport:
 
 
 def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffReport:
+    """Compare two models, and look for a conversion that passes if they differ."""
     layers = given.layers or bool(given.html)
     provider = choose_provider(given.provider)
     comparison = Comparison.of(
@@ -124,6 +120,7 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
         report = comparison.compare(
             result, layers=layers or None, seconds=given.cure_time
         )
+        # The state belongs to this comparison; what follows would overwrite it.
         comparison.run = replace(comparison.run, state=None)
         if given.original:
             source = Model.of(given.original)
@@ -149,12 +146,9 @@ def _cure(
     if report.reference_lowest != "float32" or report.lowest == "float32":
         return None
     target = target_of_engine(given, given.target)
-    advice = (
-        ""
-        if target == given.target
-        else f"--target {target} converts for what {target} has. "
-    )
-    advice += other_ways(target, report.lowest)
+    advice = other_ways(target, report.lowest)
+    if target != given.target:
+        advice = f"--target {target} converts for its kernels and arithmetic. {advice}"
     recipe = Recipe(
         Options(dtype=report.lowest, target=target), sampling_arguments(given)
     )

@@ -77,15 +77,15 @@ def door() -> Iterator[None]:
         click.echo("Aborted!", err=True)
         raise click.exceptions.Exit(_INTERRUPTED) from None
     except Exception as error:
-        if is_ended(error) or (
-            isinstance(error, OSError) and error.errno == errno.EPIPE
-        ):  # or nothing reads this
+        # A signal ends the process elsewhere, and nothing reads a closed pipe.
+        is_unread = isinstance(error, OSError) and error.errno == errno.EPIPE
+        if is_unread or is_ended(error):
             raise
         raise click.exceptions.Exit(_shown(error)) from None
 
 
 def _shown(error: Exception) -> int:
-    """Print an error; returns the exit code."""
+    """Print an error, and return the exit code."""
     context = click.get_current_context()
     words: Sequence[str] = context.meta.get(_WORDS, ())
     is_clicks = isinstance(error, click.ClickException)
@@ -111,9 +111,10 @@ def _shown(error: Exception) -> int:
         from onnxamp._report.terminal import fitted  # noqa: PLC0415
 
         text = fitted(printable(_sentence(error)), "Error: ")
-        (
-            click.UsageError(text, context) if is_usage else click.ClickException(text)
-        ).show()
+        if is_usage:
+            click.UsageError(text, context).show()  # with a hint at --help
+        else:
+            click.ClickException(text).show()
     return code
 
 
@@ -122,15 +123,15 @@ def _formatted(
 ) -> str | None:
     """Return an error in the requested machine-readable format; None for people, or next to a report in JSON."""
     form = _format(words)
-    if form == "json" and _REPORTED not in context.meta:
-        from onnxamp._report.formats import document  # noqa: PLC0415 - few commands fail
+    if form not in ("json", "markdown"):
+        return None
+    from onnxamp._report.formats import document, error_markdown  # noqa: PLC0415 - few commands fail
 
+    if form == "json" and _REPORTED not in context.meta:
         note_report()
         facts = {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
         return document("error", facts)
     if form == "markdown":
-        from onnxamp._report.formats import error_markdown  # noqa: PLC0415
-
         return f"{error_markdown(_sentence(error))}\n"
     return None
 
@@ -141,11 +142,8 @@ def _kind(error: Exception) -> str:
         return type(error).__name__
     if isinstance(error, click.ClickException):
         return "UsageError" if isinstance(error, click.UsageError) else "Failure"
-    return (
-        "SystemError"
-        if isinstance(error, (OSError, MemoryError))
-        else "UnexpectedError"
-    )
+    is_systems = isinstance(error, (OSError, MemoryError))
+    return "SystemError" if is_systems else "UnexpectedError"
 
 
 def _sentence(error: Exception) -> str:
@@ -175,11 +173,10 @@ def _place(error: Exception) -> str:
     package = Path(__file__).parents[1]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
-    return (
-        f" in {Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno}"
-        if ours
-        else ""
-    )
+    if not ours:
+        return ""
+    file = Path(ours[-1].filename).relative_to(package.parent)
+    return f" in {file.as_posix()}:{ours[-1].lineno}"
 
 
 def _format(words: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 from onnxamp._base.errors import OpsetError
 from onnxamp._cli.common import Given, options_of, show, tell
@@ -29,8 +30,8 @@ from onnxamp._runtime.run import RunOptions
 if TYPE_CHECKING:
     from onnxamp._gradients.expected import Known
 
-_LEVELS = ("O1", "O2", "O3")
-_USUAL = "O2"
+_LEVELS: Final = ("O1", "O2", "O3")
+_USUAL: Final = "O2"
 """The level at which Casts are explained if none is given: that of ``onnxamp convert``."""
 
 
@@ -44,6 +45,7 @@ def run(given: Given) -> None:
     known: Known = {}  # levels share it, as most prepare the same model
     counts: Counter[tuple[str, str]] = Counter()
     hints: dict[str, str | None] = {}
+    # Level O0 prepares the model and lowers nothing: it shows what is in the model.
     levels = ("O0", *(given.levels or _LEVELS))
     with progress_bar() as progress:
         for number, level in enumerate(levels):
@@ -55,7 +57,7 @@ def run(given: Given) -> None:
             except OpsetError:
                 if level == "O0":
                     raise
-                continue
+                continue  # the report says that the opset is too old
             ready = decided.prepared
             analysis = decided.analysis
             if level == "O0":
@@ -65,10 +67,7 @@ def run(given: Given) -> None:
                 if given.expected_error or given.inputs:
                     inputs = RunOptions(samples=given.inputs)
                     plan = foreseen(opened, plan, inputs, known)
-                plans[level] = (
-                    plan,
-                    dict(summarize(ready, analysis).nodes),
-                )
+                plans[level] = (plan, dict(summarize(ready, analysis).nodes))
                 told = (
                     *ready.notes,
                     *ready.unfolded,
@@ -80,7 +79,8 @@ def run(given: Given) -> None:
                 )
                 hints[level] = " ".join(filter(None, told))
     confirm_sources()
-    tell(dict.fromkeys(text for plan, _ in plans.values() for text in plan.warnings))
+    warnings = chain.from_iterable(plan.warnings for plan, _ in plans.values())
+    tell(dict.fromkeys(warnings))  # most levels have the same ones
     show(
         given,
         partial(
@@ -102,14 +102,14 @@ def run(given: Given) -> None:
 
 
 def _explain_casts(given: Given, opened: Model) -> None:
-    """Show why the Casts of some values are where they are, at each level that is given."""
+    """Show why the Casts of some values are where they are, at each requested level."""
     traces = list[tuple[str, CastTrace]]()
     for level in given.levels or (_USUAL,):
         asked = options_of(given, level)
         refuse_misspelled(opened, asked)
         analysis = decide(opened, asked).analysis
-        found = trace_casts(opened, analysis, given.cast)
-        traces += ((str(level), trace) for trace in found)
+        for trace in trace_casts(opened, analysis, given.cast):
+            traces.append((str(level), trace))
     confirm_sources()
     show(
         given,

@@ -23,8 +23,6 @@ from onnxamp._options.command_line import OptionRow
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
 
-# --- types --------------------------------------------------------------------------------------------------------
-
 IN_FOLDER: Final = "*"
 """Placeholder for the name of a result in a folder."""
 
@@ -35,7 +33,7 @@ class _File(click.Path):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return the path. "-" is none: results are validated and then put in their place, which streams are not."""
+        """Return the path. "-" is refused: a result is validated before it is put in its place, unlike a stream."""
         if value == "-":
             self.fail(
                 "'-' usually means a stream, but onnxamp reads and writes files: name a file ('./-' for this name)."
@@ -51,7 +49,7 @@ class _File(click.Path):
         )
 
 
-class _Output(_File):
+class _FileOrFolder(_File):
     """A file, or a folder. A path that ends with a separator is a folder even if it does not exist."""
 
     def convert(
@@ -68,6 +66,7 @@ class _Integer(click.IntRange):
 
 
 class _Number(click.types.FloatParamType):
+    # click's errors end with it: "'x' is not a valid number (...)".
     name = "number (write it like 0.01 or 1e-3)"
 
 
@@ -85,9 +84,10 @@ class _Words(click.Choice[str]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return the word as it is listed; one that names follow as it stands."""
+        """Return the word as it is listed; a word with names after it stays as it is."""
         if self.named and str(value).startswith(f"{self.named}:"):
             return value
+        # An option for types also accepts their usual short names.
         if "bfloat16" in self.choices:
             from onnxamp._facts.dtypes import dtype_name  # noqa: PLC0415 - imports numpy
 
@@ -172,6 +172,7 @@ def _bytes(value: str) -> int:
         raise click.BadParameter(
             f"{value!r} is not a size: write it like 500MB or 2GB."
         )
+    # 1 kB is 1000 bytes, and 1 KiB is 1024.
     unit: int = (1024 if size[3] else 1000) ** " kmgt".index(size[2] or " ")
     return round(float(size[1]) * unit)
 
@@ -185,7 +186,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _offered(name: str) -> Callable[[str], Any]:
-    """Return what converts a value of a type that a room apart offers. Help and completion do not load it."""
+    """Return a function that converts a value of a type from a room apart. Help and completion do not load it."""
 
     def meaning(text: str) -> Any:
         offer = extensions("types")[name]
@@ -205,7 +206,7 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "megabytes": (_Integer(1), "MB"),
     "file": (_File(path_type=Path, readable=False), "FILE"),
     "file name": (str, "FILE"),
-    "output": (_Output(path_type=Path, readable=False), "PATH"),
+    "output": (_FileOrFolder(path_type=Path, readable=False), "PATH"),
     "size": (_bytes, "SIZE"),
     "dims": (str, "NAME=N"),
     "ranges": (str, "NAME=LOW:HIGH"),
@@ -218,8 +219,6 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
 """The type of a row -> click's type, and the placeholder for its value in help. Types of words are made
 from the words.
 """
-
-# --- callbacks ----------------------------------------------------------------------------------------------------
 
 
 def _dims(
@@ -278,8 +277,6 @@ _CALLBACKS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 """The type of a row -> the final conversion of its value."""
 
-# --- rows ---------------------------------------------------------------------------------------------------------
-
 
 def _software() -> list[str]:
     return [name for name, row in read_table("presets").items() if row["options"]]
@@ -296,11 +293,10 @@ SOURCES: Final[Mapping[str, Callable[[], Sequence[str]]]] = {
 
 def words_of(row: OptionRow) -> list[str]:
     """Return the words that an option accepts or, if it accepts others as well, that completion offers."""
-    return [
-        word
-        for choice in row.choices
-        for word in (SOURCES[choice]() if choice in SOURCES else (choice,))
-    ]
+    words = list[str]()
+    for choice in row.choices:
+        words += SOURCES[choice]() if choice in SOURCES else [choice]
+    return words
 
 
 class DataOption(click.Option):
@@ -311,11 +307,11 @@ class DataOption(click.Option):
         self.row = row
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert a value, unless the shell only asks what may follow."""
+        """Convert a value, unless the shell only asks for completions."""
         return value if ctx.resilient_parsing else super().type_cast_value(ctx, value)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the flags and all that is said about the option."""
+        """Return the flags and the whole help of the option."""
         flags, text = super().get_help_record(ctx) or ("", "")
         return flags, full_help(self.row) + text.removeprefix(self.row.help)
 
@@ -346,8 +342,10 @@ def parameter_of(row: OptionRow) -> click.Parameter:
         form = _flag(row)
     elif row.default is not None:
         form.update(default=row.default, show_default=row.default != "")
+    # click itself completes the words of a Choice, and paths.
     if not isinstance(kind, click.Choice | click.Path):
         form["shell_complete"] = partial(_suggested, row)
+    # click parses eager options first, so that the values of a preset are defaults of the others.
     is_preset = row.type == "preset"
     return DataOption(
         row,
@@ -397,7 +395,7 @@ def _suggested(
 
 
 def full_help(row: OptionRow) -> str:
-    """Return all that is said about an option."""
+    """Return the whole help of an option."""
     text = " ".join(filter(None, [row.help, row.more, "Repeatable." * row.repeats]))
     if "{software}" in text:
         table = read_table("presets")

@@ -24,9 +24,8 @@ from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html import preview_page
+from onnxamp._report.parts import Report
 from onnxamp._runtime.run import RunOptions
-
-_LEVELS = ("O0", "O1", "O2", "O3")
 
 
 def run(given: Given) -> None:
@@ -47,38 +46,27 @@ def run(given: Given) -> None:
     if plan is None:
         refuse_misspelled(opened, asked)
     target = model.with_name(f"{model.stem}_{low_type(asked.dtype).suffix}.onnx")
-    made, result = preview(opened, target, asked, plan)
+    conversion, result = preview(opened, target, asked, plan)
     custom = custom_arguments(given)
-    if plan is not None:
-        made = replace(
-            made, plan=plan
-        )  # its reasons are those of the conversion that was planned
-        converts = shlex.join(
-            [
-                "onnxamp",
-                "convert",
-                str(model),
-                "-o",
-                str(target),
-                "--plan",
-                str(given.plan_file),
-                *custom,
-            ]
-        )
+    if plan is None:
+        command = Recipe(asked, sampling=custom).command(str(model), str(target), ())
     else:
-        converts = Recipe(asked, sampling=custom).command(str(model), str(target), ())
+        # The reasons in the saved plan may be measured ones, which a preview cannot know.
+        conversion = replace(conversion, plan=plan)
+        files = (str(model), "-o", str(target), "--plan", str(given.plan_file))
+        command = shlex.join(["onnxamp", "convert", *files, *custom])
     if given.expected_error or given.inputs:
         inputs = RunOptions(samples=given.inputs)
-        made = replace(made, plan=foreseen(opened, made.plan, inputs))
+        plan_with_error = foreseen(opened, conversion.plan, inputs)
+        conversion = replace(conversion, plan=plan_with_error)
     audit = audit_model(result, asked.target, base_dir=opened.folder)
     confirm_sources()
-    write_page(preview_page(made, audit, converts), page)
-    tell(made.plan.warnings if plan is None else ())
-    show(
-        given,
-        lambda: preview_report(made, audit, converts)._replace(
-            models=(str(model), str(page))
-        ),
-        "view",
-        lambda: {"page": page, "plan": made.plan, "summary": made.summary},
-    )
+    write_page(preview_page(conversion, audit, command), page)
+    tell(conversion.plan.warnings if plan is None else ())
+
+    def report() -> Report:
+        preview = preview_report(conversion, audit, command)
+        return preview._replace(models=(str(model), str(page)))
+
+    facts = {"plan": conversion.plan, "summary": conversion.summary}
+    show(given, report, "view", lambda: {"page": page, **facts})

@@ -108,8 +108,23 @@ def solve(problem: Problem, prices: Prices | None = None) -> Analysis:
 
 def low_nodes(analysis: Analysis) -> frozenset[int]:
     """Return nodes with a low-precision port."""
-    low = (low_ports(analysis, node) for node in analysis.graph.nodes)
-    return frozenset(index for index, at in enumerate(low) if at.inputs or at.outputs)
+    is_low = analysis.decision.of_ports()
+    types = analysis.graph.types
+    ports = analysis.ports
+    made = {
+        value
+        for value, variable in enumerate(ports.produced)
+        if is_low[variable] and types[value] == FLOAT
+    }
+    found = set[int]()
+    for node, consumed in zip(analysis.graph.nodes, ports.consumed, strict=True):
+        for value, variable in zip(node.inputs, consumed, strict=True):
+            if is_low[variable] and types[value] == FLOAT:
+                found.add(node.index)
+                break
+        if not made.isdisjoint(node.outputs):
+            found.add(node.index)
+    return frozenset(found)
 
 
 def low_ports(analysis: Analysis, node: Node) -> Ports:

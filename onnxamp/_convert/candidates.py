@@ -150,7 +150,7 @@ def _gain(gain: str) -> str:
 def _foldable(analysis: Analysis) -> tuple[str, ...]:
     """Return the outputs of the patterns to fold: those that are not low as they are, unless the user named a node."""
     graph = analysis.graph
-    if not analysis.options.may_fold:
+    if not analysis.options.may_fold or all(analysis.decision.low):
         return ()
     folds = graph.ask(find_folds, with_weights=False)
     problem = analysis.problem

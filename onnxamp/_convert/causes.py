@@ -4,7 +4,7 @@ The Casts are counted by solving the same problem again without the reason in qu
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
@@ -307,7 +307,7 @@ _OF_PATTERNS: Final[frozenset[Basis]] = frozenset(
 """Reasons that keep nodes of a decomposed pattern in float32, but not the single op."""
 
 
-def _told_as_decomposed(folds: list[Fold]) -> str:
+def _told_as_decomposed(folds: Sequence[Fold]) -> str:
     return (
         f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
     )

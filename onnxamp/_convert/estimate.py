@@ -21,11 +21,12 @@ from onnxamp._facts.dtypes import FLOAT16, FLOAT32_BYTES, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import profile_of
 from onnxamp._facts.targets import LAUNCH, target_of
+from onnxamp._graph.constants import expected_terms
 from onnxamp._graph.determined import loop_trips
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape, elements
 from onnxamp._graph.view import ABSENT, Node
-from onnxamp._graph.work import Work, work_of
+from onnxamp._graph.work import Work, work_with
 from onnxamp._options.options import Options
 
 if TYPE_CHECKING:
@@ -60,10 +61,25 @@ class Estimate:
     low: Format = FLOAT16
 
     @cached_property
-    def floats(self) -> Sequence[tuple[Node, int, Work]]:
-        """Nodes that launch kernels, with the number of kernels and their work."""
-        nodes = ((node, self.launches(node)) for node in self.graph.nodes)
-        return [(node, count, self.work(node)) for node, count in nodes if count]
+    def times(self) -> Sequence[tuple[int, float, float]]:
+        """Nodes that launch kernels, with the microseconds in float32 and in low precision, their launches included."""
+        known = dict[tuple[int, Work], tuple[float, float]]()
+        times = list[tuple[int, float, float]]()
+        for node in self.graph.nodes:
+            if not (count := self.launches(node)):
+                continue
+            work = self.work(node)
+            if (count, work) not in known:
+                high, low = (work.time(self.device, low=it) for it in (None, self.low))
+                launches = count * LAUNCH_US
+                known[count, work] = launches + high, launches + low
+            times.append((node.index, *known[count, work]))
+        return times
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """Elements by value index; none of what is absent."""
+        return [*(elements(self.shapes[one.index]) for one in self.graph.values), 0]
 
     @cached_property
     def trips(self) -> Sequence[int]:
@@ -77,14 +93,19 @@ class Estimate:
 
     def work(self, node: Node) -> Work:
         """The work of a node in one run of the model."""
-        return work_of(node, self.shapes, self.trips[node.scope])
+        sizes = self.sizes
+        read = tuple([sizes[value] for value in node.inputs])
+        written = sum([sizes[value] for value in node.outputs])
+        terms = expected_terms(node, self.shapes)
+        return work_with(node.key, read, written, terms, self.trips[node.scope])
 
     def launches(self, node: Node) -> int:
         """Kernels that a node launches in one run of the model."""
         if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
-        values = (*node.inputs, *node.outputs)
-        if FLOAT_TENSORS.isdisjoint(self.graph.types_of(values)):
+        types = self.graph.types
+        kinds = [types[value] for value in (*node.inputs, *node.outputs)]
+        if FLOAT_TENSORS.isdisjoint(kinds):
             return 0
         return self.trips[node.scope]
 
@@ -117,27 +138,24 @@ class Estimate:
         self, ports: PortVariables, decision: Decision
     ) -> Iterator[tuple[int, bool, set[bool]]]:
         """Yield (value, whether it is low precision, precisions in which it is read)."""
+        is_low = decision.of_ports()
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                needed = set(map(decision.is_low, ports.read(self.graph, value)))
-                yield value, decision.is_low(produced), needed
+                read = ports.read(self.graph, value)
+                yield value, is_low[produced], {is_low[variable] for variable in read}
 
     def least_time(self, high: AbstractSet[int]) -> float:
         """Microseconds that all nodes take at least in one run with these in float32, wherever Casts stand."""
         time = 0.0
-        for node, launches, work in self.floats:
-            own = work.time(self.device, low=None)
-            if node.index not in high:
-                own = min(own, work.time(self.device, low=self.low))
-            time += launches * LAUNCH_US + own
+        for node, slow, fast in self.times:
+            time += slow if node in high else min(slow, fast)
         return time
 
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
         """Microseconds of all nodes in one run with these in low precision, without Casts."""
         time = 0.0
-        for node, launches, work in self.floats:
-            made = self.low if node.index in low else None
-            time += launches * LAUNCH_US + work.time(self.device, low=made)
+        for node, slow, fast in self.times:
+            time += fast if node in low else slow
         return time
 
 

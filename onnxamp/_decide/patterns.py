@@ -1,4 +1,4 @@
-"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them; ``graph.ask(find_forms)`` matches exactly.
+"""The patterns of a graph: ``graph.ask(find_patterns)`` recognizes them; ``find_forms(graph)`` matches exactly.
 
 A listed name means the nodes of its op types, and the patterns that exporters write for it (:func:`named_nodes`).
 """
@@ -11,10 +11,11 @@ from onnxamp._facts.dtypes import FLOAT
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import (
+    Form,
+    FormSearch,
     Match,
     form_table,
     maker_of,
-    matches,
     only_reader,
     readers_of,
 )
@@ -359,24 +360,39 @@ def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
     return (match for match in graph.ask(find_patterns) if match.kind in kinds)
 
 
-def find_forms(graph: Graph) -> tuple[Match, ...]:
-    """Return all matches of the table's forms in which only the core's result is read from outside, producers first.
+def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
+    """Yield the nodes at which forms may end, producers first, each with the matches of the table's forms there.
 
-    Matches may overlap, and one core may have several, the largest forms first.
+    In each match, only the core's result is read from outside. Matches may overlap, and a core may have several, the
+    largest forms first. They are found as they are asked for, so that a caller need not search where it has one.
 
     Complexity: near linear. A form is tried only at the nodes of patterns, and at those directly after them.
     """
     cores_at = _last_nodes(graph)
-    forms = form_table().ending_in
-    return tuple(
-        match
-        for node in graph.order
-        if node.index in cores_at and not graph.scopes[node.scope].opaque
-        for form in forms.get(node.key, ())
-        if not form.cores.isdisjoint(cores_at[node.index])
-        for match in matches(graph, form, node)
-        if is_closed(graph, match)
-    )
+    ending_in = form_table().ending_in
+    search = FormSearch.of(graph)
+    for node in graph.order if cores_at else ():
+        forms = ending_in.get(node.key)
+        cores = cores_at.get(node.index) if forms else None
+        if not forms or not cores or graph.scopes[node.scope].opaque:
+            continue
+        able = [
+            form
+            for form, ends in forms
+            if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
+        ]
+        if able:
+            yield node, _closed_matches(search, able, node)
+
+
+def _closed_matches(
+    search: FormSearch, forms: Iterable[Form], core: Node
+) -> Iterator[Match]:
+    """Yield the matches of forms that end at a node, and of which only its result is read from outside."""
+    for form in forms:
+        for match in search.matches(form, core):
+            if is_closed(search.graph, match):
+                yield match
 
 
 def _last_nodes(graph: Graph) -> dict[int, set[str]]:

@@ -176,9 +176,12 @@ class PortVariables(NamedTuple):
 
     def read(self, graph: Graph, value: int) -> set[int]:
         """Return the variables of the ports that read or return a value, HIGH and LOW among them."""
-        found = {self.consumed[node][port] for node, port in graph.uses[value]}
-        found.update(self.returned.get(key, NONE) for key in graph.results[value])
-        return found - {NONE}
+        consumed = self.consumed
+        found = {consumed[node][port] for node, port in graph.uses[value]}
+        for key in graph.results[value]:
+            found.add(self.returned.get(key, NONE))
+        found.discard(NONE)
+        return found
 
     def enters_low(self, value: int) -> bool:
         """Return whether a value enters in low precision, as it is or at the user's request."""

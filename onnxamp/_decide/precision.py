@@ -68,6 +68,11 @@ class Decision(NamedTuple):
         """Return whether a port with this variable is low precision."""
         return variable == LOW or (variable >= 0 and self.low[variable])
 
+    def of_ports(self) -> Sequence[bool]:
+        """Return :meth:`is_low` by variable, for loops over all ports: HIGH, LOW and NONE count from the end."""
+        ends = {HIGH: False, LOW: True, NONE: False}
+        return [*self.low, *(ends[variable] for variable in sorted(ends))]
+
 
 def verdict_on(
     problem: Problem, pins: Pins, decision: Decision, variable: int
@@ -128,7 +133,8 @@ class CutProblem:
 
     Attributes:
         saves: bytes that a number saves in low precision.
-        roots: as ``ports.roots``, but constants that follow their only reader have its root.
+        roots: as ``ports.roots``, but constants that follow their only reader have its root. The last entries are those
+            of NONE, LOW and HIGH, so that every port has one.
         tied: roots that decide for more than one variable.
         exactly_high: values that are float32, or that only exact ops stand between such values and.
         pure: those of them that carry an accuracy charge.
@@ -143,7 +149,7 @@ class CutProblem:
         self.low = problem.options.low
         self.costs = target_of(problem.options.target).costs
         self.saves = FLOAT32_BYTES - self.low.bytes
-        self.roots = [*self.ports.roots]
+        self.roots = [*self.ports.roots, NONE, LOW, HIGH]
         self.tied = {
             root for variable, root in enumerate(self.ports.roots) if root != variable
         }
@@ -165,7 +171,8 @@ class CutProblem:
             self.measured(network, prices)
         cut = network.solve()
         self.agree(cut.low, prices)
-        low = cut.low[self.roots].tolist() if self.roots else []
+        roots = self.roots[: len(self.ports.roots)]
+        low = cut.low[roots].tolist() if roots else []
         return Decision(low, cut.cost)
 
     def agree(self, low: "NDArray[np.bool_]", prices: Prices | None) -> None:
@@ -177,10 +184,6 @@ class CutProblem:
             needed = {one == LOW or (one >= 0 and bool(low[one])) for one in readers}
             if len(needed) == 1 and variable not in high:
                 low[variable] = needed.pop()
-
-    def root(self, variable: int) -> int:
-        """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
-        return self.roots[variable] if variable >= 0 else variable
 
     def variables(self) -> None:
         """Add pins, implications and gains to the network."""
@@ -295,7 +298,7 @@ class CutProblem:
         kind = self.graph.types[node.output(0)]
         if source not in self.exactly_high or kind in (None, FLOAT):
             return
-        variable = self.root(self.ports.consumed[node.index][0])
+        variable = self.roots[self.ports.consumed[node.index][0]]
         is_wider = is_lossless(element_name(FLOAT), element_name(kind))
         if variable >= 0 and is_wider and self.problem.options.level != Level.O3:
             cost = self.cast(source, node.scope) * _ACCURACY_CASTS
@@ -321,9 +324,11 @@ class CutProblem:
 
     def value(self, value: int) -> None:
         """Charge the Casts that the value needs if its producer and its readers differ."""
-        producer = self.root(self.ports.produced[value])
+        roots = self.roots
+        producer = roots[self.ports.produced[value]]
         read = self.ports.read(self.graph, value)
-        readers = {*map(self.root, read)} - {producer}
+        readers = {roots[variable] for variable in read}
+        readers.discard(producer)
         if not readers:
             return
         if value in self.ports.free and self.is_stored(value):
@@ -430,7 +435,7 @@ class CutProblem:
         is rounded once and stored, like any weight. Values that are already low precision count as float32, or a second
         conversion would charge for less than the first.
         """
-        made = [*map(self.root, self.ports.produced)]
+        made = [self.roots[variable] for variable in self.ports.produced]
         high = {root for root, pin in self.pins.verdicts.items() if not pin.low}
         high.add(HIGH)
         computed = {value for value, root in enumerate(made) if root in high}
@@ -467,12 +472,15 @@ class CutProblem:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
             return True
+        is_cast = node.key == "Cast"
+        if not is_cast and node.index not in self.graph.exact:
+            return False
         types = self.graph.types
         low = self.low.tensor
-        if node.key == "Cast":
+        if is_cast:
             source = node.input(0)
             return source != ABSENT and {types[value], types[source]} == {FLOAT, low}
-        return node.index in self.graph.exact and types[value] == low
+        return types[value] == low
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
         """Return whether a Cast raises a low weight, whose value is stored and not rounded on the way."""

@@ -1,7 +1,7 @@
 """Exponents that bring measured ranges into the window of a low-precision type, as rows that plans can hold.
 
 A value ``v`` with exponent ``e`` is stored as ``v * 2**-e``. Linear equations among exponents follow from ops, bodies
-and constants: :mod:`onnxamp._facts.relations` says which exponents of inputs and outputs fit together.
+and constants: :mod:`onnxamp._facts.exponents` says which exponents of inputs and outputs fit together.
 """
 
 from collections import Counter
@@ -15,8 +15,7 @@ from onnxamp._decide.exponents import Solution, solve
 from onnxamp._decide.kinds import ByExponents, find_hazards
 from onnxamp._decide.relations import ZERO, Problem, Relation, Window
 from onnxamp._facts.dtypes import FLOAT, Format, holds_float
-from onnxamp._facts.ops import op_facts
-from onnxamp._facts.relations import (
+from onnxamp._facts.exponents import (
     ALL,
     ExponentRule,
     Sum,
@@ -24,6 +23,7 @@ from onnxamp._facts.relations import (
     moving_rule,
     power_rule,
 )
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import (
     ABSENT,

@@ -289,8 +289,8 @@ class _Finder:
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
         own = {param: self.new(index, param) for param in layout.params}
-        tied = self.facts.tied_parameters.get(node.key, ())
-        self.join([own[param] for param in layout.params if param in tied])
+        if tied := self.facts.tied_parameters.get(node.key):
+            self.join([own[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]
         for port, place in enumerate(layout.inputs):
             consumed[port] = place + first if place >= 0 else place

@@ -1,18 +1,21 @@
-"""The float formats: their limits, and the lossless conversions between types.
+"""The formats of numbers: limits of floats, grids of quantized types, and the lossless conversions between types.
 
 Types are written as in ONNX schemas and kernel registries: ``"tensor(float)"``, ``"seq(tensor(float))"``,
 ``"optional(tensor(float))"``. Element types are the integers of ``onnx.TensorProto.DataType``.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import floor, log2
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.tables import read_table
 
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
@@ -195,10 +198,15 @@ _INTS: Final = {  # magnitude bits, signed
 }
 
 
-_SHORT: Final = {
-    short: low.name for low in FORMATS.values() for short in low.short
-} | {"fp32": "float32"}
-"""Usual short names of types."""
+def _short_names() -> Iterator[tuple[str, str]]:
+    """Yield the usual short names of types, each with NumPy's name."""
+    yield "fp32", "float32"
+    for low in FORMATS.values():
+        for short in low.short:
+            yield short, low.name
+
+
+_SHORT: Final = dict(_short_names())
 
 
 def dtype_name(dtype: object) -> str:
@@ -218,8 +226,9 @@ def dtype_name(dtype: object) -> str:
         return _PLAIN.get(name, name)
     if isinstance(dtype, np.dtype):
         return dtype.name
-    if isinstance(dtype, type) and (found := np.dtype(dtype)) != np.dtype(object):
-        return found.name
+    # NumPy takes any other class for a type of objects.
+    if isinstance(dtype, type) and (known := np.dtype(dtype)) != np.dtype(object):
+        return known.name
     kind = dtype.__name__ if isinstance(dtype, type) else type(dtype).__name__
     raise ArgumentTypeError(
         f"dtype must be a name such as 'float16', a NumPy or ml_dtypes type, or an ONNX element type, not {kind}."
@@ -262,11 +271,9 @@ def readable_types(text: str | None) -> str:
 
     The rest of the text is unchanged; None becomes "unknown".
     """
-    return (
-        "unknown"
-        if text is None
-        else _TENSOR.sub(lambda found: _PLAIN.get(found[1], found[1]), text)
-    )
+    if text is None:
+        return "unknown"
+    return _TENSOR.sub(lambda match: _PLAIN.get(match[1], match[1]), text)
 
 
 def retyped(type_name: str, low: Format) -> str:
@@ -276,11 +283,9 @@ def retyped(type_name: str, low: Format) -> str:
 
 def holds_float(type_name: str | None) -> bool:
     """Return whether values of the type carry float32 tensors that could be low instead."""
-    return (
-        type_name is not None
-        and FLOAT in type_name
-        and not type_name.startswith(("map", "sparse"))
-    )
+    # No op that has a low-precision kernel takes maps or sparse tensors.
+    is_plain = type_name is not None and not type_name.startswith(("map", "sparse"))
+    return is_plain and FLOAT in (type_name or "")
 
 
 def is_lossless(source: str, target: str) -> bool:
@@ -302,3 +307,16 @@ def is_lossless(source: str, target: str) -> bool:
         (magnitude, signed), (magnitude2, signed2) = _INTS[source], _INTS[target]
         return magnitude <= magnitude2 and (signed2 or not signed)
     return False
+
+
+class Grid(NamedTuple):
+    """The numbers of a quantized type; ``_data/grids.toml`` explains the fields."""
+
+    end: float
+    steps: int
+
+
+@cache
+def grids() -> Mapping[str, Grid]:
+    """Return the grids by the name of their type."""
+    return {name: Grid(**row) for name, row in read_table("grids").items()}

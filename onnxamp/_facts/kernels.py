@@ -9,6 +9,7 @@ of opset 22 without a kernel.
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
@@ -56,6 +57,7 @@ def kernel_table(provider: str) -> Mapping[str, tuple[Kernel, ...]]:
 
 def _older_table(device: str, version: str) -> Mapping[str, tuple[Kernel, ...]]:
     """Return the table of the next newer version, with differing ops replaced; equal parts are shared."""
+    # The history stores differences from the next newer version, because most kernels never change.
     known = known_versions(device)
     table = dict(kernel_table(f"{device}@{known[known.index(version) + 1]}"))
     history = target_json(device, "history")
@@ -71,40 +73,32 @@ def _kernels(
     rows: Sequence[tuple[int, int | None, Mapping[str, list[int]]]],
     names: Sequence[str],
 ) -> tuple[Kernel, ...]:
-    return tuple(
-        Kernel(
-            since,
-            until,
-            {
-                param: frozenset(names[i] for i in numbers)
-                for param, numbers in types.items()
-            },
-        )
-        for since, until, types in rows
-    )
+    """Return the kernels of an op; ``names`` are the types that its rows refer to by number."""
+    kernels = list[Kernel]()
+    for since, until, numbers_of in rows:
+        types = dict[str, frozenset[str]]()
+        for param, numbers in numbers_of.items():
+            types[param] = frozenset(names[number] for number in numbers)
+        kernels.append(Kernel(since, until, types))
+    return tuple(kernels)
 
 
 def float_types(provider: str, key: str, since: int) -> set[str]:
     """Return the float types that kernels of this version of the op take for any parameter."""
-    rows = (row for row in kernel_table(provider).get(key, ()) if row.covers(since))
-    return {
-        name
-        for row in rows
-        for names in row.types.values()
-        for name in names
-        if name in FLOAT_TENSORS
-    }
+    types = set[str]()
+    for kernel in kernel_table(provider).get(key, ()):
+        if kernel.covers(since):
+            types.update(*kernel.types.values())
+    return types & FLOAT_TENSORS
 
 
 def takes_anywhere(target: str, key: str, type_name: str) -> bool:
     """Return whether the target has a kernel of any version of the op that takes the type."""
     if not target_of(target).limits_types:
         return True
-    return any(
-        type_name in names
-        for row in kernel_table(target).get(key, ())
-        for names in row.types.values()
-    )
+    kernels = kernel_table(target).get(key, ())
+    types = chain.from_iterable(kernel.types.values() for kernel in kernels)
+    return any(type_name in allowed for allowed in types)
 
 
 def carries(target: str, key: str, signature: Signature, type_name: str) -> bool:
@@ -112,13 +106,13 @@ def carries(target: str, key: str, signature: Signature, type_name: str) -> bool
     if not target_of(target).limits_types:
         return True
     for provider in dict.fromkeys((target, cpu_of(target))):
-        rows = [
-            kernel
-            for kernel in kernel_table(provider).get(key, ())
-            if kernel.covers(signature.since)
-        ]
-        if rows:
-            return any(row.takes(signature, {"V": type_name}) for row in rows)
+        kernels = kernel_table(provider).get(key, ())
+        covering = [kernel for kernel in kernels if kernel.covers(signature.since)]
+        if covering:
+            # V is the parameter of the values that If, Loop and Scan pass on, in all their schemas.
+            return any(
+                kernel.takes(signature, {"V": type_name}) for kernel in covering
+            )
     return True
 
 
@@ -132,13 +126,12 @@ def is_consistent(
             continue
         if port is None:
             return False
-        if port.type in signature.params:
-            if (
-                bound[signature.param(port, position)] != kind
-                or kind not in signature.params[port.type]
-            ):
+        if port.type not in signature.params:
+            if port.type != kind:
                 return False
-        elif port.type != kind:
+            continue
+        is_bound = bound[signature.param(port, position)] == kind
+        if not is_bound or kind not in signature.params[port.type]:
             return False
     return True
 

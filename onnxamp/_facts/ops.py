@@ -47,11 +47,9 @@ class Product(NamedTuple):
 
     def applies(self, node: NodeProto) -> bool:
         """Return whether the node's attributes have the requested values."""
-        given = (
-            attribute_of(node, row["attribute"], row["default"]) for row in self.when
-        )
         return all(
-            value == row["equals"] for value, row in zip(given, self.when, strict=True)
+            attribute_of(node, row["attribute"], row["default"]) == row["equals"]
+            for row in self.when
         )
 
 
@@ -64,7 +62,7 @@ class Count(NamedTuple):
     """The axis, if the attribute is absent."""
 
 
-class Window(NamedTuple):
+class CacheWindow(NamedTuple):
     """Outputs that hold a window of rows while an attribute is set, and the input that holds their number less one."""
 
     when: str
@@ -197,7 +195,7 @@ class OpFacts:
     multiplies: Mapping[str, range | tuple[int, ...]]
     counts: Mapping[str, tuple[Count, ...]]
     products: Mapping[str, tuple[Product, ...]]
-    windows: Mapping[str, Window]
+    windows: Mapping[str, CacheWindow]
 
 
 @cache
@@ -212,6 +210,7 @@ def op_facts() -> OpFacts:
             sets[f"{kind}_arithmetic"].add(op)
         for name, value in row.items():
             columns[name][op] = _COLUMNS.get(name, _plain)(value)
+    # The table says what an op adds; what holds of all data movement is added here, so that no row can forget it.
     moved = columns["moved_inputs"] = columns.pop("moves")
     control_flow = sets["control_flow"]
     moves_data = moved.keys() - sets["containers"]
@@ -220,9 +219,9 @@ def op_facts() -> OpFacts:
             arithmetic.update(moves_data)
     sets["exact"] |= moved.keys()
     sets["following"] |= control_flow
-    facts: dict[str, Any] = {
-        name: frozenset(ops) for name, ops in sets.items()
-    } | columns
+    facts: dict[str, Any] = dict(columns)
+    for name, ops in sets.items():
+        facts[name] = frozenset(ops)
     return OpFacts(
         **facts,
         moves_data=frozenset(moves_data),
@@ -269,7 +268,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "pinned_parameters": frozenset,
     "products": lambda rows: tuple(Product(**row) for row in rows),
     "tied_parameters": frozenset,
-    "windows": lambda row: Window(**row | {"caches": tuple(row["caches"])}),
+    "windows": lambda row: CacheWindow(**row | {"caches": tuple(row["caches"])}),
 }
 """Parsers of columns that hold more than values and lists of values."""
 

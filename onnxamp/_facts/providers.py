@@ -79,7 +79,7 @@ class Profile:
         products, sums: by op, how it accumulates.
         dots: by op, how its products accumulate if it takes four at a time because their factors are adjacent.
         roundings: by op that computes in several steps of float16, its error relative to rounding its result once.
-        formulas: by op with one input, the formula that computes it, see :mod:`onnxamp._facts.relations`.
+        formulas: by op with one input, the formula that computes it, see :mod:`onnxamp._facts.formulas`.
         cancelling: normalizations that subtract the mean in float16.
         folded_first: kinds of folds to apply before any number is rounded.
     """
@@ -145,7 +145,8 @@ def profile_of(target: str) -> Profile | None:
         fact = Accumulation(**row)
         if form == _TRANSPOSED:
             dots[op] = fact
-        else:  # "Conv 3x3": the worst form of an op counts
+        else:
+            # Engines choose kernels by shapes ("Conv 3x3", "Conv 1x1"), so the worst form of an op counts.
             products[op] = max(
                 fact, products.get(op, fact), key=lambda one: one.growth
             )
@@ -177,15 +178,15 @@ def profile_of(target: str) -> Profile | None:
 @cache
 def _rules() -> Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]:
     """Return (provider, op type) -> its conditions; "any" has the failures of all providers."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    rules: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for provider in target_names():
         for rule in target_table(provider, "placement").get("rows", ()):
             types = {f"tensor({name})" for name in rule.get("types", ())}
             row = {**rule, "types": types} if types else rule
             places = (provider, ANY) if rule.get("fails") else (provider,)
             for op, place in itertools.product(rule["ops"], places):
-                found.setdefault((place, op), []).append(row)
-    return found
+                rules.setdefault((place, op), []).append(row)
+    return rules
 
 
 def kernel_limit(
@@ -242,13 +243,8 @@ def has_kernel_limits(provider: str, key: str) -> bool:
 
 def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -> bool:
     if "differ" in rule:
-        return (
-            len(
-                {bound[name] for name in rule["differ"] if name in bound}
-                & FLOAT_TENSORS
-            )
-            > 1
-        )
+        types = {bound[name] for name in rule["differ"] if name in bound}
+        return len(types & FLOAT_TENSORS) > 1
     if "present" in rule:
         return any(item.name in rule["present"] for item in node.attribute)
     if "input" in rule:
@@ -256,8 +252,10 @@ def _holds(rule: Mapping[str, Any], node: NodeProto, bound: Mapping[str, str]) -
     if "outputs" in rule:
         return any(node.output[rule["outputs"] :])
     if "asymmetric" in rule:
-        numbers = attribute(node, rule["asymmetric"]) or []
-        return bool(numbers[: len(numbers) // 2] != numbers[len(numbers) // 2 :])
+        # ONNX lists the pads of all axes at their begin, and then at their end.
+        pads = attribute(node, rule["asymmetric"]) or []
+        half = len(pads) // 2
+        return bool(pads[:half] != pads[half:])
     return "attribute" not in rule or _is_other(
         rule, attribute(node, rule["attribute"])
     )

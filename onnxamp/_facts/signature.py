@@ -151,10 +151,13 @@ class SignatureBook:
             version = self.opsets.get(domain)
             if version is None:
                 version = onnx.defs.onnx_opset_version() if domain == "" else 1
-            own = [row for row in self._declared.get(key, ()) if row.since <= version]
-            self._found[key] = (
-                max(own, key=lambda row: row.since) if own else lookup(*key, version)
-            )
+            declared = self._declared.get(key, ())
+            own = [row for row in declared if row.since <= version]
+            # What the user declares describes the kernels that will run, so it overrides a schema of the same op.
+            if own:
+                self._found[key] = max(own, key=lambda row: row.since)
+            else:
+                self._found[key] = lookup(*key, version)
         return self._found[key]
 
 
@@ -176,15 +179,12 @@ def lookup(domain: str, op_type: str, version: int) -> Signature | None:
 def newer_versions(signature: Signature) -> list[Signature]:
     """Return all later versions of an ai.onnx op that onnx knows, oldest first (for "this works from opset M on")."""
     versions = range(signature.since + 1, onnx.defs.onnx_opset_version() + 1)
-    found = (
-        lookup(signature.domain, signature.op_type, version) for version in versions
-    )
-    unique = {
-        row.since: row
-        for row in found
-        if row is not None and row.since > signature.since
-    }
-    return [unique[since] for since in sorted(unique)]
+    newer = dict[int, Signature]()
+    for version in versions:
+        known = lookup(signature.domain, signature.op_type, version)
+        if known is not None and known.since > signature.since:
+            newer[known.since] = known
+    return [newer[since] for since in sorted(newer)]
 
 
 def _from_onnx(schema: onnx.defs.OpSchema, version: int) -> Signature:
@@ -216,7 +216,7 @@ def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
     """Return the schemas of the installed ONNX Runtime. They are read from the library, without a session."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: PLC0415 - costs 0.1 s, rarely needed
 
-    found: dict[tuple[str, str], list[Signature]] = {}
+    signatures: dict[tuple[str, str], list[Signature]] = {}
     for schema in state.get_all_operator_schema():
         row = _read(
             schema,
@@ -225,18 +225,15 @@ def installed_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
             has_function=False,
             attributes=None,
         )
-        found.setdefault((schema.domain, schema.name), []).append(row)
-    return found
+        signatures.setdefault((schema.domain, schema.name), []).append(row)
+    return signatures
 
 
 def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
     """Return the schemas of ONNX Runtime's own ops in ``_data/runtime_schemas.json`` (``scripts/make_schemas.py``)."""
-    text = (
-        resources.files("onnxamp")
-        .joinpath("_data/runtime_schemas.json")
-        .read_text("utf-8")
-    )
-    found: dict[tuple[str, str], list[Signature]] = {}
+    file = resources.files("onnxamp").joinpath("_data/runtime_schemas.json")
+    text = file.read_text("utf-8")
+    signatures: dict[tuple[str, str], list[Signature]] = {}
     for row in json.loads(text)["schemas"]:
         signature = Signature(
             domain=row["domain"],
@@ -252,8 +249,9 @@ def stored_schemas() -> Mapping[tuple[str, str], Sequence[Signature]]:
             max_outputs=row["most"][1],
             attributes=None,
         )
-        found.setdefault((signature.domain, signature.op_type), []).append(signature)
-    return found
+        key = (signature.domain, signature.op_type)
+        signatures.setdefault(key, []).append(signature)
+    return signatures
 
 
 def _read(schema: Any, **more: Any) -> Signature:
@@ -263,8 +261,8 @@ def _read(schema: Any, **more: Any) -> Signature:
         op_type=schema.name,
         since=schema.since_version,
         params={
-            c.type_param_str: frozenset(c.allowed_type_strs)
-            for c in schema.type_constraints
+            row.type_param_str: frozenset(row.allowed_type_strs)
+            for row in schema.type_constraints
         },
         min_inputs=schema.min_input,
         min_outputs=schema.min_output,
@@ -356,6 +354,7 @@ class CustomOp:
             name: tuple(self._list(name, getattr(self, name)))
             for name in ("inputs", "outputs")
         }
+        # The dataclass is frozen, and callers may pass lists.
         object.__setattr__(self, "types", types)
         for name, ports in values.items():
             object.__setattr__(self, name, ports)
@@ -373,32 +372,23 @@ class CustomOp:
 
     def signature(self) -> Signature:
         """Return the declaration in the form of a schema."""
-        ports = [
-            tuple(map(self._port, given)) for given in (self.inputs, self.outputs)
-        ]
-        least = [
-            sum(not port.optional and not port.variadic for port in given)
-            for given in ports
-        ]
-        most = [
-            _MANY if given and given[-1].variadic else len(given) for given in ports
-        ]
-        params = {
-            name: frozenset(f"tensor({kind})" for kind in kinds)
-            for name, kinds in self.types.items()
-        }
+        inputs = tuple(map(self._port, self.inputs))
+        outputs = tuple(map(self._port, self.outputs))
+        params = dict[str, frozenset[str]]()
+        for name, elements in self.types.items():
+            params[name] = frozenset(f"tensor({element})" for element in elements)
         return Signature(
             domain=self.domain,
             op_type=self.type,
             since=self.since,
-            inputs=ports[0],
-            outputs=ports[1],
+            inputs=inputs,
+            outputs=outputs,
             params=params,
             has_function=False,
-            min_inputs=least[0],
-            min_outputs=least[1],
-            max_inputs=most[0],
-            max_outputs=most[1],
+            min_inputs=_least(inputs),
+            min_outputs=_least(outputs),
+            max_inputs=_most(inputs),
+            max_outputs=_most(outputs),
             attributes=None,
             declared=True,
         )
@@ -414,6 +404,7 @@ class CustomOp:
         return listed
 
     def _element(self, kind: str) -> str:
+        """Return ONNX's name of an element type, which may also be written as NumPy or schemas do."""
         name = (
             {"float32": "float", "float64": "double"}.get(kind, kind)
             .removeprefix("tensor(")
@@ -426,6 +417,7 @@ class CustomOp:
         return name
 
     def _port(self, written: str) -> Port:
+        """Return the port for a type as it is declared: "T", "int64", "T?" or "T..."."""
         name = written.removesuffix("...").removesuffix("?")
         kind = name if name in self.types else f"tensor({self._element(name)})"
         return Port(
@@ -435,6 +427,16 @@ class CustomOp:
             homogeneous=True,
             optional=written.endswith("?"),
         )
+
+
+def _least(ports: Sequence[Port]) -> int:
+    """Return the number of ports that a node must have."""
+    return sum(not port.optional and not port.variadic for port in ports)
+
+
+def _most(ports: Sequence[Port]) -> int:
+    """Return the number of ports that a node may have."""
+    return _MANY if ports and ports[-1].variadic else len(ports)
 
 
 CustomOpsLike: TypeAlias = (
@@ -476,13 +478,11 @@ def as_json(ops: Iterable[CustomOp]) -> list[dict[str, Any]]:
 @contextmanager
 def declared_ops(given: CustomOpsLike | None) -> Iterator[None]:
     """Make these ops known to graphs that are resolved in the block, in addition to those of enclosing blocks."""
-    found = dict(DECLARED.get())
+    declared = dict(DECLARED.get())
     for op in custom_ops_of(given):
-        found[op.domain, op.type] = (
-            *found.get((op.domain, op.type), ()),
-            op.signature(),
-        )
-    with active_within(DECLARED, found):
+        key = (op.domain, op.type)
+        declared[key] = (*declared.get(key, ()), op.signature())
+    with active_within(DECLARED, declared):
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 _DATA: Final = Path(__file__).parents[1] / "_data"
 _TARGETS: Final = _DATA / "targets"
-_LAST = 1 << 30
+_LAST: Final = 1 << 30
 """The order of a target that specifies none."""
 
 
@@ -34,10 +34,10 @@ def ordinal(version: str) -> tuple[int, ...]:
 @cache
 def target_names() -> tuple[str, ...]:
     """Return the names of all targets, in the order in which help and messages list them."""
+    # By name first, because folders are listed in any order, and sorting is stable.
     names = sorted(file.parent.name for file in _TARGETS.glob("*/target.toml"))
-    return tuple(
-        sorted(names, key=lambda name: _table(name, "target").get("order", _LAST))
-    )
+    orders = {name: _table(name, "target").get("order", _LAST) for name in names}
+    return tuple(sorted(names, key=orders.__getitem__))
 
 
 def target_table(target: str, name: str) -> dict[str, Any]:

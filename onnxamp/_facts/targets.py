@@ -22,7 +22,7 @@ from onnxamp._facts.tables import (
 LAUNCH: Final = 64
 """Fixed cost of a Cast, in cost units, for launching a kernel."""
 MAX_ELEMENTS: Final = 1 << 32
-"""Most elements of a value that count; larger numbers are guesses about open dimensions."""
+"""The largest number of elements that counts for a value; larger numbers are guesses about open dimensions."""
 
 
 class Costs(NamedTuple):
@@ -46,13 +46,14 @@ class Costs(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, float]) -> "Costs":
         """Return the costs from a table ``[costs]``."""
-        unit = round(row["launch"] * row["bandwidth"] * 1e3 / LAUNCH)
+        # Tables state GB/s; the minimum cut computes in integers, of which one launch is LAUNCH units.
+        bandwidth = row["bandwidth"] * 1e3
         return cls(
-            unit,
-            row["memory"],
-            row["launch"],
-            row["bandwidth"] * 1e3,
-            row.get("host", 0) * 1e3,
+            bytes_per_unit=round(row["launch"] * bandwidth / LAUNCH),
+            memory=row["memory"],
+            launch=row["launch"],
+            bandwidth=bandwidth,
+            host=row.get("host", 0) * 1e3,
         )
 
     def host_time(self, size: int) -> float:
@@ -61,12 +62,8 @@ class Costs(NamedTuple):
 
     def cast(self, count: int, trips: int, low: Format) -> int:
         """Return the cost of running a Cast of ``count`` elements between float32 and a format ``trips`` times."""
-        return (
-            LAUNCH
-            + (FLOAT32_BYTES + low.bytes)
-            * min(count, MAX_ELEMENTS)
-            // self.bytes_per_unit
-        ) * trips
+        moved = (FLOAT32_BYTES + low.bytes) * min(count, MAX_ELEMENTS)
+        return (LAUNCH + moved // self.bytes_per_unit) * trips
 
     def traffic(self, size: int) -> int:
         """Return the cost of moving ``size`` bytes."""
@@ -168,12 +165,10 @@ def known_versions(device: str) -> tuple[str, ...]:
     """
     if target_of(device).versioned:
         return tuple(reversed(target_json(device, "history")["versions"]))
-    others = [known_versions(name) for name in with_versions()]
-    return tuple(
-        version
-        for version in known_versions(CPU)
-        if all(version in known for known in others)
-    )
+    common = set(known_versions(CPU))
+    for name in with_versions():
+        common.intersection_update(known_versions(name))
+    return tuple(version for version in known_versions(CPU) if version in common)
 
 
 def with_versions() -> tuple[str, ...]:
@@ -221,6 +216,7 @@ def versioned(device: str, version: str) -> str:
             f"The target {device!r} has no versions: only {' and '.join(with_versions())} have."
         )
     known = known_versions(device)
+    # Kernels do not change between patch releases.
     parts = version.split(".")
     wanted = ".".join(parts[:2])
     if wanted in known:
@@ -268,11 +264,9 @@ def older_installed(target: str) -> str:
     device = device_of(target)
     installed = ".".join(ort.__version__.split(".")[:2])
     known = target_of(device).versioned and installed in known_versions(device)
-    return (
-        f"{device}@{installed}"
-        if known and is_older(installed, version_meant(target))
-        else ""
-    )
+    if known and is_older(installed, version_meant(target)):
+        return f"{device}@{installed}"
+    return ""
 
 
 def check_target(target: object) -> str:

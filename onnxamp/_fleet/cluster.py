@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
@@ -95,16 +96,11 @@ class Cluster:
 
     def give(self, position: int, item: Any) -> None:
         """As :meth:`Workers.give`."""
+        # An item that killed a worker may need more memory, so another machine tries it if one is free.
         left = self._left.get(position, set())
-        place = next(
-            (
-                place
-                for place, member in enumerate(self._idle)
-                if member.node not in left
-            ),
-            -1,
-        )
-        member = self._idle.pop(place)
+        others = [member for member in self._idle if member.node not in left]
+        member = others[0] if others else self._idle[-1]
+        self._idle.remove(member)
         member.position = position
         self._busy[member.actor.do.remote(*self._work, item)] = member
 
@@ -120,7 +116,7 @@ class Cluster:
             raise RuntimeFailure(
                 f"The cluster had no room for a worker of {self.threads} processors within {_PATIENCE:.0f} seconds."
             )
-        return [done for reference in ready for done in self._taken(reference)]
+        return list(chain.from_iterable(map(self._taken, ready)))
 
     def _taken(self, reference: Any) -> list[tuple[int, Any]]:
         """Return the result of an item; an empty list if a worker has merely started."""
@@ -131,10 +127,8 @@ class Cluster:
                 self._idle.append(member)
             except self.ray.exceptions.RayError as error:
                 self._stillborn += 1
-                if (
-                    getattr(error, "actor_init_failed", False)
-                    or self._stillborn > _STILLBORN
-                ):
+                is_fault = getattr(error, "actor_init_failed", False)
+                if is_fault or self._stillborn > _STILLBORN:
                     raise RuntimeFailure(
                         f"Workers of the cluster do not start: {_line(error)}."
                     ) from error
@@ -143,8 +137,9 @@ class Cluster:
         member = self._busy.pop(reference)
         try:
             result = self.ray.get(reference)
-        # For example, a result cannot be sent.
-        except self.ray.exceptions.RayTaskError as error:
+        except (
+            self.ray.exceptions.RayTaskError
+        ) as error:  # such as a result that cannot be sent
             raise RuntimeFailure(
                 f"A worker of the cluster failed: {_line(error.cause or error)}."
             ) from error
@@ -166,12 +161,11 @@ class Cluster:
 
     def _fill(self) -> None:
         """Request the workers that are missing."""
-        kind = self.ray.remote(
-            num_cpus=self.threads, num_gpus=self.gpus, max_restarts=0
-        )(_Actor)
-        for _ in range(
-            self.count - len(self._starting) - len(self._idle) - len(self._busy)
-        ):
+        # Ray restarts no actor by itself: an item must not run twice without a record of the crash.
+        needs = {"num_cpus": self.threads, "num_gpus": self.gpus, "max_restarts": 0}
+        kind = self.ray.remote(**needs)(_Actor)
+        present = len(self._starting) + len(self._idle) + len(self._busy)
+        for _ in range(self.count - present):
             actor = kind.remote(self.threads, str(Path.cwd()))
             self._starting[actor.home.remote()] = _Member(actor)
 
@@ -250,11 +244,9 @@ def connect(
     is_own = not ray.is_initialized()
     if is_own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own = (
-            {"num_cpus": jobs or core_count(), "object_store_memory": _STORE}
-            if address == LOCAL
-            else {}
-        )
+        own = {}
+        if address == LOCAL:
+            own = {"num_cpus": jobs or core_count(), "object_store_memory": _STORE}
         try:
             ray.init(
                 address,
@@ -267,14 +259,14 @@ def connect(
             raise RuntimeFailure(
                 f"Cannot connect to the Ray cluster {address!r}: {_line(error)}."
             ) from error
-    processors = [
-        int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]
-    ]
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    processors = [int(resources.get("CPU", 0)) for resources in alive]
     total = sum(processors)
     largest = max(processors, default=0)
     if not largest:
         raise RuntimeFailure(f"The Ray cluster {address!r} has no processors.")
     count = max(1, min(jobs or total, most or total))
+    # A worker runs on one machine, so it can use no more threads than the largest machine has.
     threads = max(1, min(total // (jobs or total), largest))
     return Cluster(
         ray=ray, count=count, threads=threads, gpus=gpus, once=once, is_own=is_own
@@ -292,4 +284,6 @@ def _ask_for_a_token() -> None:
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """Return the first line of an error, because Ray appends the traceback of the worker."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

@@ -15,6 +15,7 @@ from onnxamp._cli.common import (
     flag_of,
     options_of,
     place_of,
+    random_run_options,
     show,
     validation_options,
 )
@@ -44,12 +45,11 @@ def run(given: Given) -> None:
             "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
         )
     single = [name for name in _SINGLE_MODEL if getattr(given, name)]
-    if given.metric != "auto":
-        single.append("metric")
     if single:
         raise ArgumentError(
             f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
         )
+    # For a single model, "-o OUTDIR/" gets a placeholder for the name of the result.
     if given.output is not None and given.output.name == IN_FOLDER:
         given.output = given.output.parent
     if given.output is None:
@@ -64,10 +64,7 @@ def run(given: Given) -> None:
         validation=validation_options(given),
         metric=given.metric,
         validate=not given.no_validate,
-        samples=given.samples,
-        seed=given.seed,
-        dims=given.dims,
-        provider=given.provider,
+        run=random_run_options(given),
         libraries=active_libraries(),
         accept=accept,
         prompts=given.prompts,
@@ -102,17 +99,17 @@ def run(given: Given) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Told]:
-    """A progress bar and failures as they happen; without a terminal, one line per model."""
+    """Show a progress bar and failures as they happen; without a terminal, print one line per model."""
     is_terminal = is_screen(make_console(stderr=True))
     with progress_bar(quiet=quiet) as progress:
 
         def update(moment: FolderProgress) -> None:
             progress(moment)
             row = moment.row
-            if row is not None and not quiet and (row.has_failed or not is_terminal):
-                click.echo(
-                    printable(f"[{moment.done}/{moment.total}] {row_line(row)}"),
-                    err=True,
-                )
+            if row is None or quiet:
+                return
+            if row.has_failed or not is_terminal:
+                line = f"[{moment.done}/{moment.total}] {row_line(row)}"
+                click.echo(printable(line), err=True)
 
         yield update

@@ -1,4 +1,4 @@
-"""Conversion of all models of a folder: find them, skip those that are up to date, hand the rest to workers."""
+"""Converts all models of a folder: finds them, skips those that are up to date, and hands the rest to workers."""
 
 import logging
 import time
@@ -10,192 +10,45 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, warn
+from onnxamp._base.errors import warn
 from onnxamp._base.executor import Crash, Failed, Memory, Place, Work, run
-from onnxamp._base.identity import is_within, resolved
 from onnxamp._base.paths import as_path, is_remote, made_folder
 from onnxamp._base.signals import cleaned_up
 from onnxamp._base.state import Part, State, as_data, opened
 from onnxamp._convert.misspelled import refuse_or_warn
-from onnxamp._fleet.job import (
+from onnxamp._fleet.entries import (
     NAME,
     Entry,
-    FolderOptions,
-    Job,
-    failed,
+    ModelJob,
     fingerprint,
     read_before,
     remembered,
-    run_job,
     written_by,
 )
-from onnxamp._fleet.kinds import SAME, Packages, files_below
+from onnxamp._fleet.job import FolderOptions, failed, run_job
+from onnxamp._fleet.models import check_options, find_jobs, index_of, size_of
 from onnxamp._fleet.outcome import (
     FolderProgress,
     FolderReport,
-    Outcome,
-    Row,
+    ModelOutcome,
+    OutcomeName,
     Shipped,
     page_of,
 )
 from onnxamp._fleet.outputs import check_outputs
-from onnxamp._fleet.package import PART, STAGE, share_weights, ship
+from onnxamp._fleet.package import PART, share_weights, ship
 from onnxamp._job import Validation
-from onnxamp._job.writing import EXTERNAL_DATA
 from onnxamp._model.staging import sweep
-from onnxamp._numerics.limits import Accept, make_limits
 from onnxamp._options.options import OptionKeywords, Options
-from onnxamp._options.values import Level, LevelName, is_auto
+from onnxamp._options.values import Level, LevelName
 from onnxamp._runtime.fingerprints import own_version, runtime_version
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin
+from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.session import Provider, is_plugin
 from onnxamp._runtime.starting import active_libraries
 
-
-def index_of(html: Path | None) -> Path | None:
-    """Return the index of the requested pages: index.html in a folder, or the named file.
-
-    Raises:
-        ArgumentError: no page can be written there.
-    """
-    if html is None:
-        return None
-    path = (
-        html / "index.html"
-        if html.is_dir() or html.suffix.lower() not in (".html", ".htm")
-        else html
-    )
-    if path.parent.exists() and not path.parent.is_dir():
-        raise ArgumentError(
-            f"The page folder {str(path.parent)!r} is a file: name a folder for the pages."
-        )
-    return path
-
-
-def check_options(options: FolderOptions) -> None:
-    """Reject wrong options before the first model is read.
-
-    Raises:
-        ArgumentError: an option has an impossible value, or cannot be used for a folder.
-        ArgumentTypeError: ``accept`` is not a string. RuntimeFailure: CUDA is requested, but cannot be used.
-    """
-    if options.external_data not in EXTERNAL_DATA:
-        raise ArgumentError(
-            f"external_data must be 'auto', 'always' or 'never', not {options.external_data!r}."
-        )
-    if options.conversion.rule is not None:
-        raise ArgumentError(
-            "A rule is a function, which cannot be compared with the rule of an earlier run: use patterns instead."
-        )
-    tolerance = options.validation.tolerance
-    if options.validate and options.provider is not None:
-        choose_provider(options.provider)
-    is_auto(
-        options.conversion.level,
-        tolerance,
-        None,
-        options.metric,
-        validates=options.validate,
-    )
-    if tolerance is not None:
-        make_limits({"rel_l2": tolerance})  # checks it
-    if options.accept is None:
-        return
-    if not isinstance(options.accept, str):
-        raise ArgumentTypeError(
-            "accept must be 'package:function' or 'file.py:function', which worker processes can import, not"
-            f" {type(options.accept).__name__}."
-        )
-    if not options.validate and options.conversion.level != Level.AUTO:
-        raise ArgumentError(
-            "accept judges the validation, which validate=False skips: drop one of the two."
-        )
-    Accept.of(options.accept)
-
-
-def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[Job]:
-    """Return the models below a folder, sorted by name, except hidden ones and those below ``target``.
-
-    Raises:
-        ArgumentError: there are no models, or results could replace originals.
-    """
-    if not source.is_dir():
-        raise ArgumentError(f"{str(source)!r} is not a folder.")
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(
-            f"The output {str(target)!r} is a file: name a folder for the results."
-        )
-    if inputs is not None and not inputs.is_dir():
-        raise ArgumentError(
-            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
-        )
-    try:
-        home = resolved(target)
-    except OSError:
-        raise ArgumentError(
-            f"The output {str(target)!r} is a link that leads back to itself: remove it, or name another folder."
-        ) from None
-    if is_within(source, target):
-        raise ArgumentError(
-            f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
-        )
-    jobs = list[Job]()
-    left_out = list[str]()
-    packages = Packages(source)
-    models = (
-        path for path in files_below(source, {home}) if path.suffix.lower() == ".onnx"
-    )
-    for path in models:
-        name = path.relative_to(source)
-        package = packages.of(path)
-        called = SAME if package is None else package.kind.name_of(path)
-        if called.is_left_out:
-            left_out.append(name.as_posix())
-            continue
-        result = name.with_stem(called.becomes.format(stem=path.stem))
-        home = target
-        if package is not None:
-            home /= package.folder.relative_to(source)
-        jobs.append(
-            Job(
-                name=name.as_posix(),
-                source=path,
-                target=target / result,
-                failed=target / "failed" / result,
-                inputs=_inputs_of(name, inputs),
-                home=home,
-                stage=None if package is None or is_remote(home) else home / STAGE,
-                package=package,
-            )
-        )
-    if left_out and not jobs:
-        raise ArgumentError(
-            f"Going by their names, all models below {str(source)!r} are not float32 ({', '.join(left_out)}):"
-            " convert the files that they were made from."
-        )
-    if not jobs:
-        raise ArgumentError(f"There is no *.onnx file below {str(source)!r}.")
-    if inputs is not None and all(job.inputs is None for job in jobs):
-        raise ArgumentError(
-            f"{str(inputs)!r} holds inputs for none of the models: inputs for {jobs[0].name} belong in"
-            f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
-        )
-    return jobs
-
-
-def _inputs_of(name: Path, inputs: Path | None) -> Path | None:
-    """Return the inputs of a model: an npz file, Polygraphy's JSON, or a folder of them."""
-    if inputs is None:
-        return None
-    kinds = (inputs / name.with_suffix(suffix) for suffix in (".npz", ".json", ""))
-    return next((path for path in kinds if path.exists()), None)
-
-
-def size_of(job: Job) -> int:
-    """Return the size of the model file in bytes."""
-    return job.source.stat().st_size if job.source.is_file() else 0
-
-
 _LOG: Final = logging.getLogger("onnxamp")
+_RUN: Final = ("count", "seed", "dims", "provider")
+"""Fields of :class:`RunOptions` that all models of a folder share."""
 _OF_FILES: Final = ("external_data", "shard_bytes")
 """Options that do not change any number."""
 SEARCHES: Final = ".onnxamp"
@@ -249,7 +102,8 @@ def convert_folder(
         shard_bytes: bytes per data file.
         tolerance: the largest error to accept. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16), and the target of level "auto" (1e-2).
-        metric: for level "auto" only: how errors are measured.
+        metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
+            how level "auto" measures errors, see :func:`tune_model`.
         validate: run originals and results, and compare their outputs.
         inputs: folder with inputs of the models: NAME.npz, NAME.json or a folder NAME, where NAME is the path of the
             model below ``src`` without ".onnx". Models for which there are none run on random inputs.
@@ -295,29 +149,26 @@ def convert_folder(
         validation=Validation(tolerance=tolerance),
         metric=metric,
         validate=validate,
-        samples=samples,
-        seed=seed,
-        dims=dict(dims or {}),
-        provider=provider,
+        run=RunOptions(
+            count=samples, seed=seed, dims=dict(dims or {}), provider=provider
+        ),
         libraries=active_libraries(),
         accept=accept,
         prompts=None if prompts is None else as_path(prompts),
         given=frozenset(options),
-    )
-    data, page = (
-        as_path(path) if path is not None else None for path in (inputs, html)
     )
     report = run_folder(
         options=asked,
         source=as_path(src),
         target=as_path(dst),
         place=Place(jobs, cluster),
-        inputs=data,
+        inputs=None if inputs is None else as_path(inputs),
         told=told,
         retry=retry,
-        html=page,
+        html=None if html is None else as_path(html),
     )
-    warn(f"{row.name}: {warning}" for row in report.rows for warning in row.warnings)
+    for row in report.rows:
+        warn(f"{row.name}: {warning}" for warning in row.warnings)
     refuse_or_warn(report.unmatched, [asked.conversion])
     return report
 
@@ -341,27 +192,26 @@ def run_folder(
     start = time.perf_counter()
     index = index_of(html)
     check_options(options)
-    found = find_jobs(source, target, inputs)
-    for package in {
-        job.package.folder: job.package for job in found if job.package
-    }.values():
+    jobs = find_jobs(source, target, inputs)
+    packages = {job.package.folder: job.package for job in jobs if job.package}
+    for package in packages.values():
         package.check(options.conversion.dtype)
     prints = _fingerprints(options)
     used = 1
     searches = None
     if options.conversion.level == Level.AUTO and not is_remote(target):
         searches = target / SEARCHES
-    found = [
+    jobs = [
         replace(
             job,
             shared=options.files,
             page=index and page_of(index.parent, job.name),
             search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
         )
-        for job in found
+        for job in jobs
     ]
     check_outputs(
-        found,
+        jobs,
         source,
         target,
         index=index,
@@ -369,20 +219,19 @@ def run_folder(
         files=(*options.files, *map(as_path, options.libraries), *reads),
     )
     made_folder(target)
-    mixes = options.provider is not None and is_plugin(options.provider)
+    provider = options.run.provider
+    mixes = provider is not None and is_plugin(provider)
     with opened(target / NAME, renew=True, waits=False) as state:
         assert state is not None
         kept = state.part("folder", {})
-        done, waiting = _known(found, remembered(kept), prints, retry=retry)
+        done, waiting = _known(jobs, remembered(kept), prints, retry=retry)
         if waiting:
             state.check_writable()
-        waiting.sort(
-            key=size_of, reverse=True
-        )  # so that no worker starts a large model last
+        # Large models first, so that no worker starts one when the others are done.
+        waiting.sort(key=size_of, reverse=True)
         work = partial(_jobs_of, options)
-        with closing(
-            _work(work, waiting, place, len(done), told, once=mixes)
-        ) as results:
+        running = _work(work, waiting, place, len(done), told, once=mixes)
+        with closing(running) as results:
             for result, used in results:  # noqa: B007 - the last one is reported
                 row = result.row
                 _LOG.info("%s: %s %s", row.name, row.outcome, row.message)
@@ -390,14 +239,14 @@ def run_folder(
                 entry = replace(result, made_with=made_with, searched_with=prints.cure)
                 done[row.name] = entry
                 kept[row.name] = None if entry.may_pass else as_data(entry)
-        _share(options, found, done, kept)
-        shipped = tuple(_shipped(found, done, source, target, state))
+        _share(options, jobs, done, kept)
+        shipped = tuple(_shipped(jobs, done, source, target, state))
     report = FolderReport(
         source=source,
         target=target,
         jobs=used,
         seconds=time.perf_counter() - start,
-        rows=tuple(done[job.name].row for job in found),
+        rows=tuple(done[job.name].row for job in jobs),
         shipped=shipped,
     )
     if index is not None:
@@ -408,11 +257,14 @@ def run_folder(
 
 
 def _share(
-    options: FolderOptions, jobs: Sequence[Job], done: dict[str, Entry], kept: Part
+    options: FolderOptions,
+    jobs: Sequence[ModelJob],
+    done: dict[str, Entry],
+    kept: Part,
 ) -> None:
     """Let results share the weights that their models share, and remember the files that this leaves."""
-    held = [job for job in jobs if not done[job.name].row.has_failed]
-    for job, size in share_weights(held, done, options):
+    converted = [job for job in jobs if not done[job.name].row.has_failed]
+    for job, size in share_weights(converted, done, options):
         entry = done[job.name]
         row = replace(entry.row, bytes_after=size)
         done[job.name] = replace(entry, row=row, written=written_by(job))
@@ -420,14 +272,14 @@ def _share(
 
 
 def _shipped(
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     done: Mapping[str, Entry],
     source: Path,
     target: Path,
     state: State,
 ) -> Iterator[Shipped]:
     """Complete the packages in which every model has a result, and report the others."""
-    owned: dict[Path, list[Job]] = {}
+    owned: dict[Path, list[ModelJob]] = {}
     for job in jobs:
         if job.package is not None:
             owned.setdefault(job.package.folder, []).append(job)
@@ -444,27 +296,27 @@ def _shipped(
             yield ship(package, own, done, source, target, part, others)
 
 
-def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[Job], Entry]:
+def _jobs_of(options: FolderOptions, _: Memory) -> Callable[[ModelJob], Entry]:
     """Return the function that handles each job of a folder."""
     return partial(run_job, options)
 
 
 def _known(
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     state: Mapping[str, Entry],
     prints: "_Prints",
     *,
     retry: bool,
-) -> tuple[dict[str, Entry], list[Job]]:
+) -> tuple[dict[str, Entry], list[ModelJob]]:
     """Return the outcomes that are known, and the other jobs, with any known cures."""
     known = dict[str, Entry]()
-    waiting = list[Job]()
+    waiting = list[ModelJob]()
     for job in jobs:
         entry = state.get(job.name)
         if entry is None or (retry and (entry.row.has_failed or entry.stays_float32)):
             waiting.append(job)
             continue
-        outcome: Outcome = "up to date"
+        outcome: OutcomeName = "up to date"
         is_known = entry.is_current(job, prints.result) and job.is_paged
         if entry.row.has_failed:
             outcome = "failed before"
@@ -491,10 +343,14 @@ class _Prints(NamedTuple):
 
 
 def _fingerprints(options: FolderOptions) -> _Prints:
-    names = [item.name for item in fields(options) if item.name != "conversion"]
+    """Return the hashes for the options of a folder and the installed versions."""
+    apart = ("conversion", "run", "validation")
+    names = [item.name for item in fields(options) if item.name not in apart]
     facts = {name: getattr(options, name) for name in names}
+    facts |= {name: getattr(options.run, name) for name in _RUN}
     facts["validation"] = asdict(options.validation)
     facts |= {"onnxamp": own_version(), "options": options.conversion.as_json()}
+    # Another ONNX Runtime may run what failed here, but it would not change a result.
     here = facts | {"runtime": runtime_version()}
     searched = {name: value for name, value in here.items() if name not in _OF_FILES}
     versions = {name: here[name] for name in ("onnxamp", "runtime", "provider")}
@@ -503,7 +359,7 @@ def _fingerprints(options: FolderOptions) -> _Prints:
 
 def _work(
     work: Work,
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     place: Place,
     before: int,
     told: Told | None,
@@ -514,13 +370,13 @@ def _work(
 
     With ``once``, each worker does a single job: plugins keep compiled kernels between models and may mix them up.
     """
+    if not jobs:
+        return
     running: dict[int, str] = {}
     finished = before
     total = before + len(jobs)
-    if not jobs:
-        return
 
-    def tell(row: Row | None = None) -> None:
+    def tell(row: ModelOutcome | None = None) -> None:
         if told is not None:
             told(FolderProgress(finished, total, tuple(running.values()), row))
 
@@ -537,20 +393,20 @@ def _work(
         place.workers(len(jobs), once=once) as workers,
         closing(run(workers, work, jobs, started=started)) as results,
     ):
-        for position, found in results:
+        for position, ending in results:
             del running[position]
             finished += 1
-            result = _result(jobs[position], found)
+            result = _result(jobs[position], ending)
             yield result, workers.count
             tell(result.row)
 
 
-def _result(job: Job, found: Entry | Failed | Crash) -> Entry:
+def _result(job: ModelJob, ending: Entry | Failed | Crash) -> Entry:
     """Return the outcome of a job, regardless of how it ended."""
-    if isinstance(found, Failed):
-        return failed(job, found.error, read_before(job))
-    if isinstance(found, Crash):
+    if isinstance(ending, Failed):
+        return failed(job, ending.error, read_before(job))
+    if isinstance(ending, Crash):
         sweep(job.output)
-        row = Row(job.name, message=str(found))
-        return Entry(row=row, read=read_before(job), may_pass=found.was_ended)
-    return found
+        row = ModelOutcome(job.name, message=str(ending))
+        return Entry(row=row, read=read_before(job), may_pass=ending.was_ended)
+    return ending

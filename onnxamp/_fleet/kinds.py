@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, get_args
 
-from onnx import TensorProto
+from onnx import TensorProto, ValueInfoProto
 
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import cannot_read, is_remote
@@ -34,18 +34,18 @@ class Name(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting in a JSON file that results need; ``value`` names its value."""
+    """A setting in a JSON file that results need; in the table, ``value`` is the name of its value."""
 
     file: str
     keys: Sequence[str]
-    value: str
+    value: Any
 
 
 SAME: Final = Name("*", "{stem}", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class PackageKind:
     """A row of the table, whose comments define each column."""
 
     name: str
@@ -63,14 +63,18 @@ class Kind:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """Return the kind that a row describes."""
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in row.items()
-        }
+        values = dict(row)
+        for name, value in row.items():
+            if isinstance(value, list):
+                values[name] = tuple(value)
         if "names" in row:
             values["names"] = tuple(Name(*name) for name in row["names"])
         values["settings"] = tuple(Setting(**one) for one in row.get("settings", ()))
         return cls(**values)
+
+    def marks_in(self, folder: Path) -> bool:
+        """Return whether a folder contains all files that mark the kind."""
+        return all(any(folder.glob(mark)) for mark in self.marks)
 
     def is_mark(self, name: str) -> bool:
         """Return whether a file is one that marks the kind; ``name``: its path in the folder."""
@@ -78,9 +82,8 @@ class Kind:
 
     def name_of(self, path: Path) -> Name:
         """Return the name of the result of a model."""
-        return next(
-            name for name in self.names if fnmatchcase(path.stem, name.pattern)
-        )
+        fitting = (name for name in self.names if fnmatchcase(path.stem, name.pattern))
+        return next(fitting)
 
     def adapted(
         self, options: Options, given: Collection[str], model: Model
@@ -92,31 +95,26 @@ class Kind:
             given: the names of the options that the user chose, which are kept.
             model: the model.
         """
-        chosen = {
-            name: value for name, value in self.options.items() if name not in given
-        }
-        if self.low_io and "keep_io_types" not in given:
+        usual = dict(self.options)
+        if self.low_io:
             graph = model.proto.graph
-            chosen["keep_io_types"] = frozenset(
-                entry.name
-                for entry in (*graph.input, *graph.output)
-                if entry.type.tensor_type.elem_type == TensorProto.FLOAT
-                and not self.is_low(entry.name)
-            )
-        return replace(options, **chosen)
+            entries = (*graph.input, *graph.output)
+            floats = (entry.name for entry in entries if _is_float32(entry))
+            kept = frozenset(name for name in floats if not self.is_low(name))
+            usual["keep_io_types"] = kept
+        own = {name: value for name, value in usual.items() if name not in given}
+        return replace(options, **own)
 
     def limits_of(self, model: Model) -> Mapping[str, Mapping[str, float]]:
         """Return the limits that suffice if a model's outputs miss the usual limits, by metric and output."""
         names = [entry.name for entry in model.proto.graph.output]
-        return {
-            metric: {
-                name: limit
-                for pattern, limit in limits.items()
-                for name in names
-                if fnmatchcase(name, pattern)
-            }
-            for metric, limits in self.limits.items()
-        }
+        by_metric: dict[str, dict[str, float]] = {}
+        for metric, limits in self.limits.items():
+            by_output = by_metric[metric] = {}
+            for pattern, limit in limits.items():
+                fitting = [name for name in names if fnmatchcase(name, pattern)]
+                by_output |= dict.fromkeys(fitting, limit)
+        return by_metric
 
     def is_low(self, name: str) -> bool:
         """Return whether the software takes an input or output in the low-precision type."""
@@ -127,9 +125,9 @@ _table: Final = cache(partial(read_table, "folders"))
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[PackageKind, ...]:
     """Return all kinds; the first one that fits a folder counts."""
-    return tuple(map(Kind.of, _table()["kinds"]))
+    return tuple(map(PackageKind.of, _table()["kinds"]))
 
 
 def is_companion(name: str) -> bool:
@@ -139,15 +137,14 @@ def is_companion(name: str) -> bool:
 
 def stores_of(folder: Path) -> Iterator[Path]:
     """Yield the folders in which a cache keeps the files of a folder that consists of links to them."""
-    for store in _table()["stores"]:
-        if not is_remote(folder) and fnmatchcase(
-            folder.absolute().as_posix(), store["folder"]
-        ):
+    path = folder.absolute().as_posix()
+    for store in _table()["stores"] if not is_remote(folder) else ():
+        if fnmatchcase(path, store["folder"]):
             yield folder / store["files"]
 
 
 def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, except hidden ones and those behind symbolic links or below ``without``.
+    """Yield the files below a folder, sorted, except hidden ones and those below symbolic links or ``without``.
 
     Args:
         folder: the folder; folders that may not be listed count as empty.
@@ -161,18 +158,16 @@ def files_below(folder: Path, without: Container[Path] = ()) -> Iterator[Path]:
             below = sorted(path for path in here.iterdir() if path.name[0] != ".")
         folders = [path for path in below if path.is_dir()]
         yield from (path for path in below if path not in folders)
-        waiting += [
-            path
-            for path in reversed(folders)
-            if not path.is_symlink() and path.resolve() not in without
-        ]
+        # Last in, first out: reversed, folders are visited in the order of their names.
+        own = [path for path in reversed(folders) if not path.is_symlink()]
+        waiting += [path for path in own if path.resolve() not in without]
 
 
 class Package(NamedTuple):
     """A folder of a known kind, as some software loads it."""
 
     folder: Path
-    kind: Kind
+    kind: PackageKind
 
     @property
     def left_out(self) -> list[Path]:
@@ -195,11 +190,11 @@ class Package(NamedTuple):
         for name in {setting.file for setting in kind.settings}:
             path = self.folder / name
             try:
-                found = json.loads(path.read_bytes())
+                config = json.loads(path.read_bytes())
             except (OSError, ValueError) as error:
                 raise cannot_read(f"the config {str(path)!r}", error) from error
-            if not isinstance(found, dict):
-                raise ArgumentError(f"The config {str(path)!r} is no JSON object.")
+            if not isinstance(config, dict):
+                raise ArgumentError(f"The config {str(path)!r} is not a JSON object.")
 
 
 class Packages:
@@ -214,9 +209,8 @@ class Packages:
         folder = model.parent
         while not is_remote(folder):
             package = self._at(folder)
-            if package is not None and fnmatchcase(
-                model.relative_to(folder).as_posix(), package.kind.models
-            ):
+            path = model.relative_to(folder).as_posix()
+            if package is not None and fnmatchcase(path, package.kind.models):
                 return package
             if folder == self._root:
                 break
@@ -224,13 +218,9 @@ class Packages:
         return None
 
     def _at(self, folder: Path) -> Package | None:
+        """Return the package in a folder; None if no kind has all its marks there."""
         if folder not in self._known:
-            fitting = (
-                kind
-                for kind in kinds()
-                if all(any(folder.glob(mark)) for mark in kind.marks)
-            )
-            kind = next(fitting, None)
+            kind = next((kind for kind in kinds() if kind.marks_in(folder)), None)
             self._known[folder] = None if kind is None else Package(folder, kind)
         return self._known[folder]
 
@@ -241,5 +231,10 @@ def package_of(model: Path) -> Package | None:
     return Packages(path.parent.parent).of(path)
 
 
+def _is_float32(entry: ValueInfoProto) -> bool:
+    return bool(entry.type.tensor_type.elem_type == TensorProto.FLOAT)
+
+
 def _fits(name: str, patterns: Collection[str]) -> bool:
+    """Return whether a name matches one of some patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

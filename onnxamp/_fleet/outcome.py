@@ -11,11 +11,11 @@ from onnxamp._decide.overrides import Unmatched
 from onnxamp._numerics.metrics import Perplexity, TensorDiff
 from onnxamp._numerics.results import Parting
 
-Outcome = Literal["converted", "up to date", "failed", "failed before"]
+OutcomeName = Literal["converted", "up to date", "failed", "failed before"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModelOutcome:
     """The outcome of one model.
 
     Attributes:
@@ -30,19 +30,19 @@ class Row:
         bytes_after: bytes of the weights of the result, without those that it shares with results before it.
         inputs: description of the inputs on which the models ran.
         message: why it failed, or was not validated.
-        healed: the nodes that had to stay float32 to pass validation, and why; "" if nothing had to.
-        kept: the nodes that had to.
+        healed: why nodes had to stay in float32 to pass validation; "" if none had to.
+        kept: these nodes.
         cure: the command that converts the model alone in that way.
         trace: traceback of an unexpected error.
-        warnings: about options that cannot be obeyed, in sentences.
+        warnings: sentences about options that cannot be followed.
         unmatched: names in options that match nothing in this model; None if it was not measured.
         outputs: differences of the outputs that are logits.
         tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
-        hazards: nodes that stay float32 because they would break in low precision: their number by reason.
+        hazards: reason -> number of nodes that stay in float32 because they would break in low precision.
     """
 
     name: str
-    outcome: Outcome = "failed"
+    outcome: OutcomeName = "failed"
     low: int = 0
     nodes: int = 0
     casts: int = 0
@@ -79,7 +79,7 @@ class Shipped:
         copied: paths of the files that are beside the results as they should be, with slashes.
         kept: paths of those that were there in another form, and are as they were.
         left: models that were left out, since their names say that they hold other types of the same network.
-        failed: models without a result. Where there are any, the folder is as it was before.
+        failed: models without a result. If there are any, the folder is as it was before.
         linked: links to files outside the folder, which are not copied.
     """
 
@@ -116,7 +116,7 @@ class FolderReport(Shown):
     target: Path
     jobs: int
     seconds: float
-    rows: tuple[Row, ...]
+    rows: tuple[ModelOutcome, ...]
     shipped: tuple[Shipped, ...] = ()
 
     @property
@@ -145,7 +145,7 @@ class FolderProgress:
     done: int
     total: int
     running: tuple[str, ...]
-    row: Row | None
+    row: ModelOutcome | None
 
 
 def page_of(pages: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a run over a folder writes, compared with everything that it reads, before anything runs.
+"""Checks, before anything runs, that a run over a folder replaces nothing that it reads.
 
 Links, mounts and names in the other case can lead from the results back to the originals, to the inputs, or from one
 result to another one. Paths are therefore compared by the files that they lead to.
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.identity import Identity, identity, is_within
 from onnxamp._base.paths import is_remote
-from onnxamp._fleet.job import NAME, Job
+from onnxamp._fleet.entries import NAME, ModelJob
 from onnxamp._fleet.package import REPLACED, companions_of
 
 
-class _Output(NamedTuple):
+class _WrittenFile(NamedTuple):
     """A file that a run may write.
 
     Attributes:
@@ -38,7 +38,7 @@ _REMEDY: Final = "remove the link, or choose another folder for the results."
 
 
 def check_outputs(
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     source: Path,
     target: Path,
     *,
@@ -63,7 +63,7 @@ def check_outputs(
     for folder in (source, *folders):
         named += _files_below(folder, target)
     read = dict(_identified(named))
-    written = dict[Identity, _Output]()
+    written = dict[Identity, _WrittenFile]()
     for output in _written(jobs, target, index):
         if not is_remote(output.path):
             _check(output, source, target, read, written)
@@ -76,11 +76,11 @@ def check_outputs(
 
 
 def _check(
-    output: _Output,
+    output: _WrittenFile,
     source: Path,
     target: Path,
     read: Mapping[Identity, Path],
-    written: dict[Identity, _Output],
+    written: dict[Identity, _WrittenFile],
 ) -> None:
     """Check one file that a run may write, and note it.
 
@@ -93,21 +93,21 @@ def _check(
     """
     path = repr(str(output.path))
     try:
-        found = identity(output.path)
+        own = identity(output.path)
     except OSError:
         raise ArgumentError(
             f"{output.what} cannot be written to {path}: it is a link that leads back to itself. Remove it."
         ) from None
-    if found in read:
+    if own in read:
         raise ArgumentError(
-            f"{output.what} would replace {str(read[found])!r}, to which {path} leads: {_REMEDY}"
+            f"{output.what} would replace {str(read[own])!r}, to which {path} leads: {_REMEDY}"
         )
     if output.is_result and _is_among(output.path, source, target):
         raise ArgumentError(
             f"{output.what} would be written among the originals in {str(source)!r}, to which {path} leads: {_REMEDY}"
         )
     if output.is_sole:
-        other = written.setdefault(found, output)
+        other = written.setdefault(own, output)
         if other is not output:
             raise ArgumentError(
                 f"{output.what} would replace {str(other.path)!r}, to which {path} leads: {_REMEDY}"
@@ -120,35 +120,36 @@ def _is_among(path: Path, source: Path, target: Path) -> bool:
 
 
 def _written(
-    jobs: Iterable[Job], target: Path, index: Path | None
-) -> Iterator[_Output]:
+    jobs: Iterable[ModelJob], target: Path, index: Path | None
+) -> Iterator[_WrittenFile]:
     """Yield the files that a run may write, through links if there are any."""
-    yield _Output(target / NAME, "The state of the results")
+    yield _WrittenFile(target / NAME, "The state of the results")
     for job in jobs:
         result = f"The result of {job.name!r}"
-        yield _Output(job.target, result)
-        yield _Output(job.failed, result, is_sole=False)
+        yield _WrittenFile(job.target, result)
+        yield _WrittenFile(job.failed, result, is_sole=False)
         if job.stage is not None:
-            yield _Output(job.output, result)
+            yield _WrittenFile(job.output, result)
         if job.search is not None:
-            yield _Output(job.search, f"The state of {job.name!r}")
+            yield _WrittenFile(job.search, f"The state of {job.name!r}")
         if job.page is not None:
-            yield _Output(job.page, f"The page of {job.name!r}", is_result=False)
+            yield _WrittenFile(job.page, f"The page of {job.name!r}", is_result=False)
     if index is not None:
-        yield _Output(index, "The index of the pages", is_result=False)
+        yield _WrittenFile(index, "The index of the pages", is_result=False)
 
 
-def _moved(jobs: Iterable[Job], source: Path, target: Path) -> Iterator[Path]:
+def _moved(jobs: Iterable[ModelJob], source: Path, target: Path) -> Iterator[Path]:
     """Yield the paths to which files of packages are moved. That replaces a link, and does not follow it."""
-    packages = dict[Path, Job]()
+    packages = dict[Path, ModelJob]()
     for job in jobs:
         if job.package is not None and job.stage is not None:
             packages.setdefault(job.package.folder, job)
             yield job.home / REPLACED / job.target.relative_to(job.home)
     for folder, job in packages.items():
         assert job.package is not None
-        beside = companions_of(job.package, source, target, packages.keys() - {folder})
-        for path in beside.copied:
+        others = packages.keys() - {folder}
+        copied, _ = companions_of(job.package, source, target, others)
+        for path in copied:
             inside = path.relative_to(folder)
             yield from (
                 job.home / inside,
@@ -169,6 +170,7 @@ def _files_below(folder: Path, without: Path) -> Iterator[Path]:
     if is_remote(folder):
         return
     for here, folders, files in os.walk(folder):
+        # os.walk visits the folders that are left in its list.
         folders[:] = [
             name for name in folders if not is_within(Path(here, name), without)
         ]

@@ -7,7 +7,7 @@ recognizes the package. The new files then move to their places, with those file
 contains the earlier files, the new ones, or a state that no software recognizes as a package.
 
 If anything fails, all moves are undone. If the process is killed between two moves, the next run makes the remaining
-ones, because it finds results in either place (:meth:`onnxamp._fleet.job.Job.found`).
+ones, because it finds results in either place (:meth:`onnxamp._fleet.entries.ModelJob.current`).
 
 Results share a data file if the models do, such as a decoder with and without caches. Each is first written by itself,
 with all its weights. Then weights with equal bytes are dropped from all results but one. A result to whose weights
@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from onnx import ModelProto, TensorProto
 
@@ -30,8 +31,16 @@ from onnxamp._base.identity import is_within
 from onnxamp._base.paths import is_remote, made_folder
 from onnxamp._base.state import Part, fingerprint
 from onnxamp._facts.dtypes import ELEM_NAMES, FLOAT16, LOW_ELEMS
-from onnxamp._fleet.job import Entry, FolderOptions, Job, sink_of
-from onnxamp._fleet.kinds import Kind, Package, files_below, is_companion, stores_of
+from onnxamp._fleet.entries import Entry, ModelJob
+from onnxamp._fleet.job import FolderOptions, sink_of
+from onnxamp._fleet.kinds import (
+    Package,
+    PackageKind,
+    Setting,
+    files_below,
+    is_companion,
+    stores_of,
+)
 from onnxamp._fleet.outcome import Shipped
 from onnxamp._job.writing import Sink
 from onnxamp._model.blobs import PIECE, WeightConverter
@@ -65,10 +74,10 @@ PART: Final = "companions"
 
 
 def put_in_place(
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     entries: Mapping[str, Entry],
     companions: Iterable[str],
-    kind: Kind,
+    kind: PackageKind,
 ) -> None:
     """Move all waiting files of a package to their places.
 
@@ -87,24 +96,22 @@ def put_in_place(
     old = home / REPLACED
     waiting = [job for job in jobs if job.result != job.target]
     models = [job.target.relative_to(home).as_posix() for job in waiting]
-    written = {name for job in waiting for name in entries[job.name].written}
-    data = sorted(
-        name for name in written.difference(models) if (stage / name).exists()
-    )
+    written = set[str]().union(*(entries[job.name].written for job in waiting))
+    others = written.difference(models)
+    data = sorted(name for name in others if (stage / name).exists())
     marks = [name for name in companions if kind.is_mark(name)]
-    others = [name for name in companions if name not in marks]
+    plain = [name for name in companions if name not in marks]
+    arriving = (*data, *models, *plain)
     try:
         outdated = sorted(_outdated(waiting, {home / name for name in data}))
-        replaced = [*(home / name for name in others), *outdated]
+        replaced = [*(home / name for name in plain), *outdated]
         replaced += [job.target for job in waiting]
-        _move(
-            [
-                _asides((home / name for name in marks), home, old),
-                _asides(replaced, home, old)
-                + [(stage / name, home / name) for name in (*data, *models, *others)],
-                [(stage / name, home / name) for name in marks],
-            ]
-        )
+        # No software recognizes the folder between the first step and the last one.
+        first = _asides((home / name for name in marks), home, old)
+        second = _asides(replaced, home, old)
+        second += [(stage / name, home / name) for name in arriving]
+        third = [(stage / name, home / name) for name in marks]
+        _move([first, second, third])
     except (OSError, ValueError) as error:
         raise unwritable(home, error) from None
     for folder in (stage, old):
@@ -120,7 +127,7 @@ def _asides(files: Iterable[Path], home: Path, old: Path) -> list[_Move]:
     ]
 
 
-def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
+def _outdated(jobs: Sequence[ModelJob], coming: Collection[Path]) -> Iterator[Path]:
     """Yield the data files to which only results refer that are about to be replaced.
 
     Raises:
@@ -129,26 +136,23 @@ def _outdated(jobs: Sequence[Job], coming: Collection[Path]) -> Iterator[Path]:
     for folder in {job.target.parent for job in jobs}:
         here = [job.target for job in jobs if job.target.parent == folder]
         new = {path.name for path in coming if path.parent == folder}
-        known = {
-            name for model in here if model.is_file() for name in data_files_of(model)
-        }
+        known = set[str]()
+        for model in here:
+            if model.is_file():
+                known.update(data_files_of(model))
         referring = referring_models(folder, new | known, *here)
         for name in new | known:
             file = folder / name
-            is_ours = (
-                any(is_data_name(name, model.name) for model in here)
-                and file.is_file()
-                and is_own(file)
-            )
-            if name in referring or not is_ours:
-                if name in new and (name in referring or file.exists()):
-                    user = str(referring.get(name, "")) or "another program"
-                    raise OutputError(
-                        f"{str(file)!r} belongs to {user}, and a result needs its name: move the file away, or choose"
-                        f" another folder. The results wait in {str(jobs[0].stage)!r}."
-                    )
-            else:
+            is_named = any(is_data_name(name, model.name) for model in here)
+            is_ours = is_named and file.is_file() and is_own(file)
+            if is_ours and name not in referring:
                 yield file
+            elif name in new and (name in referring or file.exists()):
+                user = str(referring.get(name, "")) or "another program"
+                raise OutputError(
+                    f"{str(file)!r} belongs to {user}, and a result needs its name: move the file away, or choose"
+                    f" another folder. The results wait in {str(jobs[0].stage)!r}."
+                )
 
 
 def _move(steps: Iterable[Sequence[_Move]]) -> None:
@@ -160,7 +164,7 @@ def _move(steps: Iterable[Sequence[_Move]]) -> None:
                 made_folder(target.parent)
                 done.append((source, target))
                 source.replace(target)
-            for folder in {path.parent for move in moves for path in move}:
+            for folder in {path.parent for path in chain.from_iterable(moves)}:
                 sync(folder)
     except BaseException:
         for source, target in reversed(done):
@@ -172,7 +176,7 @@ def _move(steps: Iterable[Sequence[_Move]]) -> None:
 
 def ship(
     package: Package,
-    jobs: Sequence[Job],
+    jobs: Sequence[ModelJob],
     entries: Mapping[str, Entry],
     source: Path,
     target: Path,
@@ -197,19 +201,18 @@ def ship(
         OutputError: a file cannot be written.
     """
     needed = list(_needed(package, jobs, entries))
-    beside = companions_of(package, source, target, others)
+    copied, linked = companions_of(package, source, target, others)
     written = list[str]()
     kept = list[str]()
     new = list[str]()
     home = jobs[0].home
     stage = jobs[0].stage
     waits = any(job.result != job.target for job in jobs)
-    for path in beside.copied:
+    for path in copied:
         name = path.relative_to(source).as_posix()
         inside = path.relative_to(package.folder).as_posix()
-        data = _changed(
-            path.read_bytes(), [one for one in needed if one.file == inside]
-        )
+        changes = [one for one in needed if one.file == inside]
+        data = _changed(path.read_bytes(), changes)
         place = home / inside
         wanted = fingerprint(data)
         known = fingerprint(place.read_bytes()) if place.is_file() else None
@@ -232,26 +235,16 @@ def ship(
         copied=tuple(written),
         kept=tuple(kept),
         left=tuple(path.relative_to(source).as_posix() for path in package.left_out),
-        linked=tuple(path.relative_to(source).as_posix() for path in beside.linked),
+        linked=tuple(path.relative_to(source).as_posix() for path in linked),
     )
-
-
-class Companions(NamedTuple):
-    """The files beside the models of a package that software reads.
-
-    Attributes:
-        copied: those that are copied with the results.
-        linked: links to files outside the folder. A copy would hold what is not part of the folder, perhaps a secret.
-    """
-
-    copied: Sequence[Path]
-    linked: Sequence[Path]
 
 
 def companions_of(
     package: Package, source: Path, target: Path, others: Iterable[Path]
-) -> Companions:
-    """Return the files beside the models of a folder.
+) -> tuple[list[Path], list[Path]]:
+    """Return the files beside the models of a package that software reads, and links to files outside the folder.
+
+    Links are not copied, because a copy would hold what is not part of the folder and may be secret.
 
     Args:
         package: the folder.
@@ -266,52 +259,41 @@ def companions_of(
     for path in files_below(package.folder, without):
         if not path.is_file() or not is_companion(path.name):
             continue
-        leads_out = path.is_symlink() and not any(
-            is_within(path, folder) for folder in here
-        )
-        (linked if leads_out else copied).append(path)
-    return Companions(copied, linked)
-
-
-class _Change(NamedTuple):
-    """A setting of a JSON file."""
-
-    file: str
-    keys: Sequence[str]
-    value: Any
+        is_inside = any(is_within(path, folder) for folder in here)
+        if path.is_symlink() and not is_inside:
+            linked.append(path)
+        else:
+            copied.append(path)
+    return copied, linked
 
 
 def _needed(
-    package: Package, jobs: Iterable[Job], entries: Mapping[str, Entry]
-) -> Iterator[_Change]:
-    """Yield the settings that results need."""
+    package: Package, jobs: Iterable[ModelJob], entries: Mapping[str, Entry]
+) -> Iterator[Setting]:
+    """Yield the settings that results need, with their values in place of the names of these."""
     settings = package.kind.settings
     for job in jobs if settings else ():
-        found = {
+        values = {
             "dtype": _dtype_of_caches(package, job.result),
-            "files": len(entries[job.name].written) - 1,
+            "files": len(entries[job.name].written) - 1,  # without the model itself
         }
+        types = package.kind.name_of(job.source).types
+        names = {"types": types, "file": job.target.name}
         for setting in settings:
-            if value := found[setting.value]:
-                names = {
-                    "types": package.kind.name_of(job.source).types,
-                    "file": job.target.name,
-                }
+            if value := values[setting.value]:
                 keys = [key.format(**names) for key in setting.keys]
-                yield _Change(file=setting.file, keys=keys, value=value)
+                yield setting._replace(keys=keys, value=value)
 
 
 def _dtype_of_caches(package: Package, result: Path) -> str:
     """Return the type of the inputs that the software accepts in low precision; "" if there are none."""
-    elems = {
-        entry.type.tensor_type.elem_type
-        for entry in load_model(result).graph.input
-        if package.kind.is_low(entry.name)
-    }
-    return next((ELEM_NAMES[elem] for elem in sorted(elems) if elem in LOW_ELEMS), "")
+    entries = load_model(result).graph.input
+    caches = [entry for entry in entries if package.kind.is_low(entry.name)]
+    elems = sorted({entry.type.tensor_type.elem_type for entry in caches})
+    return next((ELEM_NAMES[elem] for elem in elems if elem in LOW_ELEMS), "")
 
 
-def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
+def _changed(data: bytes, changes: Sequence[Setting]) -> bytes:
     """Return the bytes of a JSON file with settings changed; the same bytes if all already have their values."""
     if not changes:
         return data
@@ -320,8 +302,8 @@ def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
     for change in changes:
         inner = config
         for key in change.keys[:-1]:
-            held = inner.get(key)
-            inner[key] = held if isinstance(held, Mapping) else {}
+            if not isinstance(inner.get(key), Mapping):
+                inner[key] = {}
             inner = inner[key]
         inner[change.keys[-1]] = change.value
     if config == before:
@@ -330,10 +312,10 @@ def _changed(data: bytes, changes: Sequence[_Change]) -> bytes:
 
 
 def share_weights(
-    jobs: Iterable[Job],
+    jobs: Iterable[ModelJob],
     entries: Mapping[str, Entry],
     options: FolderOptions,
-) -> Iterator[tuple[Job, int]]:
+) -> Iterator[tuple[ModelJob, int]]:
     """Let results share the weights that their originals share.
 
     Args:
@@ -350,17 +332,15 @@ def share_weights(
     Complexity: the weights of models that share a data file are read once, and written once if they differ.
     """
     for group in _groups(jobs, entries):
-        if not any(
-            entries[job.name].row.outcome == "converted" or job.result != job.target
-            for job in group
-        ):
+        if not any(_is_new(job, entries[job.name]) for job in group):
             continue
         sinks = {job.name: sink_of(options, job) for job in group}
-        copied = {
-            job.name: _copied(job, sinks[job.name], len(entries[job.name].written) > 1)
-            for job in group
-            if job.result != job.output
-        }
+        # Files that are in place are never overwritten, so results there are copied first.
+        copied = dict[str, int]()
+        for job in group:
+            if job.result != job.output:
+                external = len(entries[job.name].written) > 1
+                copied[job.name] = _copied(job, sinks[job.name], external)
         stored: dict[bytes, DataLocation] = {}
         for job in group:
             size = _refer(sinks[job.name], stored)
@@ -371,7 +351,12 @@ def share_weights(
         _remove_unused(group)
 
 
-def _copied(job: Job, sink: Sink, external: bool) -> int:
+def _is_new(job: ModelJob, entry: Entry) -> bool:
+    """Return whether a result was written by this run, or waits since an earlier one."""
+    return entry.row.outcome == "converted" or job.result != job.target
+
+
+def _copied(job: ModelJob, sink: Sink, external: bool) -> int:
     """Copy a result that is in place to the waiting files, with all its weights; return the bytes of the weights."""
     made_folder(job.output.parent)
     return save_model(
@@ -384,9 +369,11 @@ def _copied(job: Job, sink: Sink, external: bool) -> int:
     ).size
 
 
-def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]]:
+def _groups(
+    jobs: Iterable[ModelJob], entries: Mapping[str, Entry]
+) -> list[list[ModelJob]]:
     """Return the groups of models in one folder on this machine that have results and share data files."""
-    by_file: dict[tuple[Path, Path], list[Job]] = {}
+    by_file: dict[tuple[Path, Path], list[ModelJob]] = {}
     for job in jobs:
         if job.package is not None and job.package.kind.data_names != "onnx":
             continue  # the software of such a folder finds a data file by the name of its own model
@@ -396,9 +383,12 @@ def _groups(jobs: Iterable[Job], entries: Mapping[str, Entry]) -> list[list[Job]
             results = {job.home / name for name in entry.written}
             for file in entry.data_of(job) | results:
                 by_file.setdefault((file, job.target.parent), []).append(job)
-    shared = (group for group in by_file.values() if len(group) > 1)
     # Models that share several files are one group.
-    return [*{tuple(job.name for job in group): group for group in shared}.values()]
+    groups: dict[tuple[str, ...], list[ModelJob]] = {}
+    for group in by_file.values():
+        if len(group) > 1:
+            groups[tuple(job.name for job in group)] = group
+    return list(groups.values())
 
 
 def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
@@ -434,29 +424,27 @@ def _refer(sink: Sink, stored: dict[bytes, DataLocation]) -> int | None:
             keep=others,
             stay=elsewhere,
         )
-        placed = list(
-            _placed(model, folder)
-        )  # weights that were inside the model have no digest yet
-        own = {
-            digests.get(number) or _digest(place): place for number, _, place in placed
-        }
-        size = weight_bytes(model) - sum(
-            place.length for *_, place in placed if place.path in elsewhere
-        )
+        own = {}
+        size = weight_bytes(model)
+        for number, _, place in _placed(model, folder):
+            # Weights that were inside the model have no digest yet.
+            own[digests.get(number) or _digest(place)] = place
+            if place.path in elsewhere:
+                size -= place.length
     for digest, place in own.items():
         stored.setdefault(digest, place)
     return size
 
 
-def _remove_unused(group: Sequence[Job]) -> None:
+def _remove_unused(group: Sequence[ModelJob]) -> None:
     """Remove the data files of earlier results to which no model refers anymore."""
     folder = group[0].output.parent
-    own = {
-        path.name
-        for path in folder.iterdir()
-        if any(is_data_name(path.name, job.target.name) for job in group)
-        and is_own(path)
-    }
+    models = [job.target.name for job in group]
+    own = set[str]()
+    for path in folder.iterdir():
+        is_named = any(is_data_name(path.name, model) for model in models)
+        if is_named and is_own(path):
+            own.add(path.name)
     for name in sorted(own - referring_models(folder, own).keys()):
         (folder / name).unlink()
 

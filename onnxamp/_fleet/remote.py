@@ -76,17 +76,17 @@ def _called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     except OSError as error:
         if error.strerror:
             raise
-        kinds = (
-            number for kind, number in _NUMBERS.items() if isinstance(error, kind)
-        )
-        number = next(kinds, EIO)
-        said = " ".join(str(error).split())
-        is_path = number != EIO and " " not in said  # a known path
-        raise OSError(number, os.strerror(number) if is_path else said) from error
-    except Exception as error:
-        raise OSError(
-            EIO, " ".join(f"{type(error).__name__}: {error}".split())
-        ) from error
+        numbers = [n for kind, n in _NUMBERS.items() if isinstance(error, kind)]
+        number = numbers[0] if numbers else EIO
+        message = " ".join(str(error).split())
+        # Many file systems raise these errors with nothing but the path.
+        is_path = bool(numbers) and " " not in message
+        raise OSError(number, os.strerror(number) if is_path else message) from error
+    except (
+        Exception
+    ) as error:  # each file system is a package of its own, with errors of its own
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise OSError(EIO, message) from error
 
 
 def _question(name: str) -> Callable[..., bool]:
@@ -115,18 +115,17 @@ class RemotePath(Remote, _Base):
         Raises:
             ArgumentError, MissingPackageError: as for :func:`as_path`.
         """
-        found = URL.fullmatch(url)
-        assert found is not None
-        scheme = found[1].lower()
-        rest = found[2]
+        match = URL.fullmatch(url)
+        assert match is not None
+        scheme = match[1].lower()
+        rest = match[2]
         if "::" in url:
             raise ArgumentError(
                 f"{url!r} is a chain of URLs: name a file on a single file system."
             )
         file_system(scheme)
-        return cls(
-            "/", f"{scheme}{'::' if rest.startswith('/') else ':'}", rest.lstrip("/")
-        )
+        mark = "::" if rest.startswith("/") else ":"
+        return cls("/", f"{scheme}{mark}", rest.lstrip("/"))
 
     @property
     def _scheme(self) -> str:
@@ -134,8 +133,10 @@ class RemotePath(Remote, _Base):
 
     def __str__(self) -> str:
         parts = self.parts
-        if not self.root or len(parts) < 2 or not parts[1].endswith(":"):
-            return "/".join(parts) if not self.root else "/" + "/".join(parts[1:])
+        if not self.root:
+            return "/".join(parts)
+        if len(parts) < 2 or not parts[1].endswith(":"):
+            return "/" + "/".join(parts[1:])
         start = f"{self._scheme}://" + ("/" if parts[1].endswith("::") else "")
         return start + "/".join(parts[2:])
 
@@ -162,9 +163,11 @@ class RemotePath(Remote, _Base):
 
     def _ask(self, name: str, *args: Any, **keywords: Any) -> Any:
         """Call the file system's method of that name with the key; raise the errors of :func:`_called`."""
-        return _called(
-            lambda: getattr(self.file_system, name)(self.key, *args, **keywords)
-        )
+
+        def ask() -> Any:
+            return getattr(self.file_system, name)(self.key, *args, **keywords)
+
+        return _called(ask)
 
     def _look(self, name: str, **keywords: Any) -> Any:
         """Call a method as :meth:`_ask` does, for questions that have an answer even if there is no file."""
@@ -214,6 +217,7 @@ class RemotePath(Remote, _Base):
 
     def iterdir(self) -> Iterator[Self]:  # type: ignore[override] # a generator in Path
         """Yield the contents of a folder."""
+        # Some file systems list a folder among its own contents.
         own = self.key.rstrip("/")
         names = self._look("ls", detail=False)
         within = [name.rstrip("/") for name in names]
@@ -306,6 +310,7 @@ class RemotePath(Remote, _Base):
         file = place._ask("open", "wb", **({"autocommit": False} if commits else {}))
         try:
             yield cast(IO[bytes], SimpleNamespace(write=partial(_called, file.write)))
+            # Closing sends the rest of the file; with autocommit=False, only the commit makes it visible.
             _called(file.close)
             if commits:
                 _called(file.commit)
@@ -323,13 +328,15 @@ def _status(info: Mapping[str, Any]) -> os.stat_result:
     """Return the status of a file from its description by the file system."""
     mode = stat.S_IFDIR if info["type"] == "directory" else stat.S_IFREG
     when: Any = next(filter(None, map(info.get, _TIMES)), 0)
+    # Texts have no common form. Without a time, a changed file is recognized by its size.
     if isinstance(when, str):
         when = 0
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)
-    times = (int(seconds),) * 3 + (seconds,) * 3 + (int(seconds * 1e9),) * 3
-    return os.stat_result(
-        (mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0), *times)
-    )
+    # st_mode, st_ino, st_dev, st_nlink, st_uid, st_gid and st_size, then the three times in three units.
+    facts = (mode | 0o644, 0, 0, 1, 0, 0, int(info["size"] or 0))
+    whole = [int(seconds)] * 3
+    nanoseconds = [int(seconds * 1e9)] * 3
+    return os.stat_result((*facts, *whole, *[seconds] * 3, *nanoseconds))
 
 
 @cache

@@ -3,32 +3,37 @@ index with a table of them that sorts.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, get_args
 from urllib.parse import quote
 
 from onnxamp._base.paths import made_folder
 from onnxamp._decide.verdicts import title_of
-from onnxamp._fleet.outcome import FolderReport, Shipped, page_of
-from onnxamp._fleet.outcome import Outcome as OutcomeName
-from onnxamp._fleet.outcome import Row as Outcome
+from onnxamp._fleet.outcome import (
+    FolderReport,
+    ModelOutcome,
+    OutcomeName,
+    Shipped,
+    page_of,
+)
 from onnxamp._model.staging import write_file
 from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
-    Item,
-    Level,
+    Headline,
     Report,
-    Row,
+    Severity,
+    Statement,
     Status,
-    Verdict,
+    TableRow,
     section,
     table,
 )
 
 
-def status_of(row: Outcome) -> Status:
+def status_of(row: ModelOutcome) -> Status:
     """Return the verdict on a model; it is unknown if the model was not validated."""
     if row.has_failed:
         return Status.FAILED
@@ -36,72 +41,73 @@ def status_of(row: Outcome) -> Status:
 
 
 def batch_report(report: FolderReport) -> Report:
-    """One row per model, followed by failures and models that were not validated."""
-    failed = [row for row in report.rows if row.has_failed]
-    healed = [row for row in report.rows if row.healed]
+    """Return one row per model, followed by failures and models that were not validated."""
     return Report(
         "convert folder",
         _verdict(report),
         sections=(
             section("Models", table("folder", map(_row, report.rows))),
-            section(
-                "Failures",
-                (Item(row.message, Level.ERROR, row.name) for row in failed),
-            ),
-            section(
-                "Tracebacks",
-                (
-                    Item("", Level.NONE, row.name, tuple(row.trace.splitlines()))
-                    for row in failed
-                    if row.trace
-                ),
-                is_detail=True,
-            ),
-            section(
-                "Kept in float32 to pass validation",
-                (
-                    Item(row.healed, Level.WARNING, row.name, row.kept)
-                    for row in healed
-                ),
-            ),
+            section("Failures", _failures(report.rows)),
+            section("Tracebacks", _traces(report.rows), is_detail=True),
+            section("Kept in float32 to pass validation", _healed(report.rows)),
             section("Would break in low precision", _hazards(report.rows)),
             section(
-                "Logits against the original",
-                (
-                    Item(text, label=row.name)
-                    for row in report.rows
-                    for text in _next_tokens(row)
-                ),
+                "Logits against the original", _of_each(report.rows, _next_tokens)
             ),
-            section(
-                "Not validated",
-                (
-                    Item(row.message, label=row.name)
-                    for row in report.rows
-                    if row.message and not row.has_failed
-                ),
-            ),
-            section(
-                "Folders",
-                (
-                    Item(text, label="" if one.name == "." else one.name)
-                    for one in report.shipped
-                    for text in _told(one)
-                ),
-            ),
-            section(
-                "Notes",
-                (
-                    Item(text, label=row.name)
-                    for row in report.rows
-                    for text in row.warnings
-                ),
-            ),
+            section("Not validated", _unvalidated(report.rows)),
+            section("Folders", _folders(report.shipped)),
+            section("Notes", _of_each(report.rows, attrgetter("warnings"))),
         ),
     )
 
 
-def _next_tokens(row: Outcome) -> Iterator[str]:
+def _failures(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield why models failed."""
+    for row in rows:
+        if row.has_failed:
+            yield Statement(row.message, Severity.ERROR, row.name)
+
+
+def _traces(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield the tracebacks of unexpected errors."""
+    for row in rows:
+        if row.has_failed and row.trace:
+            lines = tuple(row.trace.splitlines())
+            yield Statement("", Severity.NONE, row.name, lines)
+
+
+def _healed(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield the nodes that stay in float32 because a first result failed."""
+    for row in rows:
+        if row.healed:
+            yield Statement(row.healed, Severity.WARNING, row.name, row.kept)
+
+
+def _unvalidated(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield why results were not validated."""
+    for row in rows:
+        if row.message and not row.has_failed:
+            yield Statement(row.message, label=row.name)
+
+
+def _folders(shipped: Iterable[Shipped]) -> Iterator[Statement]:
+    """Yield what happened to folders of a known kind."""
+    for folder in shipped:
+        label = "" if folder.name == "." else folder.name
+        for text in _shipping(folder):
+            yield Statement(text, label=label)
+
+
+def _of_each(
+    rows: Iterable[ModelOutcome], texts: Callable[[ModelOutcome], Iterable[str]]
+) -> Iterator[Statement]:
+    """Yield some sentences about each model."""
+    for row in rows:
+        for text in texts(row):
+            yield Statement(text, label=row.name)
+
+
+def _next_tokens(row: ModelOutcome) -> Iterator[str]:
     """Yield sentences about the comparison of a language model."""
     figures = list(text_figures(row))
     if figures:
@@ -109,8 +115,8 @@ def _next_tokens(row: Outcome) -> Iterator[str]:
     yield from partings(row)
 
 
-def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
-    """Yield why nodes stay float32 that are no islands to be rid of."""
+def _hazards(rows: Sequence[ModelOutcome]) -> Iterator[Statement]:
+    """Yield why nodes stay in float32 that would break in low precision."""
     nodes = Counter[str]()
     models = Counter[str]()
     for row in rows:
@@ -118,11 +124,11 @@ def _hazards(rows: Sequence[Outcome]) -> Iterator[Item]:
         models.update(row.hazards.keys())
     for reason, times in nodes.most_common():
         where = f"{count(times, 'node')} in {count(models[reason], 'model')}"
-        yield Item(f"{title_of(reason)}.", label=where)
+        yield Statement(f"{title_of(reason)}.", label=where)
 
 
-def _told(shipped: Shipped) -> Iterator[str]:
-    """Return the note about a folder of a known kind."""
+def _shipping(shipped: Shipped) -> Iterator[str]:
+    """Yield sentences about a folder of a known kind."""
     if shipped.failed:
         names = ", ".join(shipped.failed)
         yield (
@@ -131,10 +137,11 @@ def _told(shipped: Shipped) -> Iterator[str]:
         )
         return
     copied = count(len(shipped.copied), "file")
-    yield f"A folder for {shipped.kind}: its models have the types that are usual there, and {copied} beside them copied."
+    usual = "its models have the types that are usual there"
+    yield f"A folder for {shipped.kind}: {usual}, and onnxamp copied {copied} beside them."
     if shipped.left:
         names = ", ".join(shipped.left)
-        yield f"Skipped, because their names say that they are the same network in other types: {names}."
+        yield f"Skipped, because by their names they are the same network in other types: {names}."
     if shipped.kept:
         names = ", ".join(shipped.kept)
         yield f"These files already exist with other contents and stay as they are: {names}."
@@ -143,8 +150,8 @@ def _told(shipped: Shipped) -> Iterator[str]:
         yield f"Not copied, because they are links to files outside the folder: {names}. Copy the files that you need."
 
 
-def row_line(row: Outcome) -> str:
-    """One model in one line."""
+def row_line(row: ModelOutcome) -> str:
+    """Return the outcome of one model in one line."""
     if row.has_failed:
         return f"{row.name}  {row.outcome}: {row.message}"
     error = "" if row.error is None else f", error {number(row.error)}"
@@ -153,28 +160,19 @@ def row_line(row: Outcome) -> str:
     return f"{row.name}  {row.outcome}: {facts}"
 
 
-def _row(row: Outcome) -> Row:
+def _row(row: ModelOutcome) -> TableRow:
     error = "" if row.error is None else number(row.error)
     seconds = f"{row.seconds:.2f}" if row.seconds else ""
-    known = (
-        f"{row.low} of {row.nodes}",
-        f"+{row.casts}",
-        error,
-        size(row.bytes_after),
-    )
-    is_known = not row.has_failed or row.nodes
-    return Row(
-        (row.name, row.outcome, *(known if is_known else ("",) * 4), seconds),
-        status_of(row),
-    )
+    known = ("",) * 4
+    if not row.has_failed or row.nodes:
+        low = f"{row.low} of {row.nodes}"
+        known = (low, f"+{row.casts}", error, size(row.bytes_after))
+    return TableRow((row.name, row.outcome, *known, seconds), status_of(row))
 
 
-def _verdict(report: FolderReport) -> Verdict:
-    outcomes = ", ".join(
-        f"{report.count(outcome)} {outcome}"
-        for outcome in get_args(OutcomeName)
-        if report.count(outcome)
-    )
+def _verdict(report: FolderReport) -> Headline:
+    names = [name for name in get_args(OutcomeName) if report.count(name)]
+    outcomes = ", ".join(f"{report.count(name)} {name}" for name in names)
     unseen = sum(status_of(row) is Status.UNKNOWN for row in report.rows)
     outcomes += f"; {unseen} not validated" if unseen else ""
     before = sum(row.bytes_before for row in report.rows)
@@ -183,7 +181,7 @@ def _verdict(report: FolderReport) -> Verdict:
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
     why = "These models failed before, and nothing has changed since: --retry tries them again."
-    return Verdict(
+    return Headline(
         Status.FAILED if has_failed else Status.PASSED,
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
         (effort, why) if report.count("failed before") else (effort,),
@@ -222,7 +220,7 @@ def write_index(report: FolderReport, path: Path) -> None:
     write_file(path, text.encode("utf-8", errors="backslashreplace"))
 
 
-def _line(row: Outcome, folder: Path) -> Line:
+def _line(row: ModelOutcome, folder: Path) -> Line:
     page = page_of(folder, row.name)
     link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
     cells = [Cell("" if row.error is None else number(row.error), row.error)]

@@ -18,7 +18,7 @@ from onnxamp._facts.dtypes import FLOAT, FLOAT16, Format
 from onnxamp._facts.ops import attribute, op_key
 from onnxamp._facts.providers import Profile
 from onnxamp._gradients.quantized import QUANTIZE
-from onnxamp._gradients.sequences import UNROLLED
+from onnxamp._gradients.recurrent import UNROLLED
 from onnxamp._gradients.walk import FLAT, ROUNDS, RULES, Pass, finite
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
 from onnxamp._graph.editor import GraphEditor
@@ -92,6 +92,7 @@ class WrittenPiece:
         self.quantizers = quantizers
         self.shared = shared
         self.ports = Backward({}, {}, {}, {}, {})
+        # Although their derivative is zero, ops that round pass errors on, by whole steps.
         flat = FLAT - ROUNDS
         path = [
             node for node in graph.order if not node.scope and node.key not in flat
@@ -128,6 +129,7 @@ class WrittenPiece:
         inputs = {entry.name for entry in self.graph.model.graph.input}
         for name, value in self.moved.items():
             tensor = self.backward.handle(value)
+            # Nothing rounds the values that only inlining and unrolling have added.
             is_seen = name in self.flow.names or name in self.turns
             if tensor is None or value not in totals or not is_seen:
                 continue
@@ -169,8 +171,9 @@ class WrittenPiece:
                     gradient += more
                 self._note((name, reader), gradient, error)
 
-    def _error(self, found: Tensor, exact: Tensor) -> Tensor:
-        return found.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
+    def _error(self, result: Tensor, exact: Tensor) -> Tensor:
+        """Return by how much a result is off once it is rounded."""
+        return result.cast(self.low.elem).cast(TensorProto.FLOAT) - exact
 
     def _note(self, key: tuple[str, str], gradient: Tensor, error: Tensor) -> None:
         # The gradient of a mask is infinite, or no number.
@@ -200,6 +203,7 @@ class WrittenPiece:
             if call.y.name not in self.quantizers:
                 return rule(call)
             gain = self._input(self.ports.gains, call.y.name, "gain")
+            # An infinite gradient times a gain of zero would be NaN.
             dy = gain.equals(0).where(0.0, call.dy * gain)
             return rule(replace(call, dys=(dy, *call.dys[1:])))
 
@@ -235,12 +239,10 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
         for port, (y, dy) in enumerate(zip(call.outputs, call.dys, strict=True))
         if y is not None and dy is not None
     ]
-    rows = max(
-        prod(dim if isinstance(dim, int) else 1 for dim in (y.dims or ())[:-1])
-        for _, y, _ in seen
-    )
+    rows = max(_rows_of(y) for _, y, _ in seen)
     moves = 1 if rows >= _ROWS else _MOVES
     for number in range(moves):
+        # Signs are computed from positions, because the size of the input may be unknown here.
         signs = (places + (number + 0.5)).op("Sin").op("Sign").reshape_like(x)
         names = _run_again(call, position, x + step * signs)
         for port, y, dy in seen:
@@ -253,8 +255,14 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     return signs * ((energy * (1 / moves)).op("Sqrt") / size)
 
 
+def _rows_of(y: Tensor) -> int:
+    """Return the number of rows of a tensor; unknown sizes count as 1."""
+    sizes = (dim if isinstance(dim, int) else 1 for dim in (y.dims or ())[:-1])
+    return prod(sizes)
+
+
 def _run_again(call: Call, position: int, x: Tensor) -> list[str]:
-    """Write a node with another input; returns the names of its outputs."""
+    """Write a node with another input, and return the names of its outputs."""
     writer = call.writer
     node = copied(call.node.proto)
     node.input[position] = x.name
@@ -277,13 +285,13 @@ def moved_integers(
         nodes: those of a graph, in order.
         kinds: type by name of a value.
     """
-    found = set[str]()
+    integers = set[str]()
     for node in nodes:
         if op_key(node) in QUANTIZE:
-            found.add(node.output[0])
-        elif not found.isdisjoint(node.input):
-            found.update(name for name in node.output if kinds.get(name) != FLOAT)
-    return found
+            integers.add(node.output[0])
+        elif not integers.isdisjoint(node.input):
+            integers.update(name for name in node.output if kinds.get(name) != FLOAT)
+    return integers
 
 
 def expanded(model: ModelProto) -> ModelProto:
@@ -293,6 +301,7 @@ def expanded(model: ModelProto) -> ModelProto:
     """
     model = as_floats(inline_functions(model, partly=True))
     refused = set[tuple[str, ...]]()
+    # One node at a time, because unrolling one makes a new graph; a node that is refused is known by its outputs.
     while True:
         graph = Graph.of(model)
         recurrent = graph.nodes_of(UNROLLED)
@@ -321,20 +330,17 @@ def counting(model: ModelProto) -> tuple[ModelProto, Mapping[str, str]]:
     model = copied(model)
     outputs = dict[str, str]()
     for node in model.graph.node:
-        made = next(filter(None, node.output), "")
-        if node.op_type != "Loop" or not made:
+        first = next(filter(None, node.output), "")
+        if node.op_type != "Loop" or not first:
             continue
         body = next(item.g for item in node.attribute if item.name == "body")
-        outputs[made] = f"{made}/turns"
+        name = outputs[first] = f"{first}/turns"
+        # Outputs of a Loop are by position; the first output of its body is its condition, which each turn computes.
         held = len(body.output) - 1
-        node.output.extend([*[""] * (held - len(node.output)), outputs[made]])
-        body.node.add(
-            op_type="Identity", input=[body.output[0].name], output=[outputs[made]]
-        )
-        body.output.append(
-            make_tensor_value_info(outputs[made], TensorProto.BOOL, None)
-        )
-        model.graph.output.add(name=outputs[made])
+        node.output.extend([*[""] * (held - len(node.output)), name])
+        body.node.add(op_type="Identity", input=[body.output[0].name], output=[name])
+        body.output.append(make_tensor_value_info(name, TensorProto.BOOL, None))
+        model.graph.output.add(name=name)
     return model, outputs
 
 
@@ -357,17 +363,17 @@ def without_loops(
         body = graph.scopes[node.bodies[0][1]]
         if node.scope or any(graph.nodes[index].bodies for index in body.nodes):
             continue
-        made = node.first_output
-        count = _scanned(graph, node) if node.key == "Scan" else turns.get(made)
+        count = turns.get(node.first_output)
+        if node.key == "Scan":
+            count = _scanned(graph, node)
         if count and count * len(body.nodes) <= _TURNS:
-            editor.replace(
-                node.index, _WrittenLoop(graph, node, editor, names).all(count)
-            )
+            loop = _WrittenLoop(graph, node, editor, names)
+            editor.replace(node.index, loop.written(count))
     return (editor.finish() if names else model), names
 
 
 def _scanned(graph: Graph, node: Node) -> int | None:
-    """How many turns a Scan takes; None if that is not known."""
+    """Return how many turns a Scan takes; None if that is not known."""
     axes = _numbers(node, "scan_input_axes", 1)
     shape = graph.shapes[node.inputs[-attribute(node.proto, "num_scan_inputs")]]
     turns = shape[axes[0]] if shape else None
@@ -391,62 +397,61 @@ class _WrittenLoop:
         self.names = names
         self.body = graph.scopes[node.bodies[0][1]]
         self.scanned = attribute(node.proto, "num_scan_inputs") or 0
-        self.given = [
-            graph.values[value].name
-            for value in (node.inputs if self.scanned else node.inputs[2:])
-        ]
+        # The first two inputs of a Loop are its number of turns and its condition, both of which are known.
+        given = node.inputs if self.scanned else node.inputs[2:]
+        self.given = [graph.values[value].name for value in given]
         self.states = len(self.given) - self.scanned
+        self.nodes = list[NodeProto]()
 
-    def all(self, turns: int) -> list[NodeProto]:
-        """The nodes that make what the loop makes."""
-        graph = self.graph
-        node = self.node
-        body = self.body
+    def written(self, turns: int) -> list[NodeProto]:
+        """Return the nodes that compute what the loop computes in that many turns."""
+        self._move_weights()
         state = self.given[: self.states]
-        outputs = self._outputs()
-        rows: list[list[str]] = [[] for _ in outputs[self.states :]]
-        found = list[NodeProto]()
-        for value in graph.constants.tensors:  # those of the body, for all turns
-            held = graph.values[value]
-            if held.scope == body.index and held.producer == ABSENT:
+        rows: list[list[str]] = [[] for _ in self._outputs()[self.states :]]
+        for turn in range(turns):
+            results = self._turn(turn, [*state, *self._elements(turn, turns)])
+            state = results[: self.states]
+            for row, name in zip(rows, results[self.states :], strict=True):
+                row.append(name)
+        targets = self.node.proto.output
+        for name, target in zip(state, targets[: self.states], strict=False):
+            if target:
+                self.nodes.append(self.editor.make("Identity", [name], [target]))
+        self._stack(rows, targets[self.states :])
+        return self.nodes
+
+    def _move_weights(self) -> None:
+        """Move the weights of the body to the main graph, where all turns read them."""
+        for value in self.graph.constants.tensors:
+            held = self.graph.values[value]
+            if held.scope == self.body.index and held.producer == ABSENT:
                 tensor = copied(self.editor.weight(value))
                 self.editor.drop_weight(value)
                 self.editor.add_weight(0, tensor)
-        for turn in range(turns):
-            made = self._turn(
-                turn, [*state, *self._elements(turn, turns, found)], found
-            )
-            state = made[: self.states]
-            for row, name in zip(rows, made[self.states :], strict=True):
-                row.append(name)
-        for name, target in zip(state, node.proto.output[: self.states], strict=False):
-            if target:
-                found.append(self.editor.make("Identity", [name], [target]))
-        axes = _numbers(node, "scan_output_axes", len(rows))
-        backwards = _numbers(node, "scan_output_directions", len(rows))
-        for place, (row, target) in enumerate(
-            zip(rows, node.proto.output[self.states :], strict=False)
-        ):
-            if target:
-                axis = self.editor.ints([axes[place]], "axis")
-                lifted = [self.editor.names.fresh(f"{name}/row") for name in row]
-                found += [
-                    self.editor.make("Unsqueeze", [name, axis], [one])
-                    for name, one in zip(row, lifted, strict=True)
-                ]
-                parts = lifted[::-1] if backwards[place] else lifted
-                found.append(
-                    self.editor.make("Concat", parts, [target], axis=axes[place])
-                )
-        return found
+
+    def _stack(self, rows: Sequence[Sequence[str]], targets: Sequence[str]) -> None:
+        """Write the outputs that hold a row of each turn."""
+        make = self.editor.make
+        axes = _numbers(self.node, "scan_output_axes", len(rows))
+        backwards = _numbers(self.node, "scan_output_directions", len(rows))
+        outputs = zip(rows, targets, axes, backwards, strict=False)
+        for row, target, axis, is_backward in outputs:
+            if not target:
+                continue
+            where = self.editor.ints([axis], "axis")
+            lifted = [self.editor.names.fresh(f"{name}/row") for name in row]
+            for name, one in zip(row, lifted, strict=True):
+                self.nodes.append(make("Unsqueeze", [name, where], [one]))
+            parts = lifted[::-1] if is_backward else lifted
+            self.nodes.append(make("Concat", parts, [target], axis=axis))
 
     def _outputs(self) -> list[str]:
         """Return the names of what a turn makes, without its condition."""
         outputs = self.body.outputs if self.scanned else self.body.outputs[1:]
         return [self.graph.values[value].name for value in outputs]
 
-    def _elements(self, turn: int, turns: int, found: list[NodeProto]) -> list[str]:
-        """Write what a turn of a Scan reads of its sequences; returns the names."""
+    def _elements(self, turn: int, turns: int) -> list[str]:
+        """Write what a turn of a Scan reads of its sequences, and return the names."""
         names = list[str]()
         axes = _numbers(self.node, "scan_input_axes", self.scanned)
         backwards = _numbers(self.node, "scan_input_directions", self.scanned)
@@ -454,13 +459,12 @@ class _WrittenLoop:
             index = turns - 1 - turn if backwards[place] else turn
             names.append(self.editor.names.fresh(f"{name}/element"))
             inputs = [name, self.editor.ints(index, "element")]
-            found.append(
-                self.editor.make("Gather", inputs, [names[-1]], axis=axes[place])
-            )
+            element = self.editor.make("Gather", inputs, [names[-1]], axis=axes[place])
+            self.nodes.append(element)
         return names
 
-    def _turn(self, turn: int, given: list[str], found: list[NodeProto]) -> list[str]:
-        """Write one turn; returns the names of what it makes, without its condition."""
+    def _turn(self, turn: int, given: list[str]) -> list[str]:
+        """Write one turn, and return the names of its results, without its condition."""
         graph = self.graph
         body = self.body
         editor = self.editor
@@ -477,11 +481,11 @@ class _WrittenLoop:
             renamed[counter] = editor.ints(turn, "turn")
             renamed[going] = editor.constant(np.array(1, bool), "going")
         for entry, name in zip(entries, given, strict=True):
-            found.append(editor.make("Identity", [name], [named(entry)]))
+            self.nodes.append(editor.make("Identity", [name], [named(entry)]))
         for index in body.nodes:
             copy = copied(graph.nodes[index].proto)
             copy.input[:] = [renamed.get(name, name) for name in copy.input]
             copy.output[:] = [named(name) if name else "" for name in copy.output]
             copy.name = editor.names.fresh(f"{copy.name}/turn{turn}")
-            found.append(copy)
+            self.nodes.append(copy)
         return [renamed.get(name, name) for name in self._outputs()]

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import sqrt
 from typing import Final, TypeAlias
 
@@ -122,7 +123,7 @@ class ExpectedErrors:
     @cached_property
     def _tables(self) -> list[Numbers]:
         """The costs of each sample."""
-        found = list[Numbers]()
+        tables = list[Numbers]()
         constants = self.graph.constants.tensors
         stored = {v.name for v in self.graph.values if v.index in constants}
         weights = [row for (name, _), row in self._places.items() if name in stored]
@@ -138,14 +139,15 @@ class ExpectedErrors:
                     known = np.minimum(np.sum([*rounded.read.values()], 0), _MOST)
                     rest = np.minimum(rounded.costs, _MOST) - known
                     table[self._places[name, _REST]] = np.maximum(rest, 0.0)
+            # Before sums count, which the low pass does not round.
             factors = self._factors(table, sample.shown)
             for name, rounded in sample.values.items():
                 if rounded.summed:
                     table[self._places[name, _MADE]] = rounded.summed
             table[weights] *= self.weights
             scaled = np.where(np.isfinite(table), table * factors, table)
-            found.append(np.minimum(scaled, _MOST))
-        return found
+            tables.append(np.minimum(scaled, _MOST))
+        return tables
 
     def _factors(self, table: Numbers, shown: Sequence[float]) -> Numbers:
         """Return the factors with which costs add up to the errors that the low pass of a sample shows.
@@ -182,11 +184,11 @@ class ExpectedErrors:
     @cached_property
     def largest(self) -> Mapping[str, float]:
         """The largest magnitude of each value."""
-        found = dict[str, float]()
+        largest = dict[str, float]()
         for sample in self.samples:
             for name, row in sample.values.items():
-                found[name] = max(found.get(name, 0.0), row.largest)
-        return found
+                largest[name] = max(largest.get(name, 0.0), row.largest)
+        return largest
 
     @cached_property
     def made(self) -> Mapping[str, tuple[int, ...]]:
@@ -199,24 +201,32 @@ class ExpectedErrors:
     @cached_property
     def read(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
         """By key: the values that are cast for it if they are float32, each with the key of its own node."""
-        found = dict[str, tuple[tuple[str, int], ...]]()
+        read = dict[str, tuple[tuple[str, int], ...]]()
         for unit in (*self.computing, *self.exact):
             node = self.graph.nodes[unit.node]
-            values = dict.fromkeys(node.inputs[port] for port in unit.ports.inputs)
-            found[unit.key] = tuple(
-                (self._maker(value), row)
-                for value in values
-                if value not in self.settled.stored
-                for row in self._at(value, unit.key)
-            )
-        return found
+            rows = list[tuple[str, int]]()
+            for value in dict.fromkeys(
+                node.inputs[port] for port in unit.ports.inputs
+            ):
+                if value not in self.settled.stored:
+                    maker = self._maker(value)
+                    rows += [(maker, row) for row in self._at(value, unit.key)]
+            read[unit.key] = tuple(rows)
+        return read
 
     def predicted(self, low: AbstractSet[str]) -> float:
         """Return the relative error of the worst output on the worst sample if these nodes are in low precision."""
-        rows = {row for key in low for row in self.rounded(key, low)}
+        rows = self._rows_rounded(low)
         rows.update(self._given(low))
         nodes = sum(key in self.made for key in low)
         return sqrt(self._sum(rows) + nodes * self._prior)
+
+    def _rows_rounded(self, low: AbstractSet[str]) -> set[int]:
+        """Return the rows of what these nodes round if they are in low precision."""
+        rows = set[int]()
+        for key in low:
+            rows.update(self.rounded(key, low))
+        return rows
 
     def rounded(self, key: str, low: AbstractSet[str]) -> list[int]:
         """Return the rows of all that a node rounds in low precision: its results, and the values that are
@@ -228,18 +238,18 @@ class ExpectedErrors:
     @cached_property
     def _settled(self) -> list[tuple[int, str, set[str]]]:
         """The rows of what is rounded whatever the choice: the value, and the nodes that may have rounded it before."""
-        found = list[tuple[int, str, set[str]]]()
+        rows = list[tuple[int, str, set[str]]]()
         values = self.graph.values
         units = (*self.computing, *self.exact)
         for value in sorted(self.settled.stored):
             name = values[value].name
-            found += [(row, name, set()) for row in self._at(value)]
+            rows += [(row, name, set()) for row in self._at(value)]
         for value in sorted(self.settled.returned):
             name = values[value].name
             node = values[value].producer
             makers = {u.key for u in units if node == u.node or name in u.names}
-            found += [(row, name, makers) for row in self._at(value, _REST)]
-        return found
+            rows += [(row, name, makers) for row in self._at(value, _REST)]
+        return rows
 
     def _given(self, low: AbstractSet[str]) -> dict[int, str]:
         """Return the rows of what is rounded beside what these nodes round, each with the name of its value."""
@@ -252,8 +262,7 @@ class ExpectedErrors:
 
     def _rows_of_all(self, low: AbstractSet[str]) -> list[int]:
         """Return the rows of all that is rounded if these nodes are in low precision."""
-        rows = {row for key in low for row in self.rounded(key, low)}
-        return [*(rows | self._given(low).keys())]
+        return [*(self._rows_rounded(low) | self._given(low).keys())]
 
     def foreseen(self, low: AbstractSet[str]) -> ExpectedError:
         """Return the expected error if these nodes are in low precision."""
@@ -273,7 +282,7 @@ class ExpectedErrors:
         total = max(by_sample, default=0.0)
         decides = bool(rows) and self.decisive[rows].any()
         jumps = self.graph.nodes_of(op_facts().selections) if decides else ()
-        spread = (label for sample in self.samples for label in sample.spread)
+        spread = chain.from_iterable(sample.spread for sample in self.samples)
         moved = tuple(dict.fromkeys(spread))
         if moved and not total and rows:
             why = f"No error passes through {moved[0]!r}, which has no gradient."
@@ -295,22 +304,20 @@ class ExpectedErrors:
     @cached_property
     def prices(self) -> list[float]:
         """The squared error that each node causes that computes, with the weights and inputs that it reads."""
-        rows = (
-            [
-                *(self.made[unit.key] or (row for _, row in self.read[unit.key])),
-                *self._sources(unit),
-            ]
-            for unit in self.computing
-        )
-        return [
-            self._sum(row) + _DECISIVE * float(self.decisive[row].sum()) + self._prior
-            for row in rows
-        ]
+        prices = list[float]()
+        for unit in self.computing:
+            rows = [*self.made[unit.key]]
+            if not rows:  # no sample measures its results
+                rows = [row for _, row in self.read[unit.key]]
+            rows += self._sources(unit)
+            decisive = float(self.decisive[rows].sum())
+            prices.append(self._sum(rows) + _DECISIVE * decisive + self._prior)
+        return prices
 
     @cached_property
     def broken(self) -> dict[str, str]:
         """Nodes that go wrong on their own, by key, with the reason."""
-        found = dict[str, str]()
+        reasons = dict[str, str]()
         low = self.low
         for unit in self.computing:
             node = self.graph.nodes[unit.node]
@@ -324,14 +331,15 @@ class ExpectedErrors:
             )
             end = f"{low.name} ends at {low.max_finite:.6g}"
             if made * _HEADROOM > low.max_finite:
-                found[unit.key] = f"it reaches {made:.4g}; {end}"
+                reasons[unit.key] = f"it reaches {made:.4g}; {end}"
             elif read > low.max_finite:
-                found[unit.key] = f"it reads {read:.4g}; {end}"
+                reasons[unit.key] = f"it reads {read:.4g}; {end}"
             elif self.costs[list(self.made[unit.key])].max(initial=0.0) >= _MOST:
-                found[unit.key] = "it breaks the outputs"
+                reasons[unit.key] = "it breaks the outputs"
+            # Half the smallest number is where rounding to nearest gives zero.
             elif 0 < made * _VANISHING < low.smallest_subnormal / 2:
-                found[unit.key] = f"it vanishes: its largest magnitude is {made:.4g}"
-        return found
+                reasons[unit.key] = f"it vanishes: its largest magnitude is {made:.4g}"
+        return reasons
 
     def _largest(self, values: Iterable[int]) -> float:
         names = (self.graph.values[value].name for value in values if value != ABSENT)
@@ -342,7 +350,7 @@ class ExpectedErrors:
 
     @cached_property
     def _prior(self) -> float:
-        everything = {row for rows in self.made.values() for row in rows}
+        everything = set(chain.from_iterable(self.made.values()))
         whole = [row for row in everything if self.costs[row].max() < _MOST]
         total = self._sum(whole) or self.low.epsilon**2
         return _PRIOR * total / max(1, len(self.computing))
@@ -353,13 +361,13 @@ class ExpectedErrors:
     @cached_property
     def _places(self) -> Mapping[tuple[str, str], int]:
         """The row of each value: as it is cast, as its node makes it, and as it is cast for one of several readers."""
-        names = dict.fromkeys(
-            (name, what)
-            for sample in self.samples
-            for name, rounded in sample.values.items()
-            for what in ("", _MADE, *rounded.read, *([_REST] if rounded.read else []))
-        )
-        return {name: row for row, name in enumerate(names)}
+        places = dict[tuple[str, str], int]()
+        for sample in self.samples:
+            for name, rounded in sample.values.items():
+                rest = [_REST] if rounded.read else []
+                for what in ("", _MADE, *rounded.read, *rest):
+                    places.setdefault((name, what), len(places))
+        return places
 
     @cached_property
     def _units(self) -> Mapping[int, LowNode]:
@@ -384,37 +392,36 @@ class ExpectedErrors:
     @cached_property
     def _before(self) -> Mapping[int, int]:
         """By value that the body of a Loop or Scan takes: the value that it is in the first turn."""
-        found = dict[int, int]()
+        before = dict[int, int]()
         for node in self.graph.nodes_of({"Loop", "Scan"}):
             for _, scope in node.bodies:
                 inner = self.graph.scopes[scope].inputs
                 sources = body_sources(node, len(inner))
-                found |= {
-                    value: node.input(source)
-                    for value, source in zip(inner, sources, strict=True)
-                    if source != ABSENT
-                }
-        return found
+                for value, source in zip(inner, sources, strict=True):
+                    if source != ABSENT:
+                        before[value] = node.input(source)
+        return before
 
     def _rows_of(self, unit: LowNode) -> tuple[int, ...]:
+        """Return the rows of the values that a node computes."""
         node = self.graph.nodes[unit.node]
-        rows = [
-            row
-            for port in unit.ports.outputs
-            for row in self._at(node.outputs[port], _MADE)
-        ]
+        rows = self._rows_made(node.outputs[port] for port in unit.ports.outputs)
         keys = ((name, _MADE) for name in unit.names)
         rows += [self._places[key] for key in keys if key in self._places]
         scope = node.scope
         while not rows and scope:
             owner = self.graph.nodes[self.graph.scopes[scope].owner]
-            rows = [row for value in owner.outputs for row in self._at(value, _MADE)]
+            rows = self._rows_made(owner.outputs)
             scope = owner.scope
         return tuple(dict.fromkeys(rows))
 
+    def _rows_made(self, values: Iterable[int]) -> list[int]:
+        """Return the rows of values as their nodes compute them in low precision."""
+        return [*chain.from_iterable(self._at(value, _MADE) for value in values)]
+
     def _sources(self, unit: LowNode) -> list[int]:
-        """Return the rows of weights and other float32 values that a node reads, perhaps through exact nodes."""
-        found = list[int]()
+        """Return the rows of weights and other float32 values that a node reads, directly or through exact nodes."""
+        rows = list[int]()
         waiting = [unit]
         seen = {ABSENT, *self.settled.stored}
         while waiting:
@@ -426,10 +433,10 @@ class ExpectedErrors:
                 seen.add(value)
                 producer = self._units.get(self.graph.values[value].producer)
                 if producer is None:
-                    found += self._at(value, one.key)
+                    rows += self._at(value, one.key)
                 elif not computes(self.graph.nodes[producer.node]):
                     waiting.append(producer)
-        return found
+        return rows
 
 
 def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
@@ -444,12 +451,9 @@ def judging_engine(provider: Provider | None, target: str = "cuda") -> Engine:
         ArgumentError: there is no such provider. RuntimeFailure: it cannot be used here.
     """
     engine = choose_engine(provider)
-    return replace(
-        engine,
-        arithmetic=emulated_arithmetic(
-            target if engine.is_reference else engine.provider
-        ),
-    )
+    # A plugin provider computes low precision itself, and sums up by its own profile.
+    summing = target if engine.is_reference else engine.provider
+    return replace(engine, arithmetic=emulated_arithmetic(summing))
 
 
 def measured_sensitivities(
@@ -508,17 +512,15 @@ def expected_errors(
         raise RuntimeFailure(
             "The model draws random numbers, so that two runs of it differ."
         )
-    found = [low_node(analysis, node) for node in graph.order]
-    nodes = [node for node in found if node is not None]
+    lowered = (low_node(analysis, node) for node in graph.order)
+    nodes = [node for node in lowered if node is not None]
     engine = judging_engine(run.provider, plan.target)
     settled = Settled.of(analysis)
     known = {} if known is None else known
-    key = (
-        model_print(Model(graph.model, graph.folder)),
-        low.name,
-        plan.target,
-        *((settled, *nodes) if rounds_to_integers(graph.model) else ()),
-    )
+    # What arrives at quantizers depends on what the plan lowers; other costs do not.
+    lowering = (settled, *nodes) if rounds_to_integers(graph.model) else ()
+    print_ = model_print(Model(graph.model, graph.folder))
+    key = (print_, low.name, plan.target, *lowering)
     if key not in known:
         known[key] = measured_sensitivities(analysis, run, engine)
     errors = ExpectedErrors(

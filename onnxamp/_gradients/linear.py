@@ -29,14 +29,16 @@ def _matmul(call: Call) -> Grads:
     if rank_a == 1:
         a = _unsqueezed(a, -2)
         dy = _unsqueezed(dy, -2)
-    return [
-        lambda: (
-            _left(dy, a, b).reshape_like(call[0]) if rank_a == 1 else _left(dy, a, b)
-        ),
-        lambda: (
-            _right(dy, a, b).reshape_like(call[1]) if rank_b == 1 else _right(dy, a, b)
-        ),
-    ]
+
+    def left() -> Tensor:
+        da = _left(dy, a, b)
+        return da.reshape_like(call[0]) if rank_a == 1 else da
+
+    def right() -> Tensor:
+        db = _right(dy, a, b)
+        return db.reshape_like(call[1]) if rank_b == 1 else db
+
+    return [left, right]
 
 
 def _unsqueezed(x: Tensor, axis: int) -> Tensor:
@@ -57,9 +59,8 @@ def _left(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
     product = dy.op("MatMul", _transposed(b))
     if len(b.dims) == 2:  # a was not broadcast
         return product
-    return sum_to(
-        product, None if dy.dims is None else (*dy.dims[:-2], *a.dims[-2:]), a
-    )
+    dims = None if dy.dims is None else (*dy.dims[:-2], *a.dims[-2:])
+    return sum_to(product, dims, a)
 
 
 def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -72,9 +73,8 @@ def _right(dy: Tensor, a: Tensor, b: Tensor) -> Tensor:
             dy = dy.reshape(-1, b.size(-1))
         return a.op("Gemm", dy, transA=1)
     product = _transposed(a).op("MatMul", dy)
-    return sum_to(
-        product, None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:]), b
-    )
+    dims = None if dy.dims is None else (*dy.dims[:-2], *b.dims[-2:])
+    return sum_to(product, dims, b)
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ _INDICES: Final = "MaxPool.Indices"
 """A feature that an engine may lack, as named in the target's ``engine.toml``."""
 
 
-class Window(NamedTuple):
-    """The movement of a window, per spatial axis."""
+class KernelWindow(NamedTuple):
+    """The movement of a kernel's window, per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -143,7 +143,7 @@ class Window(NamedTuple):
         return list(range(2, len(self.kernel) + 2))
 
 
-def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
+def _window(call: Call, kernel: Sequence[int] = ()) -> KernelWindow:
     """Return the window of a node; ``kernel`` is its size if the attribute may be missing.
 
     Raises:
@@ -165,17 +165,16 @@ def _window(call: Call, kernel: Sequence[int] = ()) -> Window:
                 raise call.error(
                     f"pads by {auto}, which needs input sizes that are unknown"
                 )
-            covered = (
-                (-(-size // stride) - 1) * stride
-                + (sizes[axis] - 1) * dilations[axis]
-                + 1
-            )
+            # SAME asks for as many windows as strides begin in the input, and pads what they reach beyond it.
+            windows = -(-size // stride)
+            reach = (sizes[axis] - 1) * dilations[axis] + 1
+            covered = (windows - 1) * stride + reach
             totals.append(max(covered - size, 0))
         before = tuple(total // 2 for total in totals)
         after = tuple(total - total // 2 for total in totals)
         if auto == "SAME_LOWER":
             before, after = after, before
-    return Window(sizes, strides, dilations, before, after)
+    return KernelWindow(sizes, strides, dilations, before, after)
 
 
 def _kernel_of(call: Call) -> list[int]:
@@ -204,12 +203,12 @@ def _conv(call: Call) -> Grads:
     ]
 
 
-def _bias_gradient(dy: Tensor, window: Window) -> Tensor:
+def _bias_gradient(dy: Tensor, window: KernelWindow) -> Tensor:
     return dy.sum([0, *window.axes], keepdims=False)
 
 
 def _spread(
-    dy: Tensor, weight: Tensor, window: Window, group: int, x: Tensor
+    dy: Tensor, weight: Tensor, window: KernelWindow, group: int, x: Tensor
 ) -> Tensor:
     """Return the gradient of a convolution's input: ConvTranspose without padding, cropped to the input.
 
@@ -229,11 +228,13 @@ def _spread(
     return dx.op("Slice", window.before, x.writer.vector(*ends), window.axes)
 
 
-def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tensor:
+def _weight_gradient(
+    x: Tensor, dy: Tensor, window: KernelWindow, group: int
+) -> Tensor:
     """Return the gradient of a convolution's weight: the input convolved with the output gradient.
 
     Channels and batch are swapped: x becomes [C/g, g*N, ...], dy becomes the kernel [O, N, ...]. Strides and dilations
-    are swapped, too. If the strides skip elements at the end, the result is too large and is cropped.
+    are swapped as well. If the strides skip elements at the end, the result is too large and is cropped.
     """
     spatial = window.axes
     swap = [1, 0, *spatial]
@@ -242,9 +243,8 @@ def _weight_gradient(x: Tensor, dy: Tensor, window: Window, group: int) -> Tenso
     else:
         sizes = x.op("Shape", start=2)
         split = x.reshape(x.size(0), group, -1, sizes)
-        swapped = split.transpose([2, 1, 0, *(axis + 1 for axis in spatial)]).reshape(
-            0, -1, sizes
-        )
+        turned = split.transpose([2, 1, 0, *(axis + 1 for axis in spatial)])
+        swapped = turned.reshape(0, -1, sizes)
     dw = swapped.op(
         "Conv",
         dy.transpose(swap),
@@ -313,6 +313,7 @@ def _to_first_maxima(call: Call) -> Tensor:
     x = call.x.cast(dy.elem)
     axes = window.axes
     count = prod(window.kernel)
+    # Rounded up, the last window may reach beyond the end by less than a stride.
     more = [
         after + call.attribute("ceil_mode") * (stride - 1)
         for after, stride in zip(window.after, window.strides, strict=True)
@@ -355,7 +356,7 @@ def _average_pool(call: Call) -> Grads:
     return _spread(share, ones, window, 1, x).reshape_like(x)
 
 
-def _counts(call: Call, window: Window) -> NDArray[np.float64] | int:
+def _counts(call: Call, window: KernelWindow) -> NDArray[np.float64] | int:
     """Return the number of elements that each window averages.
 
     Raises:

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from onnxamp._facts.ops import op_facts
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor, inverse
 from onnxamp._model.protos import small_model
+from onnxamp._runtime.session import make_session, run
 
 _SAMPLE: Final = 5
 """Stands for an unknown size of an axis, to find out how an integer scale copies its elements."""
@@ -54,10 +55,10 @@ def _slice(call: Call) -> Grads:
             start = int(places[0]) if places.size else 0
             pads[axis] = (start, size - start - places.size)
     if pads:  # pads for all axes: ONNX Runtime's transpose optimizer ignores the input that names axes
-        amounts = (
-            pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)
-        )
-        dy = dy.op("Pad", call.writer.vector(*amounts))
+        sides = [pads.get(axis, (0, 0)) for axis in range(rank)]
+        before_all = [before for before, _ in sides]
+        after_all = [after for _, after in sides]
+        dy = dy.op("Pad", call.writer.vector(*before_all, *after_all))
     return dy
 
 
@@ -155,11 +156,12 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
     }
     if added:
         starts = [max(before, 0) for before in added.values()]
+        # Slice cuts an end beyond the axis off at it.
         stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
         dy = dy.op("Slice", starts, stops, list(added))
-    amounts = [
-        max(-ends.get(axis, (0, 0))[end], 0) for end in (0, 1) for axis in range(rank)
-    ]
+    sides = [ends.get(axis, (0, 0)) for axis in range(rank)]
+    amounts = [max(-before, 0) for before, _ in sides]
+    amounts += [max(-after, 0) for _, after in sides]
     return dy.op("Pad", amounts) if any(amounts) else dy
 
 
@@ -227,24 +229,23 @@ def _matrix(
     call: Call, scale: float | None, before: Any, after: Any
 ) -> NDArray[np.float32]:
     """Return [size before, size after]: the weight of each element of an axis in each element of the resized axis."""
-    from onnxamp._runtime.session import make_session, run  # noqa: PLC0415
-
     attributes = {
         item.name: helper.get_attribute_value(item)
         for item in call.node.proto.attribute
         if item.name not in ("axes", "keep_aspect_ratio_policy")
     }
-    given: NDArray[Any] = (
-        np.asarray([1, scale], np.float32)
-        if scale
-        else np.asarray([before, after], np.int64)
-    )
+    # Only the second axis of the identity is resized: column j shows what element j of the result is made of.
+    given: NDArray[Any]
+    if scale:
+        given = np.asarray([1, scale], np.float32)
+        reads = ["x", "", "given"]
+    else:
+        given = np.asarray([before, after], np.int64)
+        reads = ["x", "", "", "given"]
     kind = helper.np_dtype_to_tensor_dtype(given.dtype)
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"
-    )
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     inputs = [x, helper.make_tensor_value_info("given", kind, [2])]
-    reads = ["x", "", "given"] if scale else ["x", "", "", "given"]
     node = helper.make_node("Resize", reads, ["y"], **attributes)
     model = small_model([node], inputs, [y])
     feeds = {"x": np.eye(before, dtype=np.float32), "given": given}

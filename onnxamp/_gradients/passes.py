@@ -43,7 +43,6 @@ orthogonal, so that four vectors are exact for four elements."""
 _MANY: Final = 256
 """Elements from which on one vector is enough."""
 
-
 _COLUMNS: Final = 256
 """Columns from which on the sum over them hardly depends on the signs."""
 
@@ -142,8 +141,7 @@ class Passes:
     def forward(self, part: Sequence[int]) -> None:
         """Run a piece."""
         self.side.run(part)
-        nodes = self.side.flow.nodes
-        self._see(name for node in part for name in nodes[node].output)
+        self._see(self.side.flow.outputs_of(part))
         if self.beside is None:
             return
         try:
@@ -158,7 +156,7 @@ class Passes:
             if side.flow.types.get(name) == FLOAT and name in side.values:
                 sizes = np.abs(side.values[name].numpy())
                 most = float(sizes.max(initial=0.0))
-                if not most < SENTINEL:
+                if not most < SENTINEL:  # true of NaN as well
                     most = -float(sizes[sizes < SENTINEL].max(initial=0.0))
                 self.largest[name], self.shapes[name] = most, sizes.shape
                 side.used([name])
@@ -169,7 +167,9 @@ class Passes:
         self.waiting = [dict(seed.gradients) for seed in self.seeds]
         if self.beside is not None:
             self.shown = shown_errors(self.groups, self.side, self.beside)
-            self.beside = None
+            self.beside = (
+                None  # releases its values before the backward pass needs memory
+            )
 
     def add(self, key: tuple[str, str], seed: Seed, cost: float) -> None:
         """Add to a cost of a value what a vector of signs shows."""
@@ -187,10 +187,9 @@ class Passes:
 
     def _of(self, name: str) -> Rounded:
         largest = self.largest.get(name, 0.0)
-        costs = {
-            what: tuple(_known(cost, is_plain=largest > 0) for cost in row)
-            for what, row in self.costs.get(name, {}).items()
-        }
+        costs = dict[str, tuple[float, ...]]()
+        for what, row in self.costs.get(name, {}).items():
+            costs[what] = tuple(_known(cost, is_plain=largest > 0) for cost in row)
         return Rounded(
             largest=abs(largest),
             costs=costs.pop("", (0.0,) * len(self.groups)),
@@ -202,27 +201,27 @@ class Passes:
 def _seeds(
     side: Execution, groups: Sequence[Sequence[str]], random: np.random.Generator
 ) -> Iterator[Seed]:
-    """Signs over values, divided by their norms."""
+    """Yield signs over values, divided by their norms."""
     for number, group in enumerate(groups):
-        arrays = {
-            name: np.asarray(side.output(name))
-            for name in group
-            if name in side.values
-        }
+        known = (name for name in group if name in side.values)
+        arrays = {name: np.asarray(side.output(name)) for name in known}
         arrays = {name: array for name, array in arrays.items() if array.size}
+        if not arrays:
+            continue
         few = any(1 < array.size < _MANY for array in arrays.values())
         signs = {name: _signs(array, random) for name, array in arrays.items()}
-        vectors = [signs]
-        if few:  # over each four elements, the vectors are orthogonal
-            vectors = [
-                {
-                    name: np.asarray(one * np.resize(turns, one.shape))
-                    for name, one in signs.items()
-                }
-                for turns in _TURNS
-            ]
-        for gradients in vectors if arrays else ():
+        # A single element has one sign, and many average out which signs were drawn.
+        vectors = [_turned(signs, turns) for turns in _TURNS] if few else [signs]
+        for gradients in vectors:
             yield Seed(number, len(vectors), gradients)
+
+
+def _turned(signs: Mapping[str, Floats], turns: Floats) -> dict[str, Floats]:
+    """Return signs multiplied by those of four elements, repeated."""
+    return {
+        name: np.asarray(one * np.resize(turns, one.shape))
+        for name, one in signs.items()
+    }
 
 
 def _signs(array: Floats, random: np.random.Generator) -> Floats:
@@ -235,37 +234,42 @@ def _signs(array: Floats, random: np.random.Generator) -> Floats:
 
 def _ends(flow: DataflowGraph) -> list[str]:
     """Return the float outputs or, if there are none, the floats that they depend on; and those that sequences hold."""
-    made = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
-    floats = [name for name in made if flow.types.get(name) == FLOAT]
-    return list(dict.fromkeys((*(floats or _floats_before(flow, made)), *_kept(flow))))
+    computed = [name for name in dict.fromkeys(flow.outputs) if name in flow.maker]
+    floats = [name for name in computed if flow.types.get(name) == FLOAT]
+    ends = floats or _floats_before(flow, computed)
+    return list(dict.fromkeys((*ends, *_kept(flow))))
 
 
 def _kept(flow: DataflowGraph) -> Iterator[str]:
     """Yield the floats that enter sequences and optional values, through which no gradient flows."""
     for node in flow.nodes:
-        if any(
-            (flow.types.get(name) or "").startswith(_HOLDERS) for name in node.output
-        ):
-            names = (name for name in node.input if name in flow.maker)
-            yield from (name for name in names if flow.types.get(name) == FLOAT)
+        kinds = (flow.types.get(name) or "" for name in node.output)
+        if any(kind.startswith(_HOLDERS) for kind in kinds):
+            yield from _floats_among(flow, node.input)
+
+
+def _floats_among(flow: DataflowGraph, names: Iterable[str]) -> Iterator[str]:
+    """Yield those values that are floats, and that a node computes."""
+    for name in names:
+        if name in flow.maker and flow.types.get(name) == FLOAT:
+            yield name
 
 
 def _decisive(flow: DataflowGraph) -> list[str]:
     """Return the floats that decide selections and branches."""
-    found = dict.fromkeys(
-        name
-        for node in flow.nodes
-        if op_key(node) in op_facts().selections
-        for name in node.input
-        if name in flow.maker and flow.types.get(name) == FLOAT
-    )
+    selections = op_facts().selections
+    decisive = list[str]()
+    for node in flow.nodes:
+        if op_key(node) in selections:
+            decisive += _floats_among(flow, node.input)
     conditions = [name for name, _ in flow.choices if name in flow.maker]
-    return list(found | dict.fromkeys(_floats_before(flow, conditions)))
+    decisive += _floats_before(flow, conditions)
+    return list(dict.fromkeys(decisive))
 
 
 def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
     """Return the nearest floats that other values are computed from, and not only from their shapes."""
-    found = dict[str, None]()
+    floats = dict[str, None]()
     waiting = list(names)
     seen = set(names)
     while waiting:
@@ -275,11 +279,11 @@ def _floats_before(flow: DataflowGraph, names: Iterable[str]) -> list[str]:
             if is_view and flow.types.get(name) == FLOAT:
                 continue
             if flow.types.get(name) == FLOAT and name in flow.maker:
-                found[name] = None
+                floats[name] = None
             elif name in flow.maker and name not in seen:
                 seen.add(name)
                 waiting.append(name)
-    return list(found)
+    return list(floats)
 
 
 def _known(cost: float, *, is_plain: bool) -> float:
@@ -296,7 +300,7 @@ def matrix_readers(flow: DataflowGraph) -> set[int]:
         for name, tensor in flow.shell.weights.items()
         if len(tensor.dims) == 2 and tensor.dims[1] >= _COLUMNS
     } - flow.defaults
-    found = set[int]()
+    readers = set[int]()
     for number, node in enumerate(flow.nodes):
         is_product = op_key(node) == "MatMul"
         if not is_product and (op_key(node) != "Gather" or attribute(node, "axis")):
@@ -304,8 +308,8 @@ def matrix_readers(flow: DataflowGraph) -> set[int]:
         x, matrix = node.input if is_product else node.input[::-1]
         is_fed = x in flow.maker or (not is_product and x in flow.inputs)
         if matrix in matrices and is_fed and flow.types.get(node.output[0]) == FLOAT:
-            found.add(number)
-    return found
+            readers.add(number)
+    return readers
 
 
 def stepped_back(
@@ -327,22 +331,24 @@ def stepped_back(
     """
     model = parser.parse_model(_PRODUCT.format(elem=low.elem))
     session = make_session(model, provider, optimize=False, lean=True)
-    x, dy = (
-        [array.reshape(-1, width) for array in arrays]
-        for arrays, width in zip((xs, dys), matrix.shape, strict=True)
-    )
-    rows = {"x": np.concatenate(x), "dy": np.concatenate(dy)}
-    moved = np.zeros((len(rows["x"]), matrix.shape[1]), np.float32)
+    depth, width = matrix.shape
+    x = [array.reshape(-1, depth) for array in xs]
+    dy = [array.reshape(-1, width) for array in dys]
+    x_rows = np.concatenate(x)
+    dy_rows = np.concatenate(dy)
+    moved = np.zeros((len(x_rows), width), np.float32)
     dx = list[Floats]()
-    height = max(1, _BLOCK // matrix.shape[1])
-    for first in range(0, len(matrix), height):
+    height = max(1, _BLOCK // width)
+    # In blocks of rows, a matrix of any size is neither read nor rounded as a whole.
+    for first in range(0, depth, height):
         block = slice(first, first + height)
-        made = run(session, rows | {"x": rows["x"][:, block], "w": matrix[block]})
-        moved += made["moved"]
-        dx.append(made["dx"])
+        feeds = {"x": x_rows[:, block], "w": matrix[block], "dy": dy_rows}
+        results = run(session, feeds)
+        moved += results["moved"]
+        dx.append(results["dx"])
     return _parted(moved, x), _parted(np.hstack(dx), dy)
 
 
 def _parted(rows: Floats, like: Sequence[Floats]) -> list[Floats]:
-    """Rows of several arrays, apart."""
+    """Return the rows of several arrays, apart."""
     return np.split(rows, np.cumsum([*map(len, like)])[:-1])

@@ -223,12 +223,14 @@ def _pow(call: Call) -> Several:
             return call.dy * x * 2
         if known is not None and np.all(known != 0):
             return call.dy * exponent * x ** (exponent - 1)
+        # At x = 0 and exponent 0, the formula is zero times infinity.
         return call.dy * exponent.equals(0).where(0, exponent * x ** (exponent - 1))
 
     def power() -> Tensor:
-        return (
-            call.dy * (x > 0).where(call.y * (x > 0).where(x, 1).op("Log"), 0)
-        ).cast(given.elem)
+        is_positive = x > 0
+        # Log must not see other numbers: its NaN would pass through the product with y.
+        log = (x > 0).where(x, 1).op("Log")
+        return (call.dy * is_positive.where(call.y * log, 0)).cast(given.elem)
 
     return base, power
 
@@ -367,9 +369,11 @@ FORMS: Final[Mapping[str, Mapping[str, Sequence[Any]]]] = _TABLE["forms"]
 WITHOUT: Final[Mapping[str, Sequence[int]]] = _TABLE["without"]
 """Values of attributes for which the rule of an op holds, and inputs that its nodes must lack."""
 FORMULAS: Final[Mapping[str, str | Sequence[str]]] = {
-    op: formula
-    for part in ("first", "several", "broadcast", "reductions", "means")
-    for op, formula in _TABLE[part].items()
+    **_TABLE["first"],
+    **_TABLE["several"],
+    **_TABLE["broadcast"],
+    **_TABLE["reductions"],
+    **_TABLE["means"],
 }
 """Op -> the formula of its gradient, one for each input where several have one."""
 RULES: Final[Mapping[str, Rule]] = {

@@ -9,8 +9,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from onnxamp._facts.dtypes import ELEM_NAMES
-from onnxamp._facts.grids import grids
+from onnxamp._facts.dtypes import ELEM_NAMES, grids
 from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._gradients import linear
 from onnxamp._gradients.writer import Call, Grads, Rule, Tensor
@@ -182,9 +181,10 @@ def _gather_blocks(call: Call) -> Grads:
     lead = [0] * (call.rank(1) + rank - 2)
     terms = call.dy * call.y
     block = call.attribute("block_size", 128)
-    packs = (
-        _BYTE // call.attribute("bits", 4) if call.x.elem == TensorProto.UINT8 else 1
-    )
+    packs = 1
+    if call.x.elem == TensorProto.UINT8:
+        packs = _BYTE // call.attribute("bits", 4)
+    # The last block of a row may be shorter.
     if over := -packs * (call.x.known_size(-1) or 0) % block:
         terms = terms.op("Pad", [*lead, 0, *lead, over])
     sums = terms.reshape(*lead, -1, block).sum([-1], keepdims=False)

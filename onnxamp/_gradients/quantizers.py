@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,8 +20,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._convert.analysis import Analysis, low_ports
 from onnxamp._decide.ports import NONE
-from onnxamp._facts.dtypes import Format
-from onnxamp._facts.grids import grids
+from onnxamp._facts.dtypes import Format, grids
 from onnxamp._facts.ops import attribute_of, is_exact, op_facts, op_key
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
@@ -112,27 +112,22 @@ class Settled(NamedTuple):
 
     @classmethod
     def of(cls, analysis: Analysis) -> "Settled":
-        """Those of an analysis."""
+        """Return those of an analysis."""
         graph = analysis.graph
         ports = analysis.ports
         is_low = analysis.decision.is_low
         own = {*graph.constants.tensors, *graph.scopes[0].inputs}
-        return cls(
-            frozenset(filter(ports.enters_low, own)),
-            frozenset(
-                value
-                for position, value in enumerate(graph.scopes[0].outputs)
-                if is_low(ports.returned.get((0, position), NONE))
-            ),
-        )
+        returned = {
+            value
+            for position, value in enumerate(graph.scopes[0].outputs)
+            if is_low(ports.returned.get((0, position), NONE))
+        }
+        return cls(frozenset(filter(ports.enters_low, own)), frozenset(returned))
 
 
 def rounds_to_integers(model: ModelProto) -> bool:
     """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
-    nodes = [
-        *model.graph.node,
-        *(node for one in model.functions for node in one.node),
-    ]
+    nodes = chain(model.graph.node, *(one.node for one in model.functions))
     keys = _QUANTIZERS | OPERATORS.keys()
     return any(op_key(node) in keys for node in all_nodes(nodes))
 
@@ -143,14 +138,14 @@ def rounded_ports(analysis: Analysis, settled: Settled) -> Mapping[str, Ports]:
     def among(values: Sequence[int], others: AbstractSet[int]) -> Iterator[int]:
         return (place for place, value in enumerate(values) if value in others)
 
-    found = dict[str, Ports]()
+    rounded = dict[str, Ports]()
     for node in analysis.graph.order:
         inputs, outputs = low_ports(analysis, node)
-        found[node.first_output] = Ports(
+        rounded[node.first_output] = Ports(
             inputs=tuple({*inputs, *among(node.inputs, settled.stored)}),
             outputs=tuple({*outputs, *among(node.outputs, settled.returned)}),
         )
-    return found
+    return rounded
 
 
 @dataclass
@@ -181,7 +176,7 @@ class LowPass:
     @cached_property
     def compared(self) -> Counter[str]:
         """The values that both passes need to be compared."""
-        return Counter(name for number in self.quantizers for name in self._at(number))
+        return Counter(chain.from_iterable(map(self._at, self.quantizers)))
 
     @cached_property
     def executor(self) -> Executor:
@@ -201,14 +196,13 @@ class LowPass:
         other.run(part)
         for number in part:
             if number in self.quantizers:
-                yield (
-                    self.quantizers[number],
-                    self._gain(self.flow.nodes[number], exact, other),
-                )
+                gain = self._gain(self.flow.nodes[number], exact, other)
+                yield self.quantizers[number], gain
                 for side in (exact, other):
                     side.used(self._at(number))
 
     def _at(self, number: int) -> list[str]:
+        """Return the values by which both passes are compared at a quantizer: its numbers, steps and results."""
         node = self.flow.nodes[number]
         return [*node.input[:2], *filter(None, node.output)]
 
@@ -241,11 +235,10 @@ class LowPass:
     @cached_property
     def _made(self) -> set[str]:
         """The values that nodes make in low precision."""
-        return {
-            node.output[port]
-            for node in self.flow.nodes
-            for port in self._ports(node).outputs
-        }
+        low = set[str]()
+        for node in self.flow.nodes:
+            low.update(node.output[port] for port in self._ports(node).outputs)
+        return low
 
     def _rounded(
         self, names: NewNames, source: str, target: str
@@ -310,14 +303,14 @@ def shown_errors(
     groups: Iterable[Sequence[str]], exact: Execution, other: Execution
 ) -> tuple[float, ...]:
     """Return the squared relative errors of groups of outputs, as another pass has them."""
-    return tuple(
-        sum(
-            _squared_error(exact.output(name), other.output(name))
-            for name in group
-            if name in exact.values
+    shown = list[float]()
+    for group in groups:
+        known = [name for name in group if name in exact.values]
+        errors = (
+            _squared_error(exact.output(name), other.output(name)) for name in known
         )
-        for group in groups
-    )
+        shown.append(sum(errors))
+    return tuple(shown)
 
 
 def _squared_error(exact: Floats, other: Floats) -> float:
@@ -325,10 +318,8 @@ def _squared_error(exact: Floats, other: Floats) -> float:
         return 1.0
     counts = np.isfinite(exact) & (np.abs(exact) < SENTINEL)
     with np.errstate(all="ignore"):
-        error, size = (
-            np.sum(np.square(one, dtype=np.float64), where=counts)
-            for one in (other - exact, exact)
-        )
+        error = np.sum(np.square(other - exact, dtype=np.float64), where=counts)
+        size = np.sum(np.square(exact, dtype=np.float64), where=counts)
     if not np.isfinite(error):
         return 1.0
     return float(error / size) if size else 0.0

@@ -12,9 +12,9 @@ its outputs becomes a gradient of the same energy, spread over the input.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -104,7 +104,7 @@ class GradientWalk:
     Attributes:
         model: the model.
         low: the type that values are rounded to.
-        arithmetic: the target whose float16 sums count, too.
+        arithmetic: the target whose float16 sums count as well; None if sums do not.
         lowered: the ports in low precision of a plan, by first output of their node, which decide what arrives at
             quantizers.
     """
@@ -167,9 +167,9 @@ class _Branches:
         """Values that have gradients although they are not float32."""
         self.lowering = LowPass(flow, runner.provider, walk.low, walk.lowered)
         """The forward pass in low precision."""
-        reads = Counter(
-            name for names in (*flow.reads, flow.outputs) for name in set(names)
-        )
+        reads = Counter[str]()
+        for names in (*flow.reads, flow.outputs):
+            reads.update({*names})  # once for a node that reads a value twice
         self.shared = {name for name, count in reads.items() if count > 1}
         """Values that several nodes read."""
         readers = set() if walk.arithmetic is not None else matrix_readers(flow)
@@ -179,16 +179,11 @@ class _Branches:
         """Nodes that gather rows of a large matrix."""
         nodes = range(len(flow.nodes))
         self.whole = list(parts_of(flow, nodes, walk.model.budget // 4))
-        self.parts = [
-            tuple(nodes)
-            for part in self.whole
-            for _, alike in groupby(part, lambda node: node if node in readers else -1)
-            for nodes in batched(tuple(alike), _NODES)
-        ]
-        self.again = Counter(
-            name for part in self.parts for name in piece_inputs(flow, Piece(part, ()))
-        )
+        self.parts = list(_divided(self.whole, readers))
+        self.again = Counter[str]()
         """How often the backward pass reads values."""
+        for part in self.parts:
+            self.again.update(piece_inputs(flow, Piece(part, ())))
         self.again.update(flow.nodes[one].output[0] for one in self.products)
         self.again.update(self.lowering.compared)
         self.sessions: dict[_PieceFacts, tuple[ort.InferenceSession, Backward]] = {}
@@ -208,6 +203,7 @@ class _Branches:
                 one.forward(part)
             runner.forget()
             lowering.executor.forget()
+        # The number of the sample is the seed, so that results do not depend on which samples run together.
         for number, one in zip(samples, passes, strict=True):
             one.turn(np.random.default_rng(number))
         for part in reversed(self.parts):
@@ -239,25 +235,26 @@ class _Branches:
             used, new = np.unique(side.output(places), return_inverse=True)
             values[table] = to_value(values[table].numpy()[used])
             values[places] = to_value(new.reshape(values[places].shape()))
-        made = [name for node in part for name in flow.nodes[node].output if name]
-        seeded = {
-            name: rest[name].shape
-            for name in made
-            for rest in one.waiting
-            if name in rest
-        }
+        outputs = flow.outputs_of(part)
+        seeded = dict[str, tuple[int, ...]]()
+        for name in outputs:
+            for rest in one.waiting:
+                if name in rest:
+                    seeded[name] = rest[name].shape
         facts = _PieceFacts(
             part=part,
             inputs=tuple((name, _shape(value)) for name, value in values.items()),
             seeded=tuple(seeded.items()),
             seen=tuple(
-                (name, one.shapes[name]) for name in made if name in one.shapes
+                (name, one.shapes[name]) for name in outputs if name in one.shapes
             ),
             turns=self._turns(part, values),
             partial=frozenset(
-                name for name in (*reads, *made) if not one.largest.get(name, 1.0) > 0
+                name
+                for name in (*reads, *outputs)
+                if not one.largest.get(name, 1.0) > 0
             ),
-            quantizers=tuple(name for name in made if name in one.gains),
+            quantizers=tuple(name for name in outputs if name in one.gains),
         )
         if facts not in self.sessions:
             self.sessions[facts] = self._load(facts, values)
@@ -292,22 +289,22 @@ class _Branches:
         """Run the backward pass of a product with a large matrix."""
         flow = self.flow
         low = self.walk.low
-        (x, name), (y,) = flow.nodes[number].input, flow.nodes[number].output
-        xs, ys = (
-            [np.asarray(one.side.output(value)) for one in passes] for value in (x, y)
-        )
+        x, name = flow.nodes[number].input
+        (y,) = flow.nodes[number].output
+        xs = [np.asarray(one.side.output(x)) for one in passes]
+        ys = [np.asarray(one.side.output(y)) for one in passes]
         for one in passes:
             one.side.used([x, y])
-        dys = [rest[y] for one in passes for rest in one.waiting if y in rest]
+        waiting = chain.from_iterable(one.waiting for one in passes)
+        dys = [rest[y] for rest in waiting if y in rest]
         if not dys:
             return
         matrix = flow.shell.array(name, raised=flow.emulated)
         moved, dxs = stepped_back(matrix, xs, dys, low, self.runner.provider)
         steps = iter(dxs)
         for one, own, made, rows in zip(passes, xs, ys, moved, strict=True):
-            x_error, y_error = (
-                rounded(array, low, inf) - array for array in (own, made)
-            )
+            x_error = rounded(own, low, inf) - own
+            y_error = rounded(made, low, inf) - made
             are_numbers = np.isfinite(made).reshape(rows.shape)
             for seed, rest in zip(one.seeds, one.waiting, strict=True):
                 if y not in rest:
@@ -343,8 +340,8 @@ class _Branches:
             session = make_session(model, provider, optimize=False, lean=True)
             self.counters[key] = session, rows
         session, rows = self.counters[key]
-        found = run_values(session, dict(values), list(rows.values()))
-        return tuple((name, found[row].shape()[0]) for name, row in rows.items())
+        results = run_values(session, dict(values), list(rows.values()))
+        return tuple((name, results[row].shape()[0]) for name, row in rows.items())
 
     @no_collections()
     def _load(
@@ -382,6 +379,16 @@ class _Branches:
         is_large = self.flow.large
         session = make_session(model, provider, optimize=False, lean=is_large)
         return session, written.ports
+
+
+def _divided(
+    parts: Iterable[Sequence[int]], readers: Container[int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the pieces of the backward pass: each reader of a large matrix alone, and other nodes together."""
+    for part in parts:
+        for _, alike in groupby(part, lambda node: node if node in readers else -1):
+            for nodes in batched(tuple(alike), _NODES):
+                yield tuple(nodes)
 
 
 def _shape(value: "ort.OrtValue") -> tuple[int, ...]:

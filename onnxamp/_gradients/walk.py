@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +13,8 @@ from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
 from onnxamp._base.public import no_collections
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
-from onnxamp._gradients.sequences import UNROLLED, unroll
+from onnxamp._gradients import attention, linear, movement, pointwise, quantized
+from onnxamp._gradients.recurrent import UNROLLED, unroll
 from onnxamp._gradients.writer import MIN_OPSET, Call, Forward, Rule, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
@@ -23,7 +24,7 @@ from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
 
 RULES: Final[Mapping[str, Rule]] = {
-    **sequences.RULES,
+    **attention.RULES,
     **linear.RULES,
     **movement.RULES,
     **pointwise.RULES,
@@ -158,6 +159,7 @@ class Pass:
         """
         saved = self.write_forward()
         self.addends |= {value: [seed] for value, seed in seeds().items()}
+        # From the end, all consumers of a node have added their gradients when the node is reached.
         for node in reversed(self.path):
             dys = [self._total(value) for value in node.outputs]
             if all(dy is None for dy in dys):
@@ -170,6 +172,7 @@ class Pass:
                 if otherwise is None:
                     raise
                 addends = self._addends(call, otherwise)
+            # No other rule makes infinities of numbers, so that others need no nodes that look for them.
             if otherwise is not None and node.key in pointwise.SINGULAR:
                 addends = [(value, finite(addend)) for value, addend in addends]
             for value, addend in addends:
@@ -181,14 +184,14 @@ class Pass:
 
     def _addends(self, call: Call, rule: Rule) -> list[tuple[int, Tensor]]:
         """Return the gradients that a rule writes for those inputs of a node that move."""
-        made = rule(call)
-        grads = [made] if isinstance(made, Tensor) else made
-        pairs = zip(call.node.inputs, grads, strict=False)
-        return [
-            (value, dx() if callable(dx) else dx)
-            for value, dx in pairs
-            if dx is not None and value in self.moved
-        ]
+        grads = rule(call)
+        if isinstance(grads, Tensor):
+            grads = [grads]
+        addends = []
+        for value, dx in zip(call.node.inputs, grads, strict=False):
+            if dx is not None and value in self.moved:
+                addends.append((value, dx() if callable(dx) else dx))
+        return addends
 
     def _rule_of(self, call: Call) -> Rule:
         """Return the rule of a node.
@@ -254,6 +257,7 @@ def _check_form(call: Call) -> None:
 
 def finite(x: Tensor) -> Tensor:
     """Return a tensor with zeros where it holds infinities and NaN."""
+    # The difference is zero for all numbers, and NaN for both: one op instead of IsInf, IsNaN and Or.
     return (x - x).op("IsNaN").where(0.0, x)
 
 
@@ -267,6 +271,7 @@ def expand(
         ModelError: a function cannot be inlined.
     """
     model = inline_functions(model, partly=True)
+    # Each round replaces what the last one has brought in, one level of function bodies.
     for _ in range(_ROUNDS):
         graph = Graph.of(model)
         path, moved = find_path(
@@ -391,9 +396,13 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
 
     if not nodes:
         return {}
-    outputs = [name for node in nodes for name in node.proto.output if name]
-    read = {name for node in nodes for name in node.proto.input} & constants.keys()
-    weights = [numpy_helper.from_array(constants[name], name) for name in read]
+    computed = chain.from_iterable(node.proto.output for node in nodes)
+    outputs = [name for name in computed if name]
+    reads = {*chain.from_iterable(node.proto.input for node in nodes)}
+    weights = [
+        numpy_helper.from_array(constants[name], name)
+        for name in reads & constants.keys()
+    ]
     results = map(helper.make_empty_tensor_value_info, outputs)
     graph = helper.make_graph(
         [node.proto for node in nodes],
@@ -403,12 +412,9 @@ def _evaluated(model: ModelProto, nodes: Sequence[Node], constants: _Known) -> _
         initializer=weights,
     )
     opsets = [helper.make_opsetid(*row) for row in opset_imports(model).items()]
-    arrays = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(
-        None, {}
-    )
-    return {
-        name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)
-    }
+    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets))
+    arrays = map(np.asarray, evaluator.run(None, {}))
+    return dict(zip(outputs, arrays, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,18 +489,18 @@ def differentiate(
         raise OpsetError(
             f"Gradients need opset {MIN_OPSET} or later; the model has opset {version}: upgrade it first."
         )
-    found = expand(model, loss, names, lacks)
-    start = value_of(found.graph, loss)
-    gradients = found.write_gradients(lambda: {start: found.seed(start)})
-    writer = found.writer
+    expanded = expand(model, loss, names, lacks)
+    start = value_of(expanded.graph, loss)
+    gradients = expanded.write_gradients(lambda: {start: expanded.seed(start)})
+    writer = expanded.writer
     outputs = dict[str, str]()
     for name in names:
-        value = value_of(found.graph, name)
+        value = value_of(expanded.graph, name)
         if value not in gradients:
             raise GradientError(
                 f"The loss {loss!r} does not depend on {name!r}, or only through ops whose gradient is zero."
             )
         writer.prefix = outputs[name] = writer.editor.names.fresh(f"{name}/gradient")
         gradient = gradients[value].op("Identity", into=outputs[name])
-        writer.output(gradient, found.dims[value])
+        writer.output(gradient, expanded.dims[value])
     return Gradients(writer.finish(), outputs)

@@ -118,11 +118,10 @@ class Tensor:
     def size(self, axis: int) -> "int | Tensor":
         """Return the size of an axis: a number if it is known, otherwise an int64 vector of one element."""
         size = self.known_size(axis)
-        return (
-            self.op("Shape", start=axis, end=axis + 1 or None)
-            if size is None
-            else size
-        )
+        if size is not None:
+            return size
+        # After the last axis there is no end: -1 + 1 would be the first.
+        return self.op("Shape", start=axis, end=axis + 1 or None)
 
     def reshape(self, *sizes: "int | Tensor") -> "Tensor":
         """Return the value in another shape, made of numbers and int64 vectors."""
@@ -142,9 +141,9 @@ class Tensor:
 
     def sum(self, axes: Sequence[int], *, keepdims: bool = True) -> "Tensor":
         """Return the sum over some axes; the value itself if there are none."""
-        return (
-            self.op("ReduceSum", list(axes), keepdims=int(keepdims)) if axes else self
-        )
+        if not axes:  # ReduceSum would sum over all axes
+            return self
+        return self.op("ReduceSum", list(axes), keepdims=int(keepdims))
 
     def mean(self, axes: Sequence[int]) -> "Tensor":
         """Return the mean over some axes, which remain with size 1."""
@@ -208,12 +207,11 @@ class Writer:
         kinds = [
             None if tensor is None else tensor_type(tensor.elem) for tensor in tensors
         ]
-        made = output_types(
-            node, op_type, self.editor.view.book.get("", op_type), kinds
-        )
+        signature = self.editor.view.book.get("", op_type)
+        types = output_types(node, op_type, signature, kinds)
         return [
             Tensor(self, name, elem_of(kind))
-            for name, kind in zip(names, made, strict=True)
+            for name, kind in zip(names, types, strict=True)
         ]
 
     def _lifted(self, item: Any) -> Tensor | None:
@@ -251,17 +249,14 @@ class Writer:
                 pieces[-1].append(part)
             else:
                 pieces.append([part])
-        return self.concat(
-            [self.ints(p) if isinstance(p, list) else p for p in pieces], 0
-        )
+        tensors = [self.ints(p) if isinstance(p, list) else p for p in pieces]
+        return self.concat(tensors, 0)
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """Return the parts joined along an axis; a single part is returned as it is."""
-        return (
-            parts[0].op("Concat", *parts[1:], axis=axis)
-            if len(parts) > 1
-            else parts[0]
-        )
+        if len(parts) == 1:
+            return parts[0]
+        return parts[0].op("Concat", *parts[1:], axis=axis)
 
     def input(self, name: str, elem: int, dims: Dims = ()) -> Tensor:
         """Return an input of the model, which is added unless it exists."""
@@ -419,13 +414,11 @@ def repeated_axes(x: Dims | None, y: Dims | None) -> list[int] | None:
     lead = len(y) - len(x)
     axes = list(range(lead))
     for axis, (small, large) in enumerate(zip(x, y[lead:], strict=True), lead):
-        if (
-            large == 1
-            or (isinstance(small, int) and small != 1)
-            or (small is not None and small == large)
-        ):
+        is_larger = isinstance(small, int) and small != 1
+        is_equal = small is not None and small == large
+        if large == 1 or is_larger or is_equal:
             continue
-        if small != 1:
+        if small != 1:  # its size is unknown, and may be 1
             return None
         axes.append(axis)
     return axes

@@ -74,10 +74,13 @@ class Constants:
         self._makers = {value: node for node in makers for value in node.writes}
         carriers = op_facts().carriers
         for node in view.order:
+            is_cast = node.key == "Cast"
+            if not is_cast and node.key not in carriers:
+                continue
             source = node.input(0)
             if self.types[source] not in FLOAT_TENSORS:
                 continue
-            if node.key in carriers or (node.key == "Cast" and self._is_raised(node)):
+            if node.key in carriers or self._is_raised(node):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
         self._sources.pop(ABSENT, None)
 

@@ -7,8 +7,8 @@ from math import gcd, lcm, prod
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import ModelError
+from onnxamp._facts.dimensions import Related, columns, dimension_rules
 from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._facts.relations import Related, columns, dimension_rules
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node, inline_functions

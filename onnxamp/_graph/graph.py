@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 from onnx import GraphProto, ModelProto, NodeProto
 
@@ -14,7 +14,14 @@ from onnxamp._facts.dtypes import FLOAT, LOW_TENSORS
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
 from onnxamp._graph.constants import Constants
-from onnxamp._graph.shapes import Shape, read_shapes, with_shapes
+from onnxamp._graph.shapes import (
+    Dims,
+    Shape,
+    read_dims,
+    read_shapes,
+    sized_shapes,
+    with_shapes,
+)
 from onnxamp._graph.types import Types, infer_types
 from onnxamp._graph.view import ABSENT, Node, Origin, Scope, Value, View, shadowing
 from onnxamp._model.model import Asked, Model
@@ -58,8 +65,20 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
 _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
-_Row: TypeAlias = tuple[NodeProto, int, str, Signature | None, tuple[int, ...]]
-"""A node whose inputs are not resolved yet, its scope, its op key, its signature, and its outputs."""
+class _Op(NamedTuple):
+    """What all nodes of an op share: its op key, its signature, and what its bodies are.
+
+    ``has_bodies`` is False only for ops that surely have none, which saves a look at their attributes.
+    """
+
+    key: str
+    signature: Signature | None
+    has_bodies: bool
+    is_control_flow: bool
+
+
+_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...]]
+"""A node whose inputs are not resolved yet, its scope, its op, and its outputs."""
 
 
 @dataclass(slots=True)
@@ -72,6 +91,7 @@ class _Builder:
     scopes: list[Scope] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     rows: list[_Row] = field(default_factory=list)
+    ops: dict[tuple[str, str], _Op] = field(default_factory=dict)
     bodies: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     results: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
 
@@ -104,27 +124,23 @@ class _Builder:
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
         origin = Origin.NODE
-        values = self.values
-        control_flow = op_facts().control_flow
-        for index, node in enumerate(graph.node, first):
-            key = op_key(node)
-            signature = self.book.get(node.domain, node.op_type)
+        values, rows, ops = self.values, self.rows, self.ops
+        # Slices, because protobuf's own iterators are slow.
+        for index, node in enumerate(graph.node[:], first):
+            op = ops.get((node.domain, node.op_type)) or self._op(node)
             outputs = []
-            for port, name in enumerate(
-                node.output[:]
-            ):  # a slice: protobuf's own iterators are slow
-                if not name:
+            for port, output in enumerate(node.output[:]):
+                if not output:
                     outputs.append(ABSENT)
                     continue
-                if name in names:
-                    raise self._twice(name, scope)
-                names[name] = value = len(values)
-                values.append(Value(value, name, scope, origin, index, port))
+                if output in names:
+                    raise self._twice(output, scope)
+                names[output] = value = len(values)
+                values.append(Value(value, output, scope, origin, index, port))
                 outputs.append(value)
-            self.rows.append((node, scope, key, signature, tuple(outputs)))
-            is_control_flow = key in control_flow
-            if is_control_flow or signature is None or "::" in key:
-                unknown = opaque or not is_control_flow
+            rows.append((node, scope, op, tuple(outputs)))
+            if op.has_bodies:
+                unknown = opaque or not op.is_control_flow
                 pending += [
                     (body, scope, index, name, unknown)
                     for name, body in node_bodies(node)
@@ -145,6 +161,16 @@ class _Builder:
             )
         )
         return pending
+
+    def _op(self, node: NodeProto) -> _Op:
+        """Return what all nodes of the node's op share."""
+        key = op_key(node)
+        signature = self.book.get(node.domain, node.op_type)
+        is_control_flow = key in op_facts().control_flow
+        has_bodies = is_control_flow or signature is None or "::" in key
+        op = _Op(key, signature, has_bodies, is_control_flow)
+        self.ops[node.domain, node.op_type] = op
+        return op
 
     def _add(
         self,
@@ -188,16 +214,16 @@ class _Builder:
 
     def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads, or whose body reads, what a later node produces."""
-        proto, _, key, _, _ = self.rows[reader]
+        proto, _, op, _ = self.rows[reader]
         return _DisorderError(
-            f"The graph is cyclic: node {_label(proto)!r} ({key}) depends on its own output, or on a cycle."
+            f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
         )
 
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
-        values = self.values
+        values, nodes = self.values, self.nodes
         self.results = [()] * (len(values) + 1)
-        for index, (proto, home, key, signature, outputs) in enumerate(self.rows):
+        for index, (proto, home, op, outputs) in enumerate(self.rows):
             names = self.scopes[home].names
             inputs = []
             for name in proto.input[:]:
@@ -207,18 +233,11 @@ class _Builder:
                 elif values[value].producer >= index:
                     raise self._cyclic(index)
                 inputs.append(value)
-            bodies = tuple(self.bodies.get(index, ()))
-            self.nodes.append(
-                Node(
-                    index=index,
-                    scope=home,
-                    proto=proto,
-                    key=key,
-                    signature=signature,
-                    inputs=tuple(inputs),
-                    outputs=outputs,
-                    bodies=bodies,
-                )
+            bodies = tuple(self.bodies[index]) if index in self.bodies else ()
+            # By position: keywords take half as long again.
+            key, signature = op.key, op.signature
+            nodes.append(
+                Node(index, home, proto, key, signature, (*inputs,), outputs, bodies)
             )
         for position, scope in enumerate(self.scopes):
             outputs = tuple(
@@ -322,7 +341,7 @@ class Graph(View, Asked):
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
         """Shapes for these sizes of named dimensions."""
-        return read_shapes(self, self._with_shapes, dims)
+        return sized_shapes(self, self._dims, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
         """Shapes for inputs of these shapes."""
@@ -333,8 +352,9 @@ class Graph(View, Asked):
         )
 
     @cached_property
-    def _with_shapes(self) -> ModelProto:
-        return with_shapes(self, self.types)
+    def _dims(self) -> Sequence[Dims | None]:
+        """Dimensions by value index; the model with shapes, which they are read from, is too large to keep."""
+        return read_dims(self, with_shapes(self, self.types))
 
     @cached_property
     def constants(self) -> Constants:

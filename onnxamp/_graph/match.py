@@ -36,6 +36,10 @@ class Op(NamedTuple):
     """The inputs in the order in which to try them: those that fail fast first; names, which match anything, last."""
     heads: tuple[tuple[int, frozenset[str]], ...]
     """The inputs that must be nodes, each with its possible op types."""
+    commutes: bool
+    """Whether its inputs may be swapped."""
+    reduces: bool
+    """Whether it reduces axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ class FormTable(NamedTuple):
 
     kinds: Mapping[str, Kind]
     forms: tuple[Form, ...]
-    ending_in: Mapping[str, Sequence[Form]]
-    """Op type -> the forms whose last node may have it."""
+    ending_in: Mapping[str, Sequence[tuple[Form, Sequence[Op]]]]
+    """Op type -> the forms whose last node may have it, each with those of its alternatives that end in it."""
 
 
 @cache
@@ -91,15 +95,15 @@ def form_table() -> FormTable:
     rules = dict(_rule(head, forms) for head, forms in data.pop("rules").items())
     kinds = dict[str, Kind]()
     forms = list[Form]()
-    ending_in = defaultdict[str, list[Form]](list)
+    ending_in = defaultdict[str, list[tuple[Form, Sequence[Op]]]](list)
     for name, row in data.items():
         texts = row.pop("forms")
         cores = frozenset(row.pop("cores"))
         kinds[name] = Kind(**{"name": name, "called": name, **row})
         for pattern in (parse(text, rules) for text in texts):
             forms.append(Form(name, cores, pattern))
-            for key in heads(pattern):
-                ending_in[key].append(forms[-1])
+            for key, ends in _ends(pattern).items():
+                ending_in[key].append((forms[-1], ends))
     return FormTable(kinds, tuple(forms), ending_in)
 
 
@@ -140,7 +144,12 @@ def _pattern(
         )
         ends = ((n, heads(inputs[n])) for n in places)
         return Op(
-            name, inputs, tuple(places), tuple((n, keys) for n, keys in ends if keys)
+            key=name,
+            inputs=inputs,
+            places=tuple(places),
+            heads=tuple((n, keys) for n, keys in ends if keys),
+            commutes=name in op_facts().commutative,
+            reduces=name in op_facts().reduces_axes,
         )
     params, alternatives = rules[name]
     bound = dict(zip(params, inputs, strict=True))
@@ -157,6 +166,19 @@ def heads(pattern: Pattern) -> frozenset[str]:
     if isinstance(pattern, Choice):
         return frozenset(pattern.ending_in)
     return frozenset({pattern.key}) if isinstance(pattern, Op) else frozenset()
+
+
+def _ends(pattern: Pattern) -> Mapping[str, Sequence[Op]]:
+    """Return the alternatives of a pattern, by the op type of their last node."""
+    found: dict[str, list[Op]] = defaultdict(list)
+    stack = [pattern]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Choice):
+            stack += one.options
+        elif isinstance(one, Op):
+            found[one.key].append(one)
+    return found
 
 
 _CLOSE = 1e-6
@@ -182,14 +204,18 @@ class Match:
     """Axes of the reductions of the form, counted from the end."""
 
 
-def matches(graph: Graph, form: Form, core: Node) -> Iterator[Match]:
-    """Yield every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
-
-    The form, not the graph, bounds the depth and the number of steps.
-    """
-    start = _State(core.scope, frozenset(), {}, ())
-    for state in _value(graph, form.pattern, core.outputs[0], start):
-        yield Match(form.kind, core.index, state.nodes, state.values, state.axes)
+def maker_keys(graph: Graph) -> Sequence[str]:
+    """Return the op type of each value's producer, looking through ops that pass it on; "" if there is none."""
+    nodes = graph.nodes
+    keys = [
+        "" if value.producer == ABSENT else nodes[value.producer].key
+        for value in graph.values
+    ]
+    keys.append("")  # the entry of ABSENT
+    for node in graph.order if graph.passing else ():
+        if node.index in graph.passing and node.outputs[0] != ABSENT:
+            keys[node.outputs[0]] = keys[node.inputs[0]]
+    return keys
 
 
 class _State(NamedTuple):
@@ -201,73 +227,112 @@ class _State(NamedTuple):
     axes: tuple[int, ...]
 
 
-def _value(
-    graph: Graph, pattern: Pattern, value: int, state: _State
-) -> Iterator[_State]:
-    if isinstance(pattern, Op):
-        yield from _node(graph, pattern, value, state)
-    elif isinstance(pattern, Choice):
-        for option in pattern.ending_in.get(_maker_key(graph, value), ()):
-            yield from _value(graph, option, value, state)
-    elif isinstance(pattern, Var):
-        value = graph.passed_on(value)
-        if state.values.get(pattern.name, value) == value:
-            yield state._replace(values={**state.values, pattern.name: value})
-    else:
-        number = graph.constants.scalar(graph.passed_on(value))
-        if number is not None and isclose(number, pattern.value, rel_tol=_CLOSE):
-            yield state
+class FormSearch(NamedTuple):
+    """Compares forms with the nodes of a graph, from the last node backwards.
 
+    Attributes:
+        graph: the graph.
+        makers: see :func:`maker_keys`. They rule out most expressions before any node is compared.
+    """
 
-def _node(graph: Graph, pattern: Op, value: int, state: _State) -> Iterator[_State]:
-    node = graph.producer(value)
-    scope = state.scope
-    passing = list[int]()
-    while node is not None and node.key != pattern.key and node.index in graph.passing:
-        if node.scope != scope:
-            return
-        passing.append(node.index)
-        node = graph.producer(node.inputs[0])
-    if node is None or (node.key, node.scope) != (pattern.key, scope):
-        return
-    if graph.types[node.outputs[0]] != FLOAT:
-        return
-    is_reduction = node.key in op_facts().reduces_axes
-    if not is_reduction and len(node.inputs) != len(pattern.inputs):
-        return
-    inputs = node.inputs[: len(pattern.inputs)]
-    swaps = node.key in op_facts().commutative and inputs[0] != inputs[1]
-    orders = [
-        order
-        for order in ((inputs, inputs[::-1]) if swaps else (inputs,))
-        if all(_maker_key(graph, order[at]) in keys for at, keys in pattern.heads)
-    ]
-    if not orders:
-        return
-    axes = state.axes
-    if is_reduction:
-        counted = axes_of(graph, node)
-        if counted is None or axes not in ((), counted):
-            return
-        axes = counted
-    here = _State(scope, state.nodes.union(passing, (node.index,)), state.values, axes)
-    for order in orders:
-        states = [here]
-        for place in pattern.places:
-            states = [
-                further
-                for partial in states
-                for further in _value(
-                    graph, pattern.inputs[place], order[place], partial
-                )
-            ]
-        yield from states
+    graph: Graph
+    makers: Sequence[str]
 
+    @classmethod
+    def of(cls, graph: Graph) -> "FormSearch":
+        """Return the search in a graph."""
+        return cls(graph, maker_keys(graph))
 
-def _maker_key(graph: Graph, value: int) -> str:
-    """Return the op type of the value's producer, looking through ops that pass it on; "" if there is none."""
-    maker = maker_of(graph, value)
-    return "" if maker is None else maker.key
+    def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
+        """Return whether a node may be the last of any of these, as far as the op types before it tell."""
+        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
+
+    def matches(self, form: Form, core: Node) -> list[Match]:
+        """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
+
+        The form, not the graph, bounds the depth and the number of steps.
+        """
+        start = _State(core.scope, frozenset(), {}, ())
+        return [
+            Match(form.kind, core.index, state.nodes, state.values, state.axes)
+            for state in self.expression(form.pattern, core.outputs[0], start)
+        ]
+
+    def expression(
+        self, pattern: Pattern, value: int, state: _State
+    ) -> Sequence[_State]:
+        """Return the states in which an expression matches a value."""
+        if isinstance(pattern, Op):
+            return self.node(pattern, value, state)
+        if isinstance(pattern, Choice):
+            found = list[_State]()
+            for option in pattern.ending_in.get(self.makers[value], ()):
+                found += self.expression(option, value, state)
+            return found
+        value = self.graph.passed_on(value)
+        if isinstance(pattern, Var):
+            known = state.values.get(pattern.name)
+            if known is None:
+                values = {**state.values, pattern.name: value}
+                return (_State(state.scope, state.nodes, values, state.axes),)
+            return (state,) if known == value else ()
+        number = self.graph.constants.scalar(value)
+        is_equal = number is not None and isclose(
+            number, pattern.value, rel_tol=_CLOSE
+        )
+        return (state,) if is_equal else ()
+
+    def node(self, pattern: Op, value: int, state: _State) -> Sequence[_State]:
+        """Return the states in which a node with its inputs matches a value."""
+        graph = self.graph
+        passing = list[int]()
+        node = graph.producer(value) if self.makers[value] == pattern.key else None
+        while node is not None and node.key != pattern.key:
+            if node.scope != state.scope:
+                return ()
+            passing.append(node.index)
+            node = graph.producer(node.inputs[0])
+        if node is None or node.scope != state.scope or not self.may_be(pattern, node):
+            return ()
+        orders = self.orders(pattern, node)
+        axes = state.axes
+        if orders and pattern.reduces:
+            counted = axes_of(graph, node)
+            if counted is None or axes not in ((), counted):
+                return ()
+            axes = counted
+        found = list[_State]()
+        for order in orders:
+            nodes = state.nodes.union(passing, (node.index,))
+            states: Sequence[_State] = (
+                _State(state.scope, nodes, state.values, axes),
+            )
+            for place in pattern.places:
+                inner = pattern.inputs[place]
+                further = list[_State]()
+                for partial in states:
+                    further += self.expression(inner, order[place], partial)
+                states = further
+            found += states
+        return found
+
+    def may_be(self, pattern: Op, node: Node) -> bool:
+        """Return whether a node computes float32, and has as many inputs as expected."""
+        is_float = self.graph.types[node.outputs[0]] == FLOAT
+        return is_float and (
+            pattern.reduces or len(node.inputs) == len(pattern.inputs)
+        )
+
+    def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
+        """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
+        inputs = node.inputs[: len(pattern.inputs)]
+        orders = [inputs]
+        if pattern.commutes and inputs[0] != inputs[1]:
+            orders.append(inputs[::-1])
+        makers = self.makers
+        for place, keys in pattern.heads:
+            orders = [order for order in orders if makers[order[place]] in keys]
+        return orders
 
 
 def maker_of(graph: Graph, value: int, *keys: str) -> Node | None:

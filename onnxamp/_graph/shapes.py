@@ -74,8 +74,30 @@ def read_shapes(
         skeleton: of :func:`with_shapes`.
         dims: sizes of named dimensions.
     """
-    shapes: list[Shape | None] = [None] * (len(view.values) + 1)
-    read: dict[bytes, Shape | None] = {}
+    return sized_shapes(view, read_dims(view, skeleton), dims or {})
+
+
+def sized_shapes(
+    view: View, dims: Sequence[Dims | None], sizes: Mapping[str, int]
+) -> Sequence[Shape | None]:
+    """As :func:`read_shapes`, of dimensions that were read and sizes of those that have names."""
+    known: dict[Dims | None, Shape | None] = {None: None}
+    shapes = list[Shape | None]()
+    for one in dims:
+        if one is not None and one not in known:
+            known[one] = tuple(
+                dim if dim is None or isinstance(dim, int) else sizes.get(dim)
+                for dim in one
+            )
+        shapes.append(known[one])
+    _share_through_casts(view, shapes)
+    return shapes
+
+
+def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
+    """Dimensions by value index, as :func:`with_shapes` has inferred them; None for an unknown rank."""
+    shapes: list[Dims | None] = [None] * (len(view.values) + 1)
+    read: dict[bytes, Dims | None] = {}
     """Declarations that were read already: a model repeats few."""
     for scope, graph in zip(view.scopes, scope_graphs(view, skeleton), strict=True):
         for entry in (*graph.value_info, *graph.output, *graph.input):
@@ -84,11 +106,10 @@ def read_shapes(
                 kind = entry.type
                 written = kind.SerializeToString()
                 if written not in read:
-                    read[written] = _declared(kind, dims or {})
+                    read[written] = _declared(kind)
                 shapes[value] = read[written]
         for tensor in graph.initializer:
             shapes[scope.names[tensor.name]] = tuple(tensor.dims[:])
-    _share_through_casts(view, shapes)
     return shapes
 
 
@@ -210,7 +231,8 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
 
 def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     """Copy shapes through Casts, along whole chains in both directions."""
-    nodes = (node for node in view.order if node.key == "Cast")
+    among = view.order if "Cast" in view.by_key else ()
+    nodes = (node for node in among if node.key == "Cast")
     casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
@@ -243,16 +265,16 @@ def elements(shape: Shape | None) -> int:
     return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
-def _declared(proto: TypeProto, dims: Mapping[str, int]) -> Shape | None:
+def _declared(proto: TypeProto) -> Dims | None:
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
-    shape: list[int | None] = []
+    shape: list[int | str | None] = []
     for dim in proto.tensor_type.shape.dim[:]:
         size = dim.dim_value  # some exporters write -1 for "dynamic"
         is_known = 0 < size <= _LARGEST_SIZE or (
             size == 0 and dim.HasField("dim_value")
         )
-        shape.append(size if is_known else dims.get(dim.dim_param))
+        shape.append(size if is_known else dim.dim_param or None)
     return tuple(shape)
 
 
@@ -264,12 +286,17 @@ def _hide_untyped(
     """
     graph = skeleton.graph
     declared = {entry.name for entry in (*graph.value_info, *graph.output)}
-    untyped = {value for value, kind in enumerate(types) if kind is None}
-    for index in view.scopes[0].nodes:
-        node = view.nodes[index]
+    untyped = {value.index for value in view.values if types[value.index] is None}
+    foreign = {
+        key for key in view.by_key if "::" in key or key in op_facts().uninferable
+    }
+    among = view.nodes if untyped else view.nodes_of(foreign)
+    for node in among:
+        if node.scope != 0:
+            continue
         if not untyped.isdisjoint(node.inputs):
-            graph.node[index].domain = _UNKNOWN_DOMAIN
-        elif not ("::" in node.key or node.key in op_facts().uninferable):
+            graph.node[node.index].domain = _UNKNOWN_DOMAIN
+        elif node.key not in foreign:
             continue
         for value in node.outputs:
             elem = elem_of(types[value])

@@ -48,6 +48,8 @@ def infer_types(view: View) -> Types:
     declared = _declared(view)
     entered = {0}
     control_flow = op_facts().control_flow
+    known = dict[tuple[object, ...], Sequence[str | None]]()
+    """The types of outputs by signature, number of outputs and types of inputs: large models repeat few."""
     for node in view.order:
         if node.scope not in entered or node.bodies:
             for scope_index in (node.scope, *(body for _, body in node.bodies)):
@@ -56,7 +58,13 @@ def infer_types(view: View) -> Types:
             kinds = _control_flow(view, node, types)
         else:
             inputs = [types[value] for value in node.inputs]
-            kinds = output_types(node.proto, node.key, node.signature, inputs)
+            form = node.signature, len(node.outputs), *inputs
+            repeated = known.get(form)
+            kinds = repeated or output_types(
+                node.proto, node.key, node.signature, inputs
+            )
+            if repeated is None and not _reads_attributes(node.key):
+                known[form] = kinds
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
                 types[value] = kind or declared.get(value)
@@ -295,6 +303,13 @@ def output_types(
             kind = kind or _only(signature.params[port.type])
             result.append(kind or _by_attribute(proto, key, port.type))
     return result
+
+
+def _reads_attributes(key: str) -> bool:
+    """Return whether :func:`output_types` of an op depends on its attributes."""
+    facts = op_facts()
+    is_typed = key in facts.dtype_attribute or key in facts.output_parameter
+    return is_typed or key in ("Constant", "Optional")
 
 
 def _by_attribute(proto: NodeProto, key: str, parameter: str) -> str | None:

@@ -173,7 +173,8 @@ class View:
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        return self.at(node.index for key in keys for node in self.by_key.get(key, ()))
+        found = [self.by_key[key] for key in keys if key in self.by_key]
+        return self.at([node.index for nodes in found for node in nodes])
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""
@@ -185,9 +186,10 @@ class View:
         node = None if index == ABSENT else self.nodes[index]
         return None if node is None or (keys and node.key not in keys) else node
 
-    def consumers(self, value: int) -> Iterator[tuple[Node, int]]:
+    def consumers(self, value: int) -> list[tuple[Node, int]]:
         """Return nodes that read the value, with the input position; none if the value is ABSENT."""
-        return ((self.nodes[node], port) for node, port in self.uses[value])
+        nodes = self.nodes
+        return [(nodes[node], port) for node, port in self.uses[value]]
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
         """Return nodes that read any output of the node, with the input position."""

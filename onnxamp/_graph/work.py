@@ -47,11 +47,11 @@ def work_of(node: Node, shapes: Sequence[Shape | None], trips: int = 1) -> Work:
     made = [
         0 if value == ABSENT else elements(shapes[value]) for value in node.outputs
     ]
-    return _work(node.key, tuple(sizes), sum(made), terms, trips)
+    return work_with(node.key, tuple(sizes), sum(made), terms, trips)
 
 
 @lru_cache(maxsize=1 << 12)
-def _work(
+def work_with(
     key: str, read: tuple[int, ...], written: int, terms: int | None, trips: int
 ) -> Work:
     """Return the work of a node, given the elements that it reads and writes; cached, because a model repeats these."""

@@ -1,9 +1,9 @@
-"""A conversion as users ask for it: everything that may be said about it, before any model is looked at."""
+"""A requested conversion: all of its settings, before the model is examined."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from onnxamp._base.errors import warn
 from onnxamp._convert.plan import Plan
@@ -17,6 +17,7 @@ from onnxamp._tuning.results import Search
 if TYPE_CHECKING:
     from onnxamp._numerics.limits import Accept
     from onnxamp._numerics.rounding import WeightRounder
+    from onnxamp._tuning.metric import MetricLike
     from onnxamp._tuning.results import Tuned
 
 
@@ -35,7 +36,7 @@ class Validation:
         accept: judges outputs in place of the default limits.
         metric: how outputs are compared.
         layers: compare all values; None to do so only if outputs miss their limits.
-        heals: if the result fails, search for a conversion that passes.
+        no_cure: if the result fails, do not search for a conversion that passes.
         cure_time: approximate limit of that search, in seconds.
         stress: steps toward inputs that are hard for the result; 0 to compare it only on the samples, and beyond them.
         failed: the path for a result that fails and is not healed; None for NAME.failed.onnx beside the target.
@@ -47,11 +48,23 @@ class Validation:
     accept: "Accept | None" = None
     metric: DiffMetric = "auto"
     layers: bool | None = None
-    heals: bool = True
+    no_cure: bool = False
     cure_time: float = CURE_SECONDS
     stress: int = STRESS
     failed: Path | None = None
     sampling: tuple[str, ...] = ()
+
+
+def search_metric(metric: "MetricLike") -> "MetricLike":
+    """Return the metric of level auto for the metric of a request, which may also be one of the validation."""
+    return "rel-l2" if metric == "elements" else metric
+
+
+def validation_metric(metric: "MetricLike") -> DiffMetric:
+    """Return how the validation compares outputs for the metric of a request, which may also be one of level auto."""
+    if metric == "rel-l2":
+        return "elements"
+    return next((name for name in get_args(DiffMetric) if name == metric), "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from onnxamp._base.paths import as_path
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.targets import AUTO
-from onnxamp._job import Request, Validation
+from onnxamp._job import Request, Validation, search_metric, validation_metric
 from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
 from onnxamp._model.sources import unchanged_sources, watched_sources
@@ -24,7 +24,7 @@ from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import TOLERANCE, Level, LevelName, is_auto
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._tuning.results import RUNS, SECONDS, Search
+from onnxamp._tuning.results import RUNS, SECONDS, Search, TunedModel
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from onnxamp._runtime.samples import SamplesLike
     from onnxamp._runtime.session import Provider
     from onnxamp._tuning.metric import MetricLike
-    from onnxamp._tuning.results import TunedModel
 
 TUNING_SAMPLES: Final = 4
-"""The number of random samples that level auto uses."""
+"""The number of random samples that level auto uses by default, as the command line does."""
 
 
 class SurgeonGraph(Protocol):
@@ -184,7 +183,7 @@ def convert_model(
 
 
 def _of_writing(progress: "Progress") -> Report:
-    """Return a report that passes on only how much is written."""
+    """Return a callback that reports only the progress of writing."""
 
     def report(activity: str, done: int, total: int) -> None:
         if activity == "writing":
@@ -228,7 +227,9 @@ def convert_file(
     Args:
         src: the model. Its external data is memory-mapped and streamed.
         dst: the file to write; an existing file is replaced once the new one is complete.
-        level, metric, options: as :func:`convert_model`.
+        level, options: as :func:`convert_model`.
+        metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
+            how level "auto" measures errors, see :func:`tune_model`.
         tolerance: the largest accepted error. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
             bfloat16) and the goal of level "auto" (None for 1e-2).
         samples: the inputs on which the models are compared and measured; random ones by default.
@@ -264,11 +265,8 @@ def convert_file(
     """
     asked = plan.options if plan else Options.of(level, options)
     if plan is not None and options:
-        warn(
-            [
-                f"The plan replaces {', '.join(sorted(options))}: these arguments have no effect."
-            ]
-        )
+        names = ", ".join(sorted(options))
+        warn([f"The plan replaces {names}: these arguments have no effect."])
     if plan is None:
         is_auto(
             level,
@@ -278,12 +276,14 @@ def convert_file(
             measures=asked.takes_samples or validate,
             validates=validate,
         )
+    validation = Validation(tolerance=tolerance, metric=validation_metric(metric))
     request = Request(
         model=Model.of(as_path(src)),
         asked=asked,
         plan=plan,
         run=RunOptions(
             samples=samples,
+            # A validation draws as many inputs as its verdict takes.
             count=None if validate else _count(asked),
             provider=provider,
             place=Place(jobs, cluster),
@@ -291,9 +291,10 @@ def convert_file(
             report=silent if progress is None else _of_writing(progress),
         ),
         search=Search(
-            tolerance=TOLERANCE if tolerance is None else tolerance, metric=metric
+            tolerance=TOLERANCE if tolerance is None else tolerance,
+            metric=search_metric(metric),
         ),
-        validation=Validation(tolerance=tolerance) if validate else None,
+        validation=validation if validate else None,
     )
     from onnxamp._job.writing import Sink  # noqa: PLC0415 - only files need it
 
@@ -437,7 +438,7 @@ def tune_model(
     jobs: int | None = None,
     cluster: str | None = None,
     **options: Unpack[OptionKeywords],
-) -> "TunedModel":
+) -> TunedModel:
     """Convert as much of a model to low precision as its measured accuracy allows.
 
     Args:
@@ -491,7 +492,6 @@ def tune_model(
         True
     """
     from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads the code that runs models
-    from onnxamp._tuning.results import TunedModel  # noqa: PLC0415
 
     asked = Options.of(Level.AUTO, options)
     search = Search(

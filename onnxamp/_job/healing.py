@@ -1,4 +1,4 @@
-"""Repairs of conversions that fail their validation: more nodes in float32, level O1, level auto, or the float32 model.
+"""Repairs conversions that fail their validation: with more nodes in float32, level O1, level auto, or in float32.
 
 A failing result never replaces another file.
 """
@@ -30,11 +30,11 @@ from onnxamp._runtime.starting import disabled_sentence
 
 _LOG: Final = logging.getLogger("onnxamp")
 _SEARCH: Final = 3 / 4
-"""Share of the time for the search for nodes; level O1 gets the rest."""
+"""Share of the time limit for the search for nodes; level O1 gets the rest."""
 _NEEDED: Final = "needed to pass validation"
-"""The reason of nodes that the search keeps in float32."""
+"""The reason for nodes that the search keeps in float32."""
 _MEASURING: Final = 1 / 2
-"""Share of the time that level auto gets at least, even if it is over."""
+"""Share of the time limit that level auto gets at least, even if the limit has passed."""
 
 
 def healed(
@@ -44,7 +44,7 @@ def healed(
 
     That is one with more nodes in float32, one at level O1, one at level auto, or the float32 model.
 
-    With a plan, which must not change, if ``validation.heals`` is False, and for devices that ignore types, the failed
+    With a plan, which must not change, with ``validation.no_cure``, and for devices that ignore types, the failed
     conversion is written to ``validation.failed`` instead.
 
     Args:
@@ -61,12 +61,9 @@ def healed(
     opens = disabled_sentence(failure.disabled, "opens it")
     why = " ".join(filter(None, (why, opens)))
     _LOG.info("the result failed its validation: %s", why)
-    if (
-        job.plan is not None
-        or not validation.heals
-        or computes_low(job.options.target)
-    ):
+    if job.plan is not None or validation.no_cure or computes_low(job.options.target):
         return _write_failed(job, validator, validation, failure)
+    # The float32 model itself differs at the newer opset, so no other precision would help.
     if validator.proof.has_refused:
         job = replace(job, options=replace(job.options, opset="keep"))
     not_worth = ""
@@ -74,17 +71,16 @@ def healed(
     for way in _ways(job, validator, validation, refused, reasons):
         is_last = way.options.level == Level.O0
         layers = False if is_last else validation.layers
+        attempt = replace(job, options=way.options, plan=way.plan)
         try:
             conversion, report = validator.convert(
-                replace(job, options=way.options, plan=way.plan),
-                layers,
-                must_pay=not is_last,
+                attempt, layers, must_pay=not is_last
             )
         except RefusedError:
             reasons.append("")
             continue
-        except NotWorthError as found:
-            not_worth = found.why
+        except NotWorthError as error:
+            not_worth = error.why
             reasons.append(not_worth)
             continue
         cure = replace(
@@ -98,23 +94,23 @@ def healed(
         conversion = replace(conversion, causes=_causes(conversion, job.options))
         if is_last and not_worth:
             conversion = replace(conversion, not_worth=not_worth, kept_original=True)
-            told = f"A conversion passes, but does not pay. {not_worth}"
-            cure = replace(cure, outcome=told)
+            outcome = f"A conversion passes, but is not worth it. {not_worth}"
+            cure = replace(cure, outcome=outcome)
         return conversion, replace(report, cure=cure)
     raise RuntimeFailure(
-        "Two runs of the float32 model disagree, so no result can be validated (--no-validate skips validation)."
+        "Two runs of the float32 model disagree, so no result can be validated: --no-validate skips the validation."
     )
 
 
 def _causes(conversion: Conversion, asked: Options) -> tuple[Cause, ...]:
-    """Return the reasons that keep nodes in float32; those that the user did not name, validation needs there."""
+    """Return the reasons that keep nodes in float32, where "needed" replaces names that the user did not give."""
     if asked.keep_nodes or asked.keep_high:
         return conversion.causes
-    found = list[Cause]()
+    causes = list[Cause]()
     for cause in conversion.causes:
         is_named = cause.reason == Reason.PATTERN.value
-        found.append(replace(cause, reason=_NEEDED, advice="") if is_named else cause)
-    return tuple(found)
+        causes.append(replace(cause, reason=_NEEDED, advice="") if is_named else cause)
+    return tuple(causes)
 
 
 def _write_failed(
@@ -142,7 +138,7 @@ def _ways(
     measurements show which cause the most error.
 
     Args:
-        reasons: receives, for each way that was tried in vain, why it does not pay; "" if it fails.
+        reasons: receives, for each way that was tried in vain, why it is not worth it; "" if it fails.
     """
     options = job.options
     recipe = Recipe(replace(options, hazards=True), validation.sampling)
@@ -163,6 +159,7 @@ def _ways(
         if not refused.fault:
             yield from search.measured()
     else:
+        # Many small errors add up, so measuring all nodes finds more than a search for single ones.
         yield from search.measured()
         yield from search.cured(_SEARCH)
         yield from search.lower()
@@ -173,7 +170,7 @@ def _ways(
         keep_io_types=options.keep_io_types,
         target=options.target,
     )
-    yield _Way(last, search.told(), Level.O0.value)
+    yield _Way(last, search.outcome(), Level.O0.value)
 
 
 class _Way(NamedTuple):
@@ -211,14 +208,14 @@ class _Fallbacks:
         """The source and the target in suggested commands."""
         return str(self.job.model.path), str(self.validator.sink.target)
 
-    def told(self, outcome: str = "", command: str = "") -> Cure:
-        """The final outcome of the search."""
+    def outcome(self, last: str = "", command: str = "") -> Cure:
+        """Return the outcome of the whole search."""
         nodes = () if command else self.nodes
-        text = " ".join(filter(None, (*self.outcomes, outcome)))
+        text = " ".join(filter(None, (*self.outcomes, last)))
         return Cure(command, nodes, text, bool(command), self.trials)
 
     def cured(self, share: float) -> Iterator[_Way]:
-        """Return a conversion with more nodes in float32, found in a share of the time."""
+        """Yield a conversion with more nodes in float32, found in a share of the time."""
         compared = self.validator.comparison
         seconds = self.validation.cure_time
         trial = Trial(
@@ -247,27 +244,29 @@ class _Fallbacks:
         self.trials = cure.trials
         if cure.confirmed:
             yield _Way(self.recipe.keeping(cure.nodes), cure)
-        is_refused = cure.confirmed and not fault
-        fails = self.in_vain("The fix that was found", "fails the final validation")
-        self.outcomes.append(fails if is_refused else cure.outcome)
+        # Reached only if the caller asks for another way, after this one was refused or there was none.
+        if cure.confirmed and not fault:
+            cure_fails = self.in_vain("The fix", "fails the final validation")
+            self.outcomes.append(cure_fails)
+        else:
+            self.outcomes.append(cure.outcome)
 
     def in_vain(self, what: str, fails: str) -> str:
         """Return a sentence about the last conversion that was tried."""
         is_worthless = self.reasons and self.reasons[-1]
-        return f"{what} {'passes, but does not pay' if is_worthless else fails}."
+        return f"{what} {'passes, but is not worth it' if is_worthless else fails}."
 
     def lower(self) -> Iterator[_Way]:
-        """Level O1, if there is time."""
+        """Yield level O1, if there is time."""
         if monotonic() < self.until:
-            lower = replace(
-                self.recipe, options=replace(self.recipe.options, level=Level.O1)
-            )
-            told = self.told("Level O1 passes.", lower.command(*self.command, ()))
-            yield _Way(lower.options, told, Level.O1.value)
+            options = replace(self.recipe.options, level=Level.O1)
+            lower = replace(self.recipe, options=options)
+            cure = self.outcome("Level O1 passes.", lower.command(*self.command, ()))
+            yield _Way(options, cure, Level.O1.value)
             self.outcomes.append(self.in_vain("Level O1", "fails as well"))
 
     def measured(self) -> Iterator[_Way]:
-        """Return the result of level auto."""
+        """Yield the result of level auto, if it finds one."""
         job = self.job
         options = self.recipe.options
         seconds = self.validation.cure_time
@@ -290,29 +289,27 @@ class _Fallbacks:
         )
         if plan is not None:
             samples = job.run.samples
-            command = auto.tuning(
-                *self.command, tolerance, len(samples) if samples.made_up else 0
-            )
-            told = self.told(
-                "Level auto, which measures the error of each op, passes.", command
-            )
-            yield _Way(plan.options, told, Level.AUTO.value, plan)
+            count = len(samples) if samples.made_up else 0
+            command = auto.tuning(*self.command, tolerance, count)
+            passes = "Level auto, which measures the error of each op, passes."
+            cure = self.outcome(passes, command)
+            yield _Way(plan.options, cure, Level.AUTO.value, plan)
         self.outcomes.append("Level auto finds no result that passes.")
 
 
 def _tolerance(failed: DiffReport) -> float:
-    """Return the limits that every output has to meet."""
-    limits = (
-        one.limit
-        for one in failed.judgements
-        if one.metric in ("rel_l2", "detections")
-    )
+    """Return the error that every output may have."""
+    judged = [
+        one for one in failed.judgements if one.metric in ("rel_l2", "detections")
+    ]
+    limits = [one.limit for one in judged]
     return min(limits, default=TOLERANCES[failed.lowest])
 
 
 def _named_in(fault: str, model: Model) -> Cure:
     """Return the nodes of the original that errors of loading or building name, to keep them in float32."""
     names = {node.name for node in all_nodes(model.proto.graph.node) if node.name}
+    # Errors of ONNX Runtime and of builders show the name of a node in parentheses or quotes.
     named = sorted(n for n in names if f"({n})" in fault or f"'{n}'" in fault)
     outcome = "The message names no node."
     if named:

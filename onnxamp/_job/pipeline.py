@@ -1,5 +1,5 @@
-"""The conversion that users run. All entry points lead here: functions, commands, folders, other converters'
-interfaces.
+"""The pipeline of a conversion. All entry points lead here: functions, commands, folders, and interfaces of other
+converters.
 
     model -> samples and reference -> measurements that options ask for -> decide and rewrite -> validate, heal -> sink
 
@@ -18,7 +18,6 @@ from onnxamp._base.state import opened
 from onnxamp._convert.convert import Converted, convert, decide
 from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
 from onnxamp._convert.plan import ExpectedError, Plan, make_plan
-from onnxamp._convert.raising import reference_of
 from onnxamp._facts.signature import declared_ops
 from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
@@ -72,9 +71,9 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         job = _settled(request, begun, comparison)
         job.run.report("converting", 0, 0)
         if comparison is None:
-            with staged_conversion(job, sink, kept=kept) as made:
-                compared = _compared(job, made, layers=request.compares)
-            conversion = made.outcome()
+            with staged_conversion(job, sink, kept=kept) as staged:
+                compared = _compared(job, staged, layers=request.compares)
+            conversion = staged.outcome()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:
@@ -93,13 +92,10 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         release_sources()  # the result is in its place
         if job.run.state is not None:
             job.run.state.drop(CONVERSION)
-        if job.tuned is not None:
-            conversion = replace(
-                conversion, plan=job.tuned.plan
-            )  # its reasons are the measured ones
-        else:
-            plan = _expecting(request, job, conversion.plan)
-            conversion = replace(conversion, plan=plan)
+        # The plan of a tuning has measured reasons, and its own expected error.
+        tuned = job.tuned
+        plan = tuned.plan if tuned else _expecting(request, job, conversion.plan)
+        conversion = replace(conversion, plan=plan)
     request.warn(text for text in conversion.plan.warnings if text not in early)
     return Outcome(
         conversion=conversion,
@@ -113,7 +109,7 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     """Convert a model, and return the result without validating it.
 
     Returns:
-        Return the converted model, and the outcome of level auto if that is the level.
+        The converted model, and the outcome of level auto if that is the level.
 
     Raises:
         As :func:`convert_to_file`, apart from writing.
@@ -122,11 +118,9 @@ def convert_in_memory(request: Request) -> tuple[Converted, "Tuned | None"]:
     with _begun(request) as (begun, _):
         job = _settled(request, begun, None)
         converted = convert(job.model, job.options, job.plan, rounder=job.rounder)
-    warnings = (
-        converted.analysis.pins.warnings
-        if job.tuned is None
-        else job.tuned.plan.warnings
-    )
+    warnings = converted.analysis.pins.warnings
+    if job.tuned is not None:
+        warnings = job.tuned.plan.warnings
     request.warn(text for text in warnings if text not in early)
     return converted, job.tuned
 
@@ -181,7 +175,7 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
     """Draw samples, open the state, and start the worker processes that a request asks for.
 
     Yields:
-        Return the conversion before any measurement, and the comparison for validation, if it is validated.
+        The conversion before any measurement, and the comparison for validation, if it is validated.
     """
     asked = request.run
     options = request.options
@@ -222,32 +216,15 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
 
 def _comparison(request: Request, run: Run) -> "Comparison | None":
     """Return the comparison of results with the original; None if they are not validated, or cannot be run here."""
-    validation = request.validation
-    if validation is None or not has_runtime():
+    if request.validation is None or not has_runtime():
         return None
-    from onnxamp._job.validation import limits_of, stress_of  # noqa: PLC0415 - loads what runs models
-    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415
-    from onnxamp._runtime.building import the_loader  # noqa: PLC0415
+    from onnxamp._job.validation import comparison_for  # noqa: PLC0415 - loads what runs models
 
-    the_loader().start()
-    options = request.options
-    asked = request.run
-    return Comparison.of(
-        reference_of(request.model, options),
-        run,
-        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
-        metric=validation.metric,
-        target=options.target,
-        draw=lambda reference: asked.draw(
-            request.model, options.target, reference, dict(options.input_ranges)
-        ),
-        beyond="compared",
-        stress=stress_of(validation, options),
-    )
+    return comparison_for(request, request.validation, run)
 
 
 def _compared(
-    job: Job, made: "StagedConversion", *, layers: bool | None
+    job: Job, staged: "StagedConversion", *, layers: bool | None
 ) -> "DiffReport | None":
     """Compare a result with the original, which it may replace, on the samples of the job; None if not asked for."""
     if layers is None:
@@ -255,7 +232,7 @@ def _compared(
     from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
-    with made.saved.stage.shown() as written:
+    with staged.saved.stage.shown() as written:
         result = Model.read(written)
         return comparison.compare(result, layers=layers, activity="comparing values")
 
@@ -309,6 +286,7 @@ def _settled(request: Request, job: Job, comparison: "Comparison | None") -> Job
     if comparison is not None:
         comparison.try_reference()
         if job.tuned is not None and job.tuned.coarse:
+            # What the model's own rounding to integers moves must not fail the validation of a tuned result.
             limits = comparison.limits
             widest = max(limits.tolerance or 0.0, job.tuned.tolerance)
             comparison.limits = replace(limits, tolerance=widest)

@@ -11,16 +11,15 @@ from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._base.state import Part
+from onnxamp._convert.raising import reference_of
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import older_installed, target_of, version_meant
-from onnxamp._job import Job, Validation
+from onnxamp._job import Job, Request, Validation
 from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
-from onnxamp._numerics.cure import (
-    as_float16,
-)
+from onnxamp._numerics.cure import as_float16
 from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
@@ -35,7 +34,11 @@ from onnxamp._runtime.building import (
     build_engine,
     can_build,
     load_file,
+    the_loader,
 )
+from onnxamp._runtime.engines import Session
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
 
@@ -91,6 +94,37 @@ def stress_of(validation: Validation, options: Options) -> Stress | None:
     return Stress(options.low, validation.stress, options.input_ranges)
 
 
+def comparison_for(request: Request, validation: Validation, run: Run) -> Comparison:
+    """Return the comparison of results with the original, on the samples of a request.
+
+    Args:
+        request: the conversion.
+        validation: how results are validated.
+        run: where models run.
+
+    Raises:
+        ArgumentError: no result can meet the tolerance, or the samples do not fit the model.
+    """
+    # Another process imports ONNX Runtime meanwhile. It loads the result, and may crash.
+    the_loader().start()
+    options = request.options
+
+    def draw(reference: Session) -> Samples:
+        ranges = dict(options.input_ranges)
+        return request.run.draw(request.model, options.target, reference, ranges)
+
+    return Comparison.of(
+        reference_of(request.model, options),
+        run,
+        limits_of(validation, options.dtype, is_tuned=request.is_tuned),
+        metric=validation.metric,
+        target=options.target,
+        draw=draw,
+        beyond="compared",
+        stress=stress_of(validation, options),
+    )
+
+
 def _casts(model: Model) -> int:
     return sum(node.op_type == "Cast" for node in all_nodes(model.proto.graph.node))
 
@@ -122,22 +156,22 @@ class Validator:
             must_pay: write nothing that is larger than the original and no faster.
 
         Raises:
-            RefusedError: the result fails. NotWorthError: it does not pay.
+            RefusedError: the result fails. NotWorthError: it is not worth it.
         """
         samples = self.comparison.run.samples
         shapes = shapes_of(samples[0]) if samples.has(0) else None
         with (
             staged_conversion(
                 job, self.sink, kept=self.kept, proof=self.proof
-            ) as made,
-            made.saved.stage.shown() as written,
+            ) as staged,
+            staged.saved.stage.shown() as written,
         ):
             result = Model.read(written)
             report = self._judge(job, result, layers)
-            why = made.not_worth(result, shapes)
+            why = staged.not_worth(result, shapes)
             if why and must_pay:
                 raise NotWorthError(why)
-        return replace(made.outcome(shapes), not_worth=why), report
+        return replace(staged.outcome(shapes), not_worth=why), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.
@@ -150,11 +184,13 @@ class Validator:
             raise RefusedError(
                 self._unloadable(job.options, loaded), _casts(result), loaded.fault
             )
+        compared = result
+        # Such a device ignores types, so it computes the float32 nodes of the result in float16 as well.
         everywhere = computes_low(job.options.target)
+        if everywhere:
+            compared = as_float16(result)
         report = self.comparison.compare(
-            as_float16(result) if everywhere else result,
-            layers=layers,
-            activity="validating",
+            compared, layers=layers, activity="validating"
         )
         ran_on = f"{report.ran_on} everywhere" if everywhere else report.ran_on
         report = replace(
@@ -172,7 +208,9 @@ class Validator:
             raise RefusedError(report, _casts(result))
         why = report.failure or next(iter(report.warnings), "")
         return replace(
-            report, failure=None, skipped=f"Float32 itself is wrong there: {why}"
+            report,
+            failure=None,
+            skipped=f"The float32 model is wrong there as well: {why}",
         )
 
     def _load(self, job: Job, result: Model) -> tuple[Loaded, str]:
@@ -188,6 +226,7 @@ class Validator:
         place = provider if provider == device_of(target) else None
         loaded = opened = load_result(result, job.model, place)
         ran_in = "" if loaded.original else loaded.where(place)
+        # A fault that the original has as well does not end the steps.
         is_fine = not loaded.fault or bool(loaded.original)
         if is_fine and target_of(target).builds and can_build():
             loaded = build_result(result, job.model, samples[0])
@@ -196,12 +235,9 @@ class Validator:
                 opened = opened._replace(limit="")
                 ran_in = loaded.by
             is_fine = not loaded.fault
-        if (
-            is_fine
-            and place == "cpu"
-            and samples.has(0)
-            and result.stock.size <= reference.budget
-        ):
+        # On the CPU, a comparison emulates low precision, and does not run the kernels of the result itself.
+        fits = result.stock.size <= reference.budget
+        if is_fine and fits and place == "cpu" and samples.has(0):
             loaded = run_result(result, job.model, samples[0])
         if not loaded.fault:
             loaded = opened
@@ -228,25 +264,25 @@ class Validator:
 def load_result(result: Model, original: Model, place: Provider | None) -> Loaded:
     """Load the file of a result as a session with default options does.
 
-    A fault that the original has as well is none of the conversion: :attr:`Loaded.original` tells it.
+    A fault that the original has as well does not come from the conversion: it is in :attr:`Loaded.original`.
 
     Args:
         result: the result, read from its file.
         original: the model that it was converted from, also read from a file.
         place: the provider, if the result is meant for it; kernels that another one lacks are no fault.
     """
-    found = load_file(result, place, whole=result.stock.size <= OPENED)
-    if found.fault and original.path is not None:
+    loaded = load_file(result, place, whole=result.stock.size <= OPENED)
+    if loaded.fault and original.path is not None:
         before = load_file(
             original,
             place,
             in_text=original.in_text,
             whole=original.stock.size <= OPENED,
         )
-        if before.limit:  # the provider cannot judge either
-            return Loaded(found.by, limit=before.limit)
-        return found._replace(original=before.fault)
-    return found
+        if before.limit:  # the provider cannot judge either model
+            return Loaded(loaded.by, limit=before.limit)
+        return loaded._replace(original=before.fault)
+    return loaded
 
 
 def unopened(loaded: Loaded) -> str:
@@ -286,8 +322,8 @@ def build_result(result: Model, original: Model, feeds: Mapping[str, Any]) -> Lo
     built = build_engine(result, feeds)
     if built.refusals and build_engine(original, feeds).refusals:
         return Loaded()
-    told = (
-        f"{refusal.text} ({refusal.node})" if refusal.node else refusal.text
-        for refusal in built.refusals
-    )
-    return Loaded(built.by, "; ".join(told), "build")
+    texts = []
+    for refusal in built.refusals:
+        where = f" ({refusal.node})" if refusal.node else ""
+        texts.append(f"{refusal.text}{where}")
+    return Loaded(built.by, "; ".join(texts), "build")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("onnxamp")
 EXTERNAL_DATA: Final = ("auto", "always", "never")
-"""When weights go to a data file beside the model."""
+"""The choices for data files beside the model: if they are needed, always, or never."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,8 +68,8 @@ class Conversion(Shown):
             nodes.
         speed_up: the estimated speed-up; None if it cannot be estimated.
         validation: the comparison of the result with the original; None if it was not validated.
-        not_worth: why the conversion does not pay, in a sentence: the file is larger, and no faster by the estimate; ""
-            if it does.
+        not_worth: why the conversion is not worth it, in a sentence: the file is larger, and no faster by the estimate;
+            "" if it is.
         kept_original: whether the original was written for that reason, in place of a conversion that passes validation
             only with more nodes in float32.
 
@@ -186,7 +186,7 @@ class Sink:
 
 
 CONVERSION: Final = "conversion"
-"""Part of a state file: the work of an interrupted conversion."""
+"""The part of a state file that holds the work of an interrupted conversion."""
 
 
 def unfinished(job: Job, sink: Sink) -> Part | None:
@@ -197,6 +197,7 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     """
     state = job.run.state
     depends_on_samples = job.options.compensates
+    # Rounding depends on samples, which are not among the facts below.
     if state is None or job.run.renews or depends_on_samples:
         return None
     from onnxamp._runtime.fingerprints import file_print, versions  # noqa: PLC0415 - few conversions keep a state
@@ -204,15 +205,15 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     model = job.model
     assert model.path is not None
     files = sorted({model.path.resolve(), *model.stock.files})
-    wanted = sink.external_data, sink.shard_bytes, sink.data_names
+    form = sink.external_data, sink.shard_bytes, sink.data_names
+    options = json.dumps(job.options.as_json(), sort_keys=True)
+    plan = ""
+    if job.plan is not None:
+        plan = fingerprint(json.dumps(plan_json(job.plan), sort_keys=True))
     facts = {
         "the model": fingerprint(*map(file_print, files)),
-        "the options": fingerprint(
-            json.dumps(job.options.as_json(), sort_keys=True), repr(wanted)
-        ),
-        "the plan": ""
-        if job.plan is None
-        else fingerprint(json.dumps(plan_json(job.plan), sort_keys=True)),
+        "the options": fingerprint(options, repr(form)),
+        "the plan": plan,
         "the output": str(sink.target),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
@@ -261,7 +262,7 @@ class StagedConversion:
     def not_worth(
         self, result: Model, shapes: Mapping[str, tuple[int, ...]] | None
     ) -> str:
-        """Return why the conversion does not pay, in a sentence; "" if it does, or makes no difference.
+        """Return why the conversion is not worth it, in a sentence; "" if it is, or makes no difference.
 
         Args:
             result: the written model.
@@ -274,15 +275,15 @@ class StagedConversion:
         speed_up = expected_speed_up(self.converted.analysis, shapes)
         if speed_up is not None and speed_up.factor > 1:
             return ""
-        told = f"The result takes {100 * after / before:.0f} % of the original's bytes"
+        size = f"The result takes {100 * after / before:.0f} % of the original's bytes"
         if speed_up is None:
-            return f"{told}, and low precision brings no speed there."
-        return f"{told}, and by the estimate it is no faster ({speed_up.factor:.2f}×)."
+            return f"{size}, and low precision brings no speed there."
+        return f"{size}, and by the estimate it is no faster ({speed_up.factor:.2f}×)."
 
 
 _LARGER: Final = 1.05
 _LARGER_BYTES: Final = 4096
-"""From which factor and from how many bytes more on a file is larger: Casts alone are smaller."""
+"""A file is larger if it exceeds the original by this factor and by this many bytes: Casts alone need less."""
 
 
 def _file_bytes(model: Model) -> int:
@@ -310,8 +311,15 @@ def _conversion(
         size: the bytes of its weights.
     """
     assert model.path is not None
-    gains = not converted.analysis.options.weights_only  # others store less
+    # Everything computes in float32 if only weights are stored low, so nothing is faster, and no Cast is saved.
+    computes_low = not converted.analysis.options.weights_only
     explains = explains and plan is None
+    causes: tuple[Cause, ...] = ()
+    if explains and computes_low:
+        causes = find_causes(converted.analysis)
+    speed_up = None
+    if computes_low:
+        speed_up = expected_speed_up(converted.analysis, shapes)
     return Conversion(
         source=model.path,
         target=target,
@@ -321,8 +329,8 @@ def _conversion(
         weights=converted.weights.counts(),
         bytes_before=model.stock.size,
         bytes_after=size,
-        causes=find_causes(converted.analysis) if explains and gains else (),
-        speed_up=expected_speed_up(converted.analysis, shapes) if gains else None,
+        causes=causes,
+        speed_up=speed_up,
     )
 
 
@@ -330,10 +338,10 @@ def _conversion(
 def staged_conversion(
     job: Job, sink: Sink, *, kept: Part | None = None, proof: Proof | None = None
 ) -> Iterator[StagedConversion]:
-    """Convert a model that was read from a file, write the result beside its place, and put it there at the end of
-    the block, unless that raises: then nothing changes.
+    """Convert a model that was read from a file, and write the result beside its place.
 
-    An unchanged model is copied byte by byte if its weights may stay in their files.
+    The result takes its place at the end of the block. If the block raises, nothing changes. An unchanged model is
+    copied byte by byte if its weights may stay in their files.
 
     Args:
         job: the conversion.
@@ -383,18 +391,15 @@ def _written(
     external: bool,
     kept: Part | None,
 ) -> AbstractContextManager[Saved]:
-    """Return what writes a converted model to its target, with its weights in a data file or not."""
+    """Return the context that writes a converted model to its target, with its weights in a data file or not."""
     source = job.model.path
     stored = job.model.stock
     assert source is not None
     in_place = target.exists() and target.samefile(source)
     protected = frozenset() if in_place else stored.files
-    is_copy = (
-        not converted.changed
-        and _weights_stay(sink, source, target, stored, external=external)
-        and not is_text(source)
-    )
-    if is_copy:
+    stays = _weights_stay(sink, source, target, stored, external=external)
+    # A text file is written anew, because results are binary.
+    if stays and not converted.changed and not is_text(source):
         return copying(source, target, protected | stored.files, stored.size)
     return saving(
         converted.proto,
@@ -434,15 +439,18 @@ def preview(
     trusted: list[int] = []
 
     def trust(graph: Graph) -> None:
+        """Accept an upgrade without running it, and note its opset."""
         trusted.append(graph.book.opsets[""])
 
+    # Compensated rounding needs samples, and changes neither the decisions nor the size.
     converted = convert(model, replace(options, rounding="nearest"), plan, proof=trust)
     notes = []
     opset = converted.analysis.graph.book.opsets[""]
     if opset in trusted:
-        told = f"Nothing ran, so the upgrade to opset {opset} was not verified:"
-        told += " convert first verifies that the float32 model computes the same at that opset."
-        notes.append(told)
+        notes.append(
+            f"Nothing ran, so the upgrade to opset {opset} was not verified: onnxamp convert first verifies that the"
+            " float32 model computes the same at that opset."
+        )
     conversion = _conversion(
         model,
         target,

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
@@ -32,6 +30,7 @@ from onnxamp._model.sources import (
     data_location,
     forget_location,
     inside_tensor,
+    location_entries,
 )
 from onnxamp._model.weights import (
     ConversionCounts,
@@ -47,6 +46,7 @@ PIECE: Final = 4 << 20
 until they are written.
 """
 
+# Only data that begin at a page of memory can be mapped; a line is what a processor's cache loads at once.
 _PAGE: Final = 4096
 _LINE: Final = 64
 _LARGE: Final = 8 * _PAGE
@@ -99,19 +99,19 @@ class Desk:
         else:
             file = self._opened(place)
             file.seek(start)
+            # A read may return less than is asked for; at the end of the file it returns nothing.
             while view and (count := file.readinto(view)):  # type: ignore[attr-defined]
                 view = view[count:]
         if view:
             raise ExternalDataError(
                 f"The file {str(place.path)!r} became shorter while its weights were read."
             )
-        return (
-            times_power(numbers, place.exponent, numbers)
-            if place.exponent
-            else numbers
-        )
+        if place.exponent:
+            return times_power(numbers, place.exponent, numbers)
+        return numbers
 
     def _opened(self, place: DataLocation) -> BinaryIO:
+        """Return the file of some data, which is opened and checked once."""
         path = place.path
         if path not in self._files:
             self._files[path] = self._stack.enter_context(path.open("rb", buffering=0))
@@ -165,12 +165,10 @@ class Stored:
     def read(self, start: int, stop: int, desk: Desk) -> Any:
         """Return a buffer with the bytes from ``start`` to ``stop``, both of which are even."""
         if self.low is None:
-            return desk.fill(self.place, start, stop - start).data.cast("B")[
-                : stop - start
-            ]
-        first, last = (
-            FLOAT32_BYTES * (end // self.low.bytes) for end in (start, stop)
-        )
+            numbers = desk.fill(self.place, start, stop - start)
+            return numbers.data.cast("B")[: stop - start]
+        first = FLOAT32_BYTES * (start // self.low.bytes)
+        last = FLOAT32_BYTES * (stop // self.low.bytes)
         numbers = desk.fill(self.place, first, last - first)
         bits, counts = lower(numbers, self.low, self.saturate_at, desk.scratch)
         self.lost.append(counts)
@@ -204,7 +202,7 @@ class Weight(NamedTuple):
 def stream_blobs(
     path: Path, blobs: Iterable[tuple[int, Blob]], progress: Progress | None = None
 ) -> None:
-    """:func:`write_blobs` to a file that is written from its start to its end, and is there when all is written.
+    """Write blobs to a file from its start to its end, as :func:`write_blobs`; it is there when all is written.
 
     Pieces in memory are no progress. Complexity: linear in bytes; memory is a PIECE, and what the file system holds.
     """
@@ -212,12 +210,17 @@ def stream_blobs(
         written = 0
         for position, blob in sorted(blobs, key=lambda pair: pair[0]):
             file.write(bytes(position - written))
-            for start in range(0, blob.size, _STEP):
-                stop = min(start + _STEP, blob.size)
+            for start, stop in _steps(blob):
                 file.write(memoryview(blob.read(start, stop, desk)).cast("B"))
                 if progress is not None and not isinstance(blob, Held):
                     progress(stop - start)
             written = position + blob.size
+
+
+def _steps(blob: Blob) -> Iterator[tuple[int, int]]:
+    """Yield the first byte of each piece of a blob, and the byte after its last."""
+    for start in range(0, blob.size, _STEP):
+        yield start, min(start + _STEP, blob.size)
 
 
 def write_blobs(
@@ -235,11 +238,9 @@ def write_blobs(
 
     Complexity: linear in bytes; memory is a few PIECEs per thread.
     """
-    pieces = deque(
-        (position, blob, start, min(start + _STEP, blob.size))
-        for position, blob in blobs
-        for start in range(0, blob.size, _STEP)
-    )
+    pieces = deque[tuple[int, Blob, int, int]]()
+    for position, blob in blobs:
+        pieces += [(position, blob, start, stop) for start, stop in _steps(blob)]
     lock = Lock()
 
     def drain() -> None:
@@ -285,8 +286,10 @@ def _sync_meanwhile(path: Path, finished: Event) -> None:
 
 
 def _taken(pieces: deque[T]) -> Iterator[T]:
-    """Process pieces until none is left; several threads may do so at once."""
-    with suppress(IndexError):
+    """Yield pieces until none is left; several threads may take from them at once."""
+    with suppress(
+        IndexError
+    ):  # asking whether there is one would leave time for others to take it
         while True:
             yield pieces.popleft()
 
@@ -299,7 +302,7 @@ def _write_at(file: BinaryIO, data: Any, position: int) -> None:
 
 
 def layout(sizes: Sequence[int], limit: int | None = None) -> list[tuple[int, int]]:
-    """(file number, offset) for data of these sizes, in order. Large data begin at pages, so that they can be mapped.
+    """Return (file number, offset) for data of these sizes, in order. Large data begin at pages, to be mapped.
 
     Args:
         sizes: in bytes.
@@ -343,58 +346,57 @@ class WeightConverter:
 
     def __call__(self, weights: Sequence[Weight]) -> list[TensorProto]:
         """Return the weights in low precision, or their placeholders; losses are counted under their names."""
-        made = [self._empty(weight) for weight in weights]
-        held = [
-            pair
-            for pair in zip(weights, made, strict=True)
-            if pair[1].data_location != TensorProto.EXTERNAL
+        tensors = [self._empty(weight) for weight in weights]
+        now = [
+            (weight, tensor)
+            for weight, tensor in zip(weights, tensors, strict=True)
+            if tensor.data_location != TensorProto.EXTERNAL
         ]
+        # Arrays are read one by one, while earlier ones are converted; small ones are converted together.
         nearest = (
-            (read_array(w.tensor, self.base_dir), w.saturate_at)
-            for w, _ in held
-            if w.chosen is None
+            (read_array(weight.tensor, self.base_dir), weight.saturate_at)
+            for weight, _ in now
+            if weight.chosen is None
         )
         converted = convert(nearest, self.low)
-        for weight, tensor in held:
+        for weight, tensor in now:
             data, lost = next(converted) if weight.chosen is None else weight.chosen
             tensor.raw_data = data if isinstance(data, bytes) else data.tobytes()
             known = self._counts.get(weight.name)
             self._counts[weight.name] = lost if known is None else known + lost
-        return made
+        return tensors
 
     def _empty(self, weight: Weight) -> TensorProto:
         """Return the low-precision tensor without data, or its placeholder."""
         tensor = weight.tensor
-        elem = self.low.elem
-        made = TensorProto(
+        low = TensorProto(
             name=tensor.name,
             doc_string=tensor.doc_string,
-            data_type=elem,
+            data_type=self.low.elem,
             dims=tensor.dims[:],
         )
         if tensor.metadata_props:
-            made.metadata_props.extend(tensor.metadata_props)
-        streamed = self.deferred and stored_bytes(made) >= EXTERNAL_MIN
+            low.metadata_props.extend(tensor.metadata_props)
+        streamed = self.deferred and stored_bytes(low) >= EXTERNAL_MIN
         place = data_location(tensor, self.base_dir) if streamed else None
-        if place is not None:
-            made.data_location = TensorProto.EXTERNAL
-            made.external_data.add(
-                key="location", value=f"{_PENDING}{len(self._pending)}"
-            )
-            self._numbers.setdefault(weight.name, []).append(len(self._pending))
-            if weight.chosen is None:
-                self._pending.append(Stored(place, self.low, weight.saturate_at))
-            else:
-                self._pending.append(Held(weight.chosen.bits, [weight.chosen.lost]))
-        return made
+        if place is None:
+            return low
+        number = len(self._pending)
+        low.data_location = TensorProto.EXTERNAL
+        low.external_data.add(key="location", value=f"{_PENDING}{number}")
+        self._numbers.setdefault(weight.name, []).append(number)
+        if weight.chosen is None:
+            self._pending.append(Stored(place, self.low, weight.saturate_at))
+        else:
+            self._pending.append(Held(weight.chosen.bits, [weight.chosen.lost]))
+        return low
 
     def pending(self, tensor: TensorProto) -> Blob | None:
         """Return the tensor that a placeholder stands for; None for any other tensor."""
-        location = next(
-            (item.value for item in tensor.external_data if item.key == "location"), ""
-        )
-        number = location.removeprefix(_PENDING)
-        return None if number == location else self._pending[int(number)]
+        for entry in location_entries(tensor):
+            if entry.value.startswith(_PENDING):
+                return self._pending[int(entry.value.removeprefix(_PENDING))]
+        return None
 
     def leave(self, model: ModelProto) -> None:
         """Have pending weights of a model converted whenever they are read, from the files that hold them."""
@@ -414,11 +416,11 @@ class WeightConverter:
         self._pending = [known.get(blob, blob) for blob in self._pending]
 
     def counts(self) -> dict[str, ConversionCounts]:
-        """Lost elements by name of the weight; pending weights count once they are written."""
+        """Return the lost elements by name of the weight; pending weights count once they are written."""
         counts = dict(self._counts)
         for name, numbers in self._numbers.items():
-            lost = (
-                count for number in numbers for count in self._pending[number].lost
-            )
-            counts[name] = reduce(add, lost, counts.get(name, ConversionCounts()))
+            total = counts.get(name, ConversionCounts())
+            for number in numbers:
+                total = sum(self._pending[number].lost, total)
+            counts[name] = total
         return counts

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -29,12 +30,13 @@ from onnxamp._facts.tables import read_table
 from onnxamp._model.blobs import Blob, Held, Stored, stream_blobs, write_blobs
 from onnxamp._model.model import Model, parse_text, read_graph
 from onnxamp._model.protos import stored_bytes, tensors_of
-from onnxamp._model.sources import DataFile as _DataFile
 from onnxamp._model.sources import (
+    DataFile,
     DataLocation,
     data_location,
     has_data_file,
     inside_tensor,
+    location_entries,
     stamp_now,
 )
 from onnxamp._model.staging import sync
@@ -78,13 +80,13 @@ _MEASURED: Final[ContextVar[Mapping[_Place, ConstantStats] | None]] = ContextVar
 
 
 def data_names_of(base: str, count: int, style: str) -> list[str]:
-    """``model.onnx.data`` if one is enough, else ``model.onnx-00001-of-00003.data`` and so on; or in another style."""
+    """Return the names of data files: ``model.onnx.data``, or ``model.onnx-00001-of-00003.data`` and so on if there are
+    several; other styles have other names.
+    """
     row = read_table("presets")[style]
-    forms = (
-        [row["one"]]
-        if count == 1
-        else [row["first"], *[row["other"]] * (count - 1)][:count]
-    )
+    forms = [row["first"], *[row["other"]] * (count - 1)][:count]
+    if count == 1:
+        forms = [row["one"]]
     return [
         form.format(name=base, number=index + 1, index=index, count=count)
         for index, form in enumerate(forms)
@@ -135,17 +137,9 @@ def _locations(data: bytes) -> set[str] | None:
             return None
         model = text
     external = (tensor for tensor in tensors_of(model) if has_data_file(tensor))
-    entries = (
-        entry
-        for tensor in external
-        for entry in tensor.external_data
-        if entry.key == "location"
-    )
-    return {
-        os.path.normpath(entry.value)
-        for entry in entries
-        if isinstance(entry.value, str)
-    }
+    entries = chain.from_iterable(map(location_entries, external))
+    names = (entry.value for entry in entries)
+    return {os.path.normpath(name) for name in names if isinstance(name, str)}
 
 
 def referring_models(
@@ -166,30 +160,25 @@ def referring_models(
     Complexity: linear in the graphs of both folders; bytes of large weights are not read.
     """
     wanted = {name: _place(folder, name) for name in sorted(set(names))}
-    found: dict[str, Path] = {}
+    referring: dict[str, Path] = {}
     if not wanted:
-        return found
+        return referring
     own = {path.resolve() for path in but}
-    above = [path for parent in _parents(folder) for path in _models_in(parent)]
+    above = [*chain.from_iterable(map(_models_in, _parents(folder)))]
     for path in (*_models_in(folder), *above[:_MOST_ABOVE]):
         if path.resolve() not in own:
-            found |= {
-                name: path for name in _referred(path, wanted) if name not in found
-            }
-    return (
-        dict.fromkeys(wanted, above[_MOST_ABOVE]) | found
-        if len(above) > _MOST_ABOVE
-        else found
-    )
+            for name in _referred(path, wanted):
+                referring.setdefault(name, path)
+    if len(above) > _MOST_ABOVE:  # the rest is not read, and may refer to any file
+        return dict.fromkeys(wanted, above[_MOST_ABOVE]) | referring
+    return referring
 
 
 def label_beside(model: Path, folder: Path) -> str:
     """Return the name of a model for readers who are in the folder: ``model.onnx`` or ``../model.onnx``."""
-    return (
-        model.name
-        if model.parent == folder
-        else os.path.relpath(_place(model.parent, model.name), folder.resolve())
-    )
+    if model.parent == folder:
+        return model.name
+    return os.path.relpath(_place(model.parent, model.name), folder.resolve())
 
 
 def _place(folder: Path, location: str) -> Path:
@@ -205,9 +194,8 @@ def _parents(folder: Path) -> set[Path]:
     """Return the folders from which models refer to this one: two if it is a symbolic link, none at a URL."""
     if is_remote(folder):
         return set()
-    return {folder.absolute().parent.resolve(), folder.resolve().parent} - {
-        folder.resolve()
-    }
+    parents = {folder.absolute().parent.resolve(), folder.resolve().parent}
+    return parents - {folder.resolve()}  # the root is its own parent
 
 
 def _models_in(folder: Path) -> list[Path]:
@@ -235,6 +223,7 @@ def _referred(path: Path, wanted: Mapping[str, Path]) -> Sequence[str]:
         return ()
     except (OSError, SourceChangedError):
         return list(wanted)
+    # Searching the bytes for the names is much faster than parsing them, and most models mention none.
     mentioned = {
         name: place for name, place in wanted.items() if place.name.encode() in data
     }
@@ -319,21 +308,21 @@ def _measured_here(
 def known_stats(tensor: TensorProto, folder: Path | None) -> ConstantStats | None:
     """Return the measurements of a weight by workers; None if there are none."""
     known = _MEASURED.get()
-    if (
-        not known
-        or tensor.data_type != TensorProto.FLOAT
-        or tensor.data_location != TensorProto.EXTERNAL
-    ):
+    is_external = tensor.data_location == TensorProto.EXTERNAL
+    if not known or not is_external or tensor.data_type != TensorProto.FLOAT:
         return None
     place = data_location(tensor, folder)
-    found = None if place is None else known.get((place.path, place.offset))
-    if found is None or place is None or not place.exponent:
-        return found
-    return found.scaled(place.exponent)
+    if place is None:
+        return None
+    stats = known.get((place.path, place.offset))
+    # Workers measure the file; a weight that is a multiple of it has multiples of its statistics.
+    if stats is None or not place.exponent:
+        return stats
+    return stats.scaled(place.exponent)
 
 
 def _large(model: Model) -> Iterator[_Stored]:
-    files: dict[str, _DataFile] = {}
+    files: dict[str, DataFile] = {}
     for tensor in tensors_of(model.proto):
         if tensor.data_type == TensorProto.FLOAT and stored_bytes(tensor) >= _LARGE:
             place = data_location(tensor, model.folder, files)
@@ -342,23 +331,25 @@ def _large(model: Model) -> Iterator[_Stored]:
 
 
 def _shares(stored: Sequence[_Stored]) -> Iterator[list[_Stored]]:
-    """Weights that lie next to each other, of about the same bytes."""
+    """Yield weights that lie next to each other, of about the same bytes."""
     share: list[_Stored] = []
     size = 0
-    for weight in sorted(
-        stored, key=lambda weight: (str(weight.place.path), weight.place.offset)
-    ):
-        if share and (
-            size + weight.place.length > _SHARE
-            or weight.place.path != share[0].place.path
-        ):
+    for weight in sorted(stored, key=_order):
+        place = weight.place
+        is_elsewhere = bool(share) and place.path != share[0].place.path
+        if share and (is_elsewhere or size + place.length > _SHARE):
             yield share
             share = []
             size = 0
         share.append(weight)
-        size += weight.place.length
+        size += place.length
     if share:
         yield share
+
+
+def _order(weight: _Stored) -> tuple[str, int]:
+    """Return a key that sorts weights as they lie in their files."""
+    return str(weight.place.path), weight.place.offset
 
 
 def _measuring(_: Memory) -> Callable[[list[_Stored]], list[ConstantStats]]:
@@ -376,12 +367,12 @@ def _measured(share: list[_Stored]) -> list[ConstantStats]:
 
 
 _Blobs: TypeAlias = list[tuple[int, Blob]]
-DataFile: TypeAlias = tuple[Path, _Blobs]
-"""A file to write, and its contents by offset."""
+FileToWrite: TypeAlias = tuple[Path, _Blobs]
+"""A data file to write, and its contents by offset."""
 
 
 def write_data_files(
-    files: Sequence[DataFile],
+    files: Sequence[FileToWrite],
     progress: Callable[[int], None] | None = None,
     workers: Workers | None = None,
     kept: Part | None = None,
@@ -427,7 +418,7 @@ def _count(blobs: _Blobs, lost: Sequence[ConversionCounts]) -> None:
 
 
 def _is_kept(
-    file: DataFile, kept: Part, progress: Callable[[int], None] | None
+    file: FileToWrite, kept: Part, progress: Callable[[int], None] | None
 ) -> bool:
     """Return whether a file of an interrupted run exists."""
     path, blobs = file
@@ -440,7 +431,8 @@ def _is_kept(
     return True
 
 
-def _keep(file: DataFile, kept: Part | None) -> None:
+def _keep(file: FileToWrite, kept: Part | None) -> None:
+    """Record that a file was written, for a run that goes on after this one is interrupted."""
     if kept is not None:
         path, blobs = file
         if not is_remote(path):
@@ -451,7 +443,7 @@ def _keep(file: DataFile, kept: Part | None) -> None:
         }
 
 
-def _contents(file: DataFile) -> str:
+def _contents(file: FileToWrite) -> str:
     """Return the key of a file with these weights at these offsets."""
     path, blobs = file
     words = (
@@ -461,11 +453,11 @@ def _contents(file: DataFile) -> str:
     return f"file {fingerprint(path.name, *words)}"
 
 
-def _writing(_: Memory) -> Callable[[DataFile], list[ConversionCounts]]:
+def _writing(_: Memory) -> Callable[[FileToWrite], list[ConversionCounts]]:
     return _written
 
 
-def _written(file: DataFile) -> list[ConversionCounts]:
+def _written(file: FileToWrite) -> list[ConversionCounts]:
     """Return the losses of each weight of a file, once it is written."""
     path, blobs = file
     for _, blob in blobs:
@@ -476,20 +468,19 @@ def _written(file: DataFile) -> list[ConversionCounts]:
 
 
 def _lost(blobs: _Blobs) -> list[ConversionCounts]:
-    return [
-        sum(blob.lost, ConversionCounts())
-        if isinstance(blob, Stored)
-        else ConversionCounts()
-        for _, blob in blobs
-    ]
+    """Return the losses of each weight; those of data in memory were counted before."""
+    lost = []
+    for _, blob in blobs:
+        counts = blob.lost if isinstance(blob, Stored) else []
+        lost.append(sum(counts, ConversionCounts()))
+    return lost
 
 
 def _write(path: Path, blobs: _Blobs, progress: Any) -> None:
     if is_remote(path):
         stream_blobs(path, blobs, progress)
     else:
-        path.unlink(
-            missing_ok=True
-        )  # a worker of a killed process may still be writing to it
+        # A new file, because a worker of a killed process may still be writing to the old one.
+        path.unlink(missing_ok=True)
         path.touch()
         write_blobs(path, blobs, progress)

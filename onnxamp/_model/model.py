@@ -42,7 +42,7 @@ from onnxamp._base.errors import (
 from onnxamp._base.paths import as_path, is_remote, near_file, read_range, reason_of
 from onnxamp._facts.tables import read_table
 from onnxamp._model.protos import (
-    Ranges,
+    RemoteBytes,
     copied,
     find_data,
     has_external_data,
@@ -179,11 +179,8 @@ def parse_text(data: bytes) -> ModelProto | None:
             return json_format.Parse(data, ModelProto())
         if head.startswith(b"<"):
             return parser.parse_model(data.decode())
-        return (
-            text_format.Parse(data, ModelProto())
-            if b":" in head or b"{" in head
-            else None
-        )
+        if b":" in head or b"{" in head:
+            return text_format.Parse(data, ModelProto())
     except (
         json_format.ParseError,
         text_format.ParseError,
@@ -191,7 +188,8 @@ def parse_text(data: bytes) -> ModelProto | None:
         ValueError,
         RecursionError,
     ):
-        return None
+        pass
+    return None
 
 
 def folder_of(path: Path) -> Path:
@@ -209,13 +207,10 @@ def read_graph(path: Path) -> tuple[bytes, FileStamp]:
         SourceChangedError: it was written to meanwhile.
     """
     status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError("it is a folder: name a model in it")
     if not stat.S_ISREG(status.st_mode):
-        is_folder = stat.S_ISDIR(status.st_mode)
-        raise ValueError(
-            "it is a folder: name a model in it"
-            if is_folder
-            else "it is not a regular file: save the model to one"
-        )
+        raise ValueError("it is not a regular file: save the model to one")
     if status.st_size >= MESSAGE_LIMIT:
         raise ValueError(
             f"it has {status.st_size} bytes, and protobuf is limited to 2 GiB"
@@ -250,14 +245,12 @@ def parse_model(data: bytes, label: str) -> tuple[ModelProto, tuple[str, ...]]:
                 f"{label} nests graphs more deeply than protobuf can read, and therefore any runtime."
             ) from None
         fault = "is not an ONNX model, or is incomplete: it cannot be parsed. Download or export it again."
-    if not fault and not (
-        model.HasField("graph") and (model.ir_version or model.opset_import)
-    ):
-        fault = (
-            "is not an ONNX model: it has no graph."
-            if data
-            else "is empty: download or export it again."
-        )
+    # Arbitrary bytes may parse: unknown fields are no mistake to protobuf.
+    has_version = model.ir_version or model.opset_import
+    if not fault and not (model.HasField("graph") and has_version):
+        fault = "is not an ONNX model: it has no graph."
+        if not data:
+            fault = "is empty: download or export it again."
     if fault:
         model = _in_text(data, f"{label} {name_format(data) or fault}")
     for tensor in tensors_of(model) if INSIDE.encode() in data else ():
@@ -303,28 +296,29 @@ def _without_weights(path: Path, file: BinaryIO | None, stamp: FileStamp) -> byt
             place = DataLocation(where, span.data, span.end - span.data, stamp=stamp)
             tensor = inside_tensor(place, was_default=span.default)
             fields.append((tensor.SerializeToString(), 0))
-        found = replaced(data, spans, fields)
-        pieces = [
-            piece for _, piece in found if isinstance(piece, memoryview)
-        ]  # no holes
+        # There are no holes, so that all pieces are bytes.
+        parts = (piece for _, piece in replaced(data, spans, fields))
+        pieces = [piece for piece in parts if isinstance(piece, memoryview)]
         joined = b"".join(pieces)
-        for piece in pieces:
+        for piece in pieces:  # a map that is still looked at cannot be closed
             piece.release()
         return joined
 
 
 @contextmanager
-def _seen(path: Path, file: BinaryIO | None, size: int) -> Iterator[mmap | Ranges]:
-    """The bytes of a file, read on demand."""
+def _seen(
+    path: Path, file: BinaryIO | None, size: int
+) -> Iterator[mmap | RemoteBytes]:
+    """Yield the bytes of a file, read on demand."""
     if file is None:
-        yield Ranges(size, partial(read_range, path))
+        yield RemoteBytes(size, partial(read_range, path))
         return
     with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         yield data
 
 
 def weight_bytes(model: ModelProto) -> int:
-    """Bytes of all weights, wherever they are stored."""
+    """Return the bytes of all weights, wherever they are stored."""
     return sum(stored_bytes(tensor) for tensor in tensors_of(model))
 
 
@@ -474,11 +468,9 @@ class Model(Asked):
     @property
     def label(self) -> str:
         """Its name in reports: the path, or the name of the graph."""
-        return (
-            str(self.path)
-            if self.path is not None
-            else self.proto.graph.name or "model"
-        )
+        if self.path is not None:
+            return str(self.path)
+        return self.proto.graph.name or "model"
 
     @property
     def stamps(self) -> dict[Path, FileStamp]:

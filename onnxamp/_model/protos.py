@@ -10,7 +10,7 @@ payload, and only messages that can hold tensors are descended into.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -92,7 +92,7 @@ def default_domain(domain: str) -> str:
 
 
 def opset_imports(model: ModelProto) -> dict[str, int]:
-    """Domain -> version, with "" for ai.onnx. If that is not imported, the newest that the IR version allows."""
+    """Return domain -> version, with "" for ai.onnx. If that is not imported, the newest that the IR version allows."""
     versions = {
         default_domain(entry.domain): entry.version for entry in model.opset_import
     }
@@ -153,18 +153,18 @@ def has_external_data(model: ModelProto) -> bool:
 
 
 def stored_bytes(tensor: TensorProto) -> int:
-    """Bytes of the tensor's elements as raw data; 0 for strings, which have no such form, and for unknown types."""
+    """Return the bytes of a tensor's elements as raw data; 0 for strings, which have no such form, and odd types."""
     return bytes_of(tensor.data_type, tensor.dims[:])
 
 
 def bytes_of(elem: int, shape: Sequence[int]) -> int:
-    """As :func:`stored_bytes`, of the element type and shape of a tensor."""
+    """Return :func:`stored_bytes` of the element type and shape of a tensor."""
     return (prod(shape) * _bits_of(elem) + 7) // 8
 
 
 @cache
 def _bits_of(elem: int) -> int:
-    """Bits of one element; 0 if the type has no fixed size."""
+    """Return the bits of one element; 0 if the type has no fixed size."""
     if elem in _PACKED or elem == TensorProto.STRING:
         return _PACKED.get(elem, 0)
     try:
@@ -230,15 +230,15 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """As ``@dataclass(frozen=True, slots=True)``, but only type checkers see that it is frozen.
+    """Decorate as ``@dataclass(frozen=True, slots=True)`` does, but only type checkers see that it is frozen.
 
     Creating a value then takes a quarter of the time: Python sets each field of a frozen dataclass by a call.
     """
     return dataclass(slots=True)(cls)
 
 
-class Ranges:
-    """Remote bytes, fetched on demand in blocks; the last blocks are cached."""
+class RemoteBytes:
+    """Bytes at a URL, fetched on demand in blocks; the last blocks are cached."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], bytes]) -> None:
         """Let ``fetch`` be called with a start and a size."""
@@ -259,7 +259,7 @@ class Ranges:
         return self._block(at - inside)[inside]
 
 
-Buffer: TypeAlias = bytes | memoryview | mmap | Ranges
+Buffer: TypeAlias = bytes | memoryview | mmap | RemoteBytes
 
 _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
     "model": (ModelProto, {"graph": "graph", "functions": "function"}),
@@ -271,25 +271,27 @@ _HOLDERS: Final[dict[str, tuple[type[Message], dict[str, str]]]] = {
         {"t": "tensor", "tensors": "tensor", "g": "graph", "graphs": "graph"},
     ),
 }
+
+
+def _by_number(proto: type[Message], fields: Mapping[str, str]) -> dict[int, str]:
+    """Return what fields of a message hold by their numbers, which stand in its bytes."""
+    declared = proto.DESCRIPTOR.fields_by_name
+    return {declared[name].number: held for name, held in fields.items()}
+
+
 _FIELDS: Final = MappingProxyType(
-    {
-        kind: {
-            proto.DESCRIPTOR.fields_by_name[name].number: held
-            for name, held in fields.items()
-        }
-        for kind, (proto, fields) in _HOLDERS.items()
-    }
+    {kind: _by_number(*holder) for kind, holder in _HOLDERS.items()}
 )
 """Kind of message -> field number -> kind of message in that field that may hold tensors."""
 
 _RAW_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _DATA_LOCATION: Final = TensorProto.DESCRIPTOR.fields_by_name["data_location"].number
 _EXTERNAL_DATA: Final = TensorProto.DESCRIPTOR.fields_by_name["external_data"].number
+# Wire types of protobuf; 3 and 4 are groups, which onnx does not use.
 _VARINT = 0
 _FIXED64 = 1
 _BYTES = 2
 _FIXED32 = 5
-
 
 _Around: TypeAlias = tuple[tuple[int, int, int], ...]
 """Messages, outermost first, as positions: of the length, and where the content starts and ends."""
@@ -319,22 +321,24 @@ def find_data(data: Buffer, wanted: Callable[[int, int], bool]) -> list[Span]:
 
     Complexity: linear in the fields of the messages that are looked into.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     stack: list[tuple[str, int, int, _Around]] = [("model", 0, len(data), ())]
     while stack:
         kind, position, end, around = stack.pop()
         if kind == "tensor":
             span = _tensor_data(data, position, end, around)
             if span is not None and wanted(span.data, span.end):
-                found.append(span)
+                spans.append(span)
             continue
         inner = []
         for number, _, length_at, start, stop in _fields(data, position, end):
             held = _FIELDS[kind].get(number)
             if held is not None and wanted(start, stop):
                 inner.append((held, start, stop, (*around, (length_at, start, stop))))
-        stack += reversed(inner)
-    return found
+        stack += reversed(
+            inner
+        )  # the first is taken next: spans are in the order of the file
+    return spans
 
 
 def _tensor_data(
@@ -385,10 +389,12 @@ def _fields(
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
     """Return the number at a position, and the position after it."""
+    # Most numbers are tags and small lengths, of one byte.
     byte = data[position] if position < len(data) else 0
     if byte < 0x80:
         return byte, position + 1
     value = shift = 0
+    # Seven bits in each byte, the low ones first: ten bytes hold 64 bits.
     while position < len(data) and shift < 70:
         byte = data[position]
         value |= (byte & 0x7F) << shift
@@ -417,7 +423,7 @@ def replaced(
     Args:
         data: what :func:`find_data` searched.
         spans: the bytes to replace, in the order of the file.
-        fields: for each span, the bytes to put in its place and the size of the hole to leave behind them.
+        fields: for each span, the bytes to put in its place and the size of the hole to leave after them.
 
     Returns:
         The new message, as bytes by their positions in it; a hole is the number of its span.
@@ -435,34 +441,31 @@ def replaced(
             outer = start
         grown[outer] += len(text) + size - (span.end - span.start)
         cuts.append((span.start, span.end, text, size, number))
-    for start in sorted(
-        messages, reverse=True
-    ):  # inner messages first: their lengths may grow
+    # Inner messages first, which begin later: a longer length of theirs makes outer messages longer.
+    for start in sorted(messages, reverse=True):
         length_at, stop, outer = messages[start]
         length = as_varint(stop - start + grown[start])
         cuts.append((length_at, start, length, 0, -1))
         grown[outer] += grown[start] + len(length) - (start - length_at)
-    whole = data if isinstance(data, Ranges) else memoryview(data)
-    found = list[tuple[int, memoryview | int]]()
+    whole = data if isinstance(data, RemoteBytes) else memoryview(data)
+    result = list[tuple[int, memoryview | int]]()
     read = 0
     written = 0
-    for start, stop, text, size, number in [
-        *sorted(cuts),
-        (len(data), len(data), b"", 0, -1),
-    ]:
+    end = (len(data), len(data), b"", 0, -1)  # with it, the rest is copied
+    for start, stop, text, size, number in [*sorted(cuts), end]:
         for piece in (whole[read:start], memoryview(text)):
             if piece.nbytes:
-                found.append((written, piece))
+                result.append((written, piece))
                 written += piece.nbytes
         if number >= 0:
-            found.append((written, number))
+            result.append((written, number))
             written += size
         read = stop
-    return found
+    return result
 
 
 def raw_data_head(size: int) -> bytes:
-    """Tag and length that start a ``raw_data`` field of ``size`` bytes."""
+    """Return the tag and length that start a ``raw_data`` field of ``size`` bytes."""
     return as_varint(_RAW_DATA << 3 | _BYTES) + as_varint(size)
 
 
@@ -478,4 +481,5 @@ def holds_type(model: ModelProto, elem: int) -> bool:
     if any(tensor.data_type == elem for tensor in tensors_of(model)):
         return True
     casts = (node for node in all_nodes(graph.node) if node.op_type == "Cast")
-    return any(item.i == elem for node in casts for item in node.attribute)
+    attributes = chain.from_iterable(node.attribute for node in casts)
+    return any(item.i == elem for item in attributes)

@@ -72,9 +72,8 @@ def _repaired(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:_SHOWN])) + (
-        f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else ""
-    )
+    more = f" and {len(names) - _SHOWN:,} more" if names[_SHOWN:] else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
@@ -83,15 +82,15 @@ def _scopes(graph: GraphProto) -> Iterator[GraphProto]:
     while waiting:
         graph = waiting.pop()
         yield graph
-        waiting += [body for node in graph.node for body in _bodies(node)]
+        waiting += chain.from_iterable(map(_bodies, graph.node))
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:
     """Return the bodies of a node; those of ai.onnx but for control flow have none, which saves a look."""
-    is_plain = (
-        node.domain in ("", "ai.onnx") and node.op_type not in op_facts().control_flow
-    )
-    return [] if is_plain else [body for _, body in node_bodies(node)]
+    is_standard = node.domain in ("", "ai.onnx")
+    if is_standard and node.op_type not in op_facts().control_flow:
+        return []
+    return [body for _, body in node_bodies(node)]
 
 
 # --- constants of one name --------------------------------------------------------------------------------------
@@ -114,14 +113,12 @@ def _constant(node: NodeProto) -> str | None:
 def _drop_doubles(graph: GraphProto, doubles: Container[str]) -> None:
     """Keep the last Constant of each name, or else the last initializer."""
     seen = set[str]()
-    nodes = graph.node
-    tensors = graph.initializer
-    both: Any = (
-        (nodes, map(_constant, nodes)),
-        (tensors, [tensor.name for tensor in tensors]),
-    )
-    for places, held in both:
-        for position, name in reversed(list(enumerate(held))):
+    constants = [_constant(node) for node in graph.node]
+    weights = [tensor.name for tensor in graph.initializer]
+    both: Any = ((graph.node, constants), (graph.initializer, weights))
+    # Nodes come first, since any of them counts rather than an initializer; from the end, deleting moves no others.
+    for places, names in both:
+        for position, name in reversed(list(enumerate(names))):
             if name in seen:
                 del places[position]
             elif name in doubles:
@@ -145,16 +142,16 @@ def _reads(node: NodeProto) -> Sequence[str] | set[str]:
     bodies = _bodies(node)
     if not bodies:
         return node.input
-    found = set(node.input)
+    reads = set(node.input)
     waiting = [(body, set[str]()) for body in bodies]
     while waiting:
         body, hidden = waiting.pop()
         hidden = hidden | _defined(body)
         for inner in body.node:
-            found.update(name for name in inner.input if name not in hidden)
+            reads.update(name for name in inner.input if name not in hidden)
             waiting += [(further, hidden) for further in _bodies(inner)]
-        found.update(entry.name for entry in body.output if entry.name not in hidden)
-    return found
+        reads.update(entry.name for entry in body.output if entry.name not in hidden)
+    return reads
 
 
 def in_order(model: ModelProto) -> ModelProto:
@@ -178,29 +175,36 @@ def _is_disordered(graph: GraphProto) -> bool:
     return False
 
 
+_NEW: Final = 0
+_ENTERED: Final = 1
+_LEFT: Final = 2
+"""States of nodes while they are put in order."""
+
+
 def _order(graph: GraphProto) -> None:
     """Put nodes after those that they depend on; a cycle stays where it is, to be refused later. Iterative."""
     nodes = list(graph.node)
-    makers = {
-        name: index for index, node in enumerate(nodes) for name in node.output if name
-    }
+    makers = dict[str, int]()
+    for index, node in enumerate(nodes):
+        makers |= dict.fromkeys(filter(None, node.output), index)
     order = list[int]()
-    state = [0] * len(nodes)
+    # A depth-first search: a node is entered, then all that it needs, then it is left, which is its place.
+    state = [_NEW] * len(nodes)
     for start in range(len(nodes)):
         stack = [start]
         while stack:
             index = stack[-1]
-            if not state[index]:
-                state[index] = 1
-                needed = sorted(
-                    {makers[name] for name in _reads(nodes[index]) if name in makers},
-                    reverse=True,
-                )
-                stack += [maker for maker in needed if not state[maker]]
+            if state[index] == _NEW:
+                state[index] = _ENTERED
+                reads = _reads(nodes[index])
+                needed = {makers[name] for name in reads if name in makers}
+                # The last on the stack is next, so that nodes stay in their order as far as possible.
+                makers_first = sorted(needed, reverse=True)
+                stack += [maker for maker in makers_first if state[maker] == _NEW]
                 continue
             stack.pop()
-            if state[index] == 1:
-                state[index] = 2
+            if state[index] == _ENTERED:
+                state[index] = _LEFT
                 order.append(index)
     rebuilt = GraphProto()
     rebuilt.node.extend(nodes[index] for index in order)
@@ -211,10 +215,18 @@ def _order(graph: GraphProto) -> None:
 # --- branches that never run ------------------------------------------------------------------------------------
 
 
+_THEN: Final = "then_branch"
+_ELSE: Final = "else_branch"
+"""Names of the bodies of an If."""
+
+
 def _unreadable(
     model: ModelProto,
 ) -> Iterator[tuple[NodeProto, str, GraphProto, GraphProto]]:
-    """Ifs whose condition is a constant, with the branch that never runs and the other, if the first is broken."""
+    """Yield Ifs whose condition is a constant and whose branch that never runs is broken.
+
+    Each comes with the name of that branch, the branch, and the other branch.
+    """
     waiting = [(model.graph, set[str](), dict[str, bool]())]
     while waiting:
         graph, outer, known = waiting.pop()
@@ -224,24 +236,16 @@ def _unreadable(
         visible = outer | _defined(graph)
         known = known | _truths(graph)
         for node, bodies in owners:
-            branches = (
-                dict(node_bodies(node))
-                if op_key(node) == "If" and len(bodies) == 2
-                else {}
-            )
-            taken = known.get(node.input[0]) if branches and node.input else None
-            if taken is not None and branches.keys() == {"then_branch", "else_branch"}:
-                name, other = (
-                    ("else_branch", "then_branch")
-                    if taken
-                    else ("then_branch", "else_branch")
-                )
-                if not (
-                    _is_closed(branches[name], visible)
-                    and is_wellformed(branches[name], model)
-                ):
-                    yield node, name, branches[name], branches[other]
             waiting += [(body, visible, known) for body in bodies]
+            condition = known.get(node.input[0]) if node.input else None
+            branches = dict(node_bodies(node))
+            is_whole = len(bodies) == 2 and branches.keys() == {_THEN, _ELSE}
+            if op_key(node) != "If" or condition is None or not is_whole:
+                continue
+            dead, other = (_ELSE, _THEN) if condition else (_THEN, _ELSE)
+            body = branches[dead]
+            if not (_is_closed(body, visible) and is_wellformed(body, model)):
+                yield node, dead, body, branches[other]
 
 
 def _truths(graph: GraphProto) -> dict[str, bool]:
@@ -254,20 +258,19 @@ def _truths(graph: GraphProto) -> dict[str, bool]:
     }
     for node in graph.node:
         name = _constant(node)
-        if name is not None:
-            held = [
-                item
-                for item in node.attribute
-                if item.name == "value" and item.HasField("t")
-            ]
-            tensors.update((name, item.t) for item in held)
-    return {
-        name: bool(numpy_helper.to_array(tensor).reshape(-1)[0])
-        for name, tensor in tensors.items()
-        if tensor.data_type == TensorProto.BOOL
-        and (len(tensor.raw_data) == 1 or len(tensor.int32_data) == 1)
-        and list(tensor.dims) in ([], [1])
-    }
+        if name is None:
+            continue
+        for item in node.attribute:
+            if item.name == "value" and item.HasField("t"):
+                tensors[name] = item.t
+    truths = {}
+    for name, tensor in tensors.items():
+        # The model is not checked yet, so that a tensor may claim more than it holds.
+        is_held = len(tensor.raw_data) == 1 or len(tensor.int32_data) == 1
+        is_one = is_held and list(tensor.dims) in ([], [1])
+        if is_one and tensor.data_type == TensorProto.BOOL:
+            truths[name] = bool(numpy_helper.to_array(tensor).reshape(-1)[0])
+    return truths
 
 
 def _is_closed(body: GraphProto, visible: set[str]) -> bool:

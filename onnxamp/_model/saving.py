@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
@@ -32,7 +33,7 @@ from onnxamp._model.blobs import (
 )
 from onnxamp._model.data_files import (
     MARK,
-    DataFile,
+    FileToWrite,
     data_files_of,
     data_names_of,
     is_data_name,
@@ -54,6 +55,7 @@ from onnxamp._model.sources import (
     data_location,
     external_tensor,
     forget_location,
+    location_entries,
     release_sources,
 )
 from onnxamp._model.staging import (
@@ -195,33 +197,23 @@ def _named_as_usual(
     Returns:
         A sentence about names that are not free.
     """
-    places = [
-        item
-        for tensor in tensors
-        for item in tensor.external_data
-        if item.key == "location"
-    ]
+    places = [*chain.from_iterable(map(location_entries, tensors))]
+    # By length first, so that a file without a number comes before those with one.
     used = sorted({item.value for item in places}, key=lambda name: (len(name), name))
-    names = dict(
-        zip(used, data_names_of(path.name, len(used), data_names), strict=True)
-    )
-    usual = list(names.values())
+    usual = data_names_of(path.name, len(used), data_names)
     if used == usual:
         return []
+    names = dict(zip(used, usual, strict=True))
     referring = {} if is_remote(path) else referring_models(path.parent, usual, path)
-    if (
-        not is_remote(path)
-        and not referring
-        and _renamed(model, path, identity, places, names)
-    ):
+    can_rename = not is_remote(path) and not referring
+    if can_rename and _renamed(model, path, identity, places, names):
         return []
-    taken = next(iter(referring), None) or next(
-        (name for name in usual if (path.parent / name).exists()), usual[0]
-    )
-    user = label_beside(referring[taken], path.parent) if referring else ""
-    why = (
-        f"{user} refers to {taken}" if referring else f"{taken} could not be replaced"
-    )
+    if referring:
+        taken, user = next(iter(referring.items()))
+        why = f"{label_beside(user, path.parent)} refers to {taken}"
+    else:
+        existing = (name for name in usual if (path.parent / name).exists())
+        why = f"{next(existing, usual[0])} could not be replaced"
     return [f"The weights are in {', '.join(used)}: {why}."]
 
 
@@ -295,7 +287,7 @@ def _blobs(
     held: bool,
     stay: AbstractSet[Path],
 ) -> tuple[list[tuple[TensorProto, Blob]], int]:
-    """The weights whose data are to be streamed, and the bytes of all weights. Small weights are embedded.
+    """Return the weights whose data are to be streamed, and the bytes of all weights. Small weights are embedded.
 
     Args:
         model: its tensors are changed.
@@ -349,24 +341,20 @@ def _write_data(
 ) -> list[str]:
     """Write all blobs to new data files, each once, and point the tensors to them; returns the names of the files."""
     unique = list(dict.fromkeys(blob for _, blob in blobs))
-    places = dict(
-        zip(unique, layout([blob.size for blob in unique], shard_bytes), strict=True)
-    )
-    names = data_names_of(
-        stage.path.name, places[unique[-1]][0] + 1 if unique else 0, data_names
-    )
-    files: list[DataFile] = [(stage.place(name), []) for name in names]
+    offsets = layout([blob.size for blob in unique], shard_bytes)
+    places = dict(zip(unique, offsets, strict=True))
+    count = offsets[-1][0] + 1 if offsets else 0
+    path = stage.path
+    names = data_names_of(path.name, count, data_names)
+    files: list[FileToWrite] = [(stage.place(name), []) for name in names]
     for blob, (number, offset) in places.items():
         files[number][1].append((offset, blob))
     for _, placed in files:
-        placed.append((max(offset + blob.size for offset, blob in placed), Held(MARK)))
+        end = max(offset + blob.size for offset, blob in placed)
+        placed.append((end, Held(MARK)))
     write_data_files(files, progress, workers, kept)
-    names = stage.publish(
-        names,
-        ()
-        if is_remote(stage.path)
-        else referring_models(stage.path.parent, names, stage.path),
-    )
+    avoid = {} if is_remote(path) else referring_models(path.parent, names, path)
+    names = stage.publish(names, avoid)
     for tensor, blob in blobs:
         number, offset = places[blob]
         for name in (*DATA_FIELDS, "raw_data", "external_data"):
@@ -388,21 +376,25 @@ def _write_inline(
         tensor.raw_data = token + number.to_bytes(8, "big")
     data = model.SerializeToString()
     spans = find_data(data, lambda start, stop: data.find(token, start, stop) >= 0)
+    # The marks say which blob goes where, since the order of tensors in the bytes is protobuf's.
     order = [int.from_bytes(data[span.end - 8 : span.end], "big") for span in spans]
     sizes = [blobs[number][1].size for number in order]
-    found = replaced(data, spans, [(raw_data_head(size), size) for size in sizes])
-    filled = [
-        (position, blobs[order[piece]][1] if isinstance(piece, int) else Held(piece))
-        for position, piece in found
-    ]
-    (stream_blobs if is_remote(path) else write_blobs)(path, filled, progress)
+    heads = [(raw_data_head(size), size) for size in sizes]
+    filled = list[tuple[int, Blob]]()
+    for position, piece in replaced(data, spans, heads):
+        if isinstance(piece, int):
+            filled.append((position, blobs[order[piece]][1]))
+        else:
+            filled.append((position, Held(piece)))
+    write = stream_blobs if is_remote(path) else write_blobs
+    write(path, filled, progress)
 
 
 @contextmanager
 def _replacing(
     path: Path, keep: AbstractSet[Path], kept: Part | None = None
 ) -> Iterator[Saved]:
-    """A result, here or at a URL, which is put in its place at the end of the block; arguments as for
+    """Yield a result, here or at a URL, which is put in its place at the end of the block; arguments as for
     :func:`saving`.
     """
     try:
@@ -420,7 +412,7 @@ def _replacing(
 def copying(
     source: Path, target: Path, keep: AbstractSet[Path], size: int
 ) -> Iterator[Saved]:
-    """:func:`saving` of a model file as it is, with weights of ``size`` bytes.
+    """Write a model file as it is, with weights of ``size`` bytes, as :func:`saving` writes a model.
 
     Raises:
         OutputError: the target cannot be written.

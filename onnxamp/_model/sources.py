@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
-from onnx import TensorProto
+from onnx import StringStringEntryProto, TensorProto
 
 from onnxamp._base.errors import (
     ExternalDataError,
@@ -99,11 +99,12 @@ def stamp_now(path: Path) -> FileStamp | None:
 
 
 def _changed() -> Path | None:
-    """A watched file that is no longer the one that was read; None if all are."""
+    """Return a watched file that is no longer the one that was read; None if all are."""
     watched = _SOURCES.get() or {}
-    return next(
-        (path for path, stamp in watched.items() if stamp_now(path) != stamp), None
-    )
+    for path, stamp in watched.items():
+        if stamp_now(path) != stamp:
+            return path
+    return None
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def watched_sources(*, apart: bool = False) -> Iterator[None]:
 
 @contextmanager
 def unchanged_sources() -> Iterator[None]:
-    """As :func:`watched_sources`, for blocks that read but write nothing: at its end all files are looked at.
+    """Watch as :func:`watched_sources` in a block that reads but writes nothing: at its end all files are looked at.
 
     Raises:
         SourceChangedError: a file has changed.
@@ -249,17 +250,15 @@ def data_location(
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {item.key: item.value for item in tensor.external_data}
-    if len(entries) < len(tensor.external_data) or not all(
-        isinstance(text, str) for text in entries.values()
-    ):
+    is_text = all(isinstance(text, str) for text in entries.values())
+    if len(entries) < len(tensor.external_data) or not is_text:
         raise ExternalDataError(
             f"The weight {tensor.name!r} gives the location of its data twice, or not in UTF-8."
         )
     location = entries.get("location", "")
     if location.startswith(INSIDE):
-        path, offset, length, exponent, saturate_at, stamp = json.loads(
-            location.removeprefix(INSIDE)
-        )
+        row = json.loads(location.removeprefix(INSIDE))
+        path, offset, length, exponent, saturate_at, stamp = row
         return DataLocation(
             path=as_path(path),
             offset=offset,
@@ -312,29 +311,32 @@ def _resolved(base_dir: Path, location: str) -> Path | None:
     """Return the path of a location with symbolic links resolved; None if it can name no file."""
     if not location:
         return None
+    # Names that are too long, hold a zero byte, or lead through a circle of links raise errors of three kinds.
     try:
         path = (base_dir / location).resolve()
         path.exists()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # the name is too long or holds a zero byte, or links form a circle
+    except (OSError, ValueError, RuntimeError):
         return None
     return path
 
 
 def _number(text: str) -> int | None:
     """Return a number as ONNX Runtime writes it; Python's ``int`` would also accept signs, blanks and other digits."""
-    return (
-        int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
-    )
+    # 2**63, beyond any file, has 19 digits; int() takes time quadratic in digits.
+    is_number = text.isascii() and text.isdecimal() and len(text) < 20
+    return int(text) if is_number else None
+
+
+def location_entries(tensor: TensorProto) -> list[StringStringEntryProto]:
+    """Return the entries that name the file of a tensor's data; there is more than one only if they are damaged."""
+    return [item for item in tensor.external_data if item.key == "location"]
 
 
 def lies_inside(tensor: TensorProto) -> bool:
     """Return whether the tensor's data were left in a model file."""
-    entries = (item.value for item in tensor.external_data if item.key == "location")
-    return any(isinstance(text, str) and text.startswith(INSIDE) for text in entries)
+    # protobuf returns text that is not UTF-8 as bytes.
+    texts = [item.value for item in location_entries(tensor)]
+    return any(isinstance(text, str) and text.startswith(INSIDE) for text in texts)
 
 
 def has_data_file(tensor: TensorProto) -> bool:
@@ -345,12 +347,9 @@ def has_data_file(tensor: TensorProto) -> bool:
 def external_tensor(location: str, offset: int, length: int) -> TensorProto:
     """Return a tensor with only an external location: a name relative to the model's folder."""
     tensor = TensorProto(data_location=TensorProto.EXTERNAL)
-    for key, value in {
-        "location": location,
-        "offset": offset,
-        "length": length,
-    }.items():
-        tensor.external_data.add(key=key, value=str(value))
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="offset", value=str(offset))
+    tensor.external_data.add(key="length", value=str(length))
     return tensor
 
 
@@ -387,10 +386,8 @@ def scaled_tensor(
     place = data_location(tensor, base_dir)
     if place is None:
         return None
-    result = inside_tensor(
-        replace(place, exponent=place.exponent + exponent),
-        was_default=_was_default(tensor),
-    )
+    scaled = replace(place, exponent=place.exponent + exponent)
+    result = inside_tensor(scaled, was_default=_was_default(tensor))
     result.data_type = tensor.data_type
     result.dims[:] = tensor.dims
     return result

@@ -81,18 +81,21 @@ class Stage:
         for name in names:
             sync(self.data / name)
             (self.data / name).chmod(self._mode())
+        with_token = [self.with_token(name) for name in names]
         if not self.has_links() or any(name in avoid for name in names):
-            # With the token, nothing is replaced.
-            return [
-                (self.data / name).rename(self.with_token(name)).name for name in names
-            ]
+            # Renaming replaces what has that name already; with the token, nothing has.
+            for name, target in zip(names, with_token, strict=True):
+                (self.data / name).rename(target)
+            return [target.name for target in with_token]
         try:
             return self._named([self.path.parent / name for name in names], names)
         except FileExistsError:
             self.withdraw()
-            return self._named([self.with_token(name) for name in names], names)
+            return self._named(with_token, names)
 
     def _named(self, targets: Sequence[Path], names: Sequence[str]) -> list[str]:
+        """Publish data files as ``targets``, all or none; raises FileExistsError if a name is taken."""
+        # Links first: unlike renaming, linking fails where a file has that name.
         for target, name in zip(targets, names, strict=True):
             target.hardlink_to(self.data / name)
         for target, name in zip(targets, names, strict=True):
@@ -107,13 +110,13 @@ class Stage:
     def _is_noted(self, kind: str, file: Path) -> bool:
         """Return whether a note refers to a file that exists."""
         note = self.folder / kind / file.name
-        return (
-            note.exists() and file.exists() and note.read_text() == identity_of(file)
-        )
+        if not (note.exists() and file.exists()):
+            return False
+        return note.read_text() == identity_of(file)
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
-        """The new file under another name beside the result, next to its data files; discarded if the block raises."""
+        """Yield the new file under another name beside its data files; all are discarded if the block raises."""
         shown = self._shown
         try:
             shown.hardlink_to(self.main)
@@ -141,6 +144,7 @@ class Stage:
         self.main.chmod(self._mode())
         with _locked(self.path.parent, wait=True):
             files = list(outdated())
+            # Notes first: if this process dies after the replacement, the next one removes what they name.
             for file in files:
                 self._note("old", file)
             self.main.replace(self.path)
@@ -188,13 +192,10 @@ class Stage:
         """Return the intended name of a data file that was published under a name with the token; "" for
         other files.
         """
-        start = f"{self.path.name}.{self.token}"
-        rest = file.name.removeprefix(start)
-        return (
-            f"{self.path.name}{rest}"
-            if rest != file.name and rest[:1] in tuple("-._")
-            else ""
-        )
+        rest = file.name.removeprefix(f"{self.path.name}.{self.token}")
+        # Data files have ".data", "-00001-of-00003.data" or "_data" there, depending on the style of their names.
+        is_data = rest != file.name and rest[:1] in tuple("-._")
+        return f"{self.path.name}{rest}" if is_data else ""
 
     @property
     def is_kept(self) -> bool:
@@ -219,18 +220,18 @@ class Stage:
         return self.with_token(f"{self.path.name}.onnx")
 
     def with_token(self, name: str) -> Path:
-        """``model.onnx.0f1e2d3c.data`` for ``model.onnx.data``."""
+        """Return the path with the token: ``model.onnx.0f1e2d3c.data`` for ``model.onnx.data``."""
         base = self.path.name
         return self.path.with_name(f"{base}.{self.token}{name.removeprefix(base)}")
 
     def _mode(self) -> int:
-        """Permissions of the file to be replaced; if there is none, the default for new files."""
+        """Return the permissions of the file to be replaced; if there is none, the default for new files."""
         return (self.path if self.path.exists() else self.main).stat().st_mode & 0o777
 
 
 @contextmanager
 def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
-    """A stage for what will become ``path``. Unless :meth:`Stage.commit` is reached, nothing changes.
+    """Yield a stage for what will become ``path``. Unless :meth:`Stage.commit` is reached, nothing changes.
 
     With ``kept``, which remembers the stage, data files stay in it unless :meth:`Stage.commit` or :meth:`Stage.discard`
     is reached, until the next stage of ``path``: that with the same ``kept`` is the same one.
@@ -247,9 +248,8 @@ def staging(path: Path, kept: Part | None = None) -> Iterator[Stage]:
         with cleaned_up(partial(_leave, stage, kept)):
             stage.folder.mkdir(mode=0o700, exist_ok=kept is not None)
             with _locked(stage.folder, wait=True):
-                if (
-                    not stage.folder.exists()
-                ):  # another process removed it before it was locked
+                # Another process may have removed it before it was locked.
+                if not stage.folder.exists():
                     continue
                 sweep(path)
                 stage.main.touch()
@@ -272,7 +272,7 @@ def _leave(stage: Stage, kept: Part | None) -> None:
 
 
 def _key(path: Path) -> str:
-    """The key of a result's stage in a state."""
+    """Return the key of a result's stage in a state."""
     return f"stage of {path.name}"
 
 
@@ -389,7 +389,7 @@ class RemoteStage(Stage):
 
     @contextmanager
     def shown(self) -> Iterator[Path]:
-        """The new model, where its data files are; discarded if the block raises."""
+        """Yield the new model, where its data files are; it is discarded if the block raises."""
         try:
             yield self.main
         except Exception:
@@ -413,11 +413,9 @@ class RemoteStage(Stage):
     def discard(self) -> None:
         """Discard the written files, so that no later run continues with them."""
         if self.kept is not None:
-            for key in (
-                _key(self.path),
-                *(f"place of {name}" for name in self.places),
-            ):
-                self.kept[key] = None
+            self.kept[_key(self.path)] = None
+            for name in self.places:
+                self.kept[f"place of {name}"] = None
         self.kept = None
 
     def identity(self) -> str:
@@ -426,18 +424,19 @@ class RemoteStage(Stage):
 
     def clear(self) -> None:
         """Remove the files that were written, unless they are published or the next run continues with them."""
-        if not self.is_committed:
-            for file in (
-                self.main,
-                *(self.places.values() if self.kept is None else ()),
-            ):
-                with suppress(OSError):
-                    file.unlink(missing_ok=True)
+        if self.is_committed:
+            return
+        files = [self.main]
+        if self.kept is None:
+            files += self.places.values()
+        for file in files:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 @contextmanager
 def remote_staging(path: Path, kept: Part | None = None) -> Iterator[RemoteStage]:
-    """A stage for what will become ``path``. Unless :meth:`RemoteStage.commit` is reached, nothing changes.
+    """Yield a stage for what will become ``path``. Unless :meth:`RemoteStage.commit` is reached, nothing changes.
 
     With ``kept``, data files stay until that or :meth:`RemoteStage.discard` is reached; the next stage has them again.
 

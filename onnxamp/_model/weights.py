@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import cache, partial
-from itertools import accumulate, groupby, islice
+from itertools import groupby, islice
 from math import prod
 from operator import add
 from os import PathLike
@@ -99,6 +99,7 @@ def convert(
         (np.ascontiguousarray(array).reshape(-1), saturate_at)
         for array, saturate_at in arrays
     )
+    # Only neighbors are joined, so that results come in order and few arrays are held at a time.
     for are_small, group in groupby(flat, lambda pair: 0 < pair[0].size <= _FEW):
         while are_small and (joined := list(islice(group, _BLOCK // _FEW))):
             yield from _convert_joined(joined, low)
@@ -110,19 +111,18 @@ def convert(
 def _convert_joined(
     arrays: Sequence[Saturated], low: Format
 ) -> Iterator[tuple[bytes, ConversionCounts]]:
+    """Yield what :func:`convert` yields of small arrays, which are converted at once."""
     flat = np.concatenate([array for array, _ in arrays])
     scratch = Scratch(flat.size)
-    stops = accumulate(array.size for array, _ in arrays)
-    parts = [
-        _Part(slice(end - array.size, end), number)
-        for end, (array, number) in zip(stops, arrays, strict=True)
-    ]
+    parts = list[_Section]()
+    start = 0
+    for array, saturate_at in arrays:
+        parts.append(_Section(slice(start, start + array.size), saturate_at))
+        start += array.size
     bits = scratch.bits_of(low, flat.size)
     counts = _lower_block(flat, bits, low, parts, scratch)
-    return (
-        (bits[part.place].tobytes(), lost)
-        for part, lost in zip(parts, counts, strict=True)
-    )
+    for part, lost in zip(parts, counts, strict=True):
+        yield bits[part.place].tobytes(), lost
 
 
 def lower(
@@ -136,7 +136,7 @@ def lower(
         A part of ``scratch.bits``, and the counts.
     """
     bits = scratch.bits_of(low, flat.size)
-    whole = [_Part(slice(None), saturate_at)]
+    whole = [_Section(slice(None), saturate_at)]
     counts = ConversionCounts()
     for block in _blocks(flat.size):
         counts += _lower_block(flat[block], bits[block], low, whole, scratch)[0]
@@ -155,7 +155,7 @@ def rounded(
 
 
 def raised(array: NDArray[Any], elem: int) -> NDArray[np.float32]:
-    """Low-precision numbers in float32; ``elem`` is their element type."""
+    """Return low-precision numbers in float32; ``elem`` is their element type."""
     result = np.empty(array.shape, np.float32)
     stored = np.ascontiguousarray(array)
     bits = stored.view(f"u{stored.itemsize}").reshape(-1)
@@ -169,8 +169,8 @@ def _blocks(size: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
 
 
-class _Part(NamedTuple):
-    """An array, or the part of it in a block, and the magnitude at which its numbers saturate."""
+class _Section(NamedTuple):
+    """The place of an array in a block, and the magnitude at which its numbers saturate."""
 
     place: slice
     saturate_at: float
@@ -180,10 +180,13 @@ def _lower_block(
     flat: NDArray[np.float32],
     bits: NDArray[Any],
     low: Format,
-    parts: Sequence[_Part],
+    parts: Sequence[_Section],
     scratch: Scratch,
 ) -> list[ConversionCounts]:
-    """Convert a block of one large array, or of several small ones; returns the counts of each part."""
+    """Convert a block of one large array, or of several small ones, and return the counts of each section.
+
+    Without their sign, bit patterns are in the order of magnitudes, so that comparing integers counts the losses.
+    """
     limits = _limits(low)
     mask = scratch.mask[: flat.size]
     if is_large := flat.size > _FEW * len(parts):
@@ -196,24 +199,23 @@ def _lower_block(
         return [int(np.count_nonzero(mask[part.place])) for part in parts]
 
     magnitude = scratch.magnitude.view(low.patterns)[: flat.size]
-    np.add(bits, bits, out=magnitude)  # shifts out the sign
+    # Doubling shifts out the sign; patterns to compare with are doubled as well.
+    np.add(bits, bits, out=magnitude)
     small = counted(np.less(magnitude, 2 * limits.smallest_normal, out=mask))
     zeros = counted(np.equal(magnitude, 0, out=mask)) if any(small) else small
     zeros_before = counted(np.equal(flat, 0, out=mask)) if any(zeros) else zeros
     overflowed = [0] * len(parts)
     largest = int(magnitude.max())
-    if largest > 2 * limits.infinity and not is_large:  # NaN
+    # Patterns above infinity are NaN, whose bits the kernel alone decides.
+    if largest > 2 * limits.infinity and not is_large:
         _caster(TensorProto.FLOAT, low.elem)(flat, bits)
     if largest >= 2 * limits.infinity:
         beyond = np.isfinite(flat, out=mask) & (magnitude == 2 * limits.infinity)
         overflowed = counted(beyond)
         for place, saturate_at in parts:
-            pattern = int(
-                np.float32(saturate_at).astype(limits.kind).view(low.patterns)
-            )
-            bits[place][beyond[place]] = (
-                bits[place][beyond[place]] & limits.sign | pattern
-            )
+            bound = np.float32(saturate_at).astype(limits.kind)
+            signs = bits[place][beyond[place]] & limits.sign
+            bits[place][beyond[place]] = signs | int(bound.view(low.patterns))
     return [
         ConversionCounts(len(flat[part.place]), over, zero - before, little - zero)
         for part, over, zero, before, little in zip(
@@ -289,9 +291,8 @@ def times_power(
 ) -> NDArray[Any]:
     """Return numbers multiplied by ``2**-exponent``, exact within the range of float32."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if (
-            _LEAST_POWER <= -exponent <= _MOST_POWER
-        ):  # a factor is several times as fast
+        # A product is several times as fast as ldexp, where the factor is a float32 number.
+        if _LEAST_POWER <= -exponent <= _MOST_POWER:
             return np.multiply(array, np.float32(2.0**-exponent), out=out)
         return np.ldexp(array, np.int32(-exponent), out=out, dtype=np.float32)
 
@@ -341,14 +342,7 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
     if place is not None:
         if place.saturate_at is not None:
             kind = _stored_kind(TensorProto.FLOAT)
-        is_near = not is_remote(place.path)
-        flat = (
-            _stored(place, kind, shape)
-            if is_near
-            else np.frombuffer(place.read(), kind)
-        )
-        array = flat.reshape(shape)
-        return _computed(tensor, place, array)
+        return _computed(tensor, place, _stored(place, kind, shape))
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         if len(data) == kind.itemsize * count:
@@ -363,7 +357,9 @@ def read_array(tensor: TensorProto, base_dir: Path | None) -> NDArray[Any]:
 def _stored(
     place: DataLocation, kind: np.dtype[Any], shape: tuple[int, ...]
 ) -> NDArray[Any]:
-    """Return the elements in a file of this machine."""
+    """Return the elements in a file."""
+    if is_remote(place.path):
+        return np.frombuffer(place.read(), kind).reshape(shape)
     with place.opened() as file:
         if prod(shape) < MAPPED:
             return np.fromfile(file, kind, prod(shape)).reshape(shape)
@@ -383,18 +379,18 @@ _LARGEST: Final = 300
 
 
 def stored_exponents(model: ModelProto) -> dict[str, int]:
-    """Value -> its exponent, for values that are stored as ``value * 2**-exponent``. A malformed tensor is none."""
-    text = next(
-        (entry.value for entry in model.metadata_props if entry.key == EXPONENTS), "{}"
-    )
+    """Return value -> exponent for values stored as ``value * 2**-exponent``; malformed entries are left out."""
+    texts = (entry.value for entry in model.metadata_props if entry.key == EXPONENTS)
     try:
-        found = json.loads(text)
+        rows = json.loads(next(texts, "{}"))
     except ValueError:
         return {}
-    rows = found.items() if isinstance(found, dict) else ()
+    if not isinstance(rows, dict):
+        return {}
+    # True is an int of Python as well, but no number of JSON.
     return {
         name: number
-        for name, number in rows
+        for name, number in rows.items()
         if type(number) is int and 0 < abs(number) <= _LARGEST
     }
 
@@ -404,14 +400,10 @@ def store_exponents(model: ModelProto, exponents: Mapping[str, int]) -> None:
     total = stored_exponents(model)
     for name, exponent in exponents.items():
         total[name] = total.get(name, 0) + exponent
-    text = json.dumps(
-        {name: exponent for name, exponent in sorted(total.items()) if exponent},
-        ensure_ascii=False,
-    )
-    entry = next(
-        (entry for entry in model.metadata_props if entry.key == EXPONENTS), None
-    )
-    (entry or model.metadata_props.add(key=EXPONENTS)).value = text
+    nonzero = {name: exponent for name, exponent in sorted(total.items()) if exponent}
+    entries = (entry for entry in model.metadata_props if entry.key == EXPONENTS)
+    entry = next(entries, None) or model.metadata_props.add(key=EXPONENTS)
+    entry.value = json.dumps(nonzero, ensure_ascii=False)
 
 
 @record
@@ -429,29 +421,25 @@ class ConstantStats:
 
     def out_of_range(self, low: Format) -> float | None:
         """Return an element that rounds to infinity in the low-precision type and is no sentinel."""
-        return (
-            self.largest_number if abs(self.largest_number) >= low.overflow else None
-        )
+        number = self.largest_number
+        return number if abs(number) >= low.overflow else None
 
     def has_sentinel(self, low: Format) -> bool:
         """Return whether an element means infinity and does not fit the low-precision type."""
         return self.largest >= max(SENTINEL, low.overflow)
 
     def scaled(self, exponent: int) -> "ConstantStats | None":
-        """Those of the numbers multiplied by ``2**-exponent``; None where other elements are sentinels then."""
-        largest, uniform, number = (
-            None
-            if old is None
-            else float(times_power(np.array([old], np.float32), exponent)[0])
-            for old in (self.largest, self.uniform, self.largest_number)
-        )
-        if (
-            largest is None
-            or number is None
-            or self.largest != abs(self.largest_number)
-            or largest >= SENTINEL
-        ):
+        """Return those of the numbers multiplied by ``2**-exponent``; None where other elements are sentinels then."""
+
+        def times(number: float) -> float:
+            return float(times_power(np.array([number], np.float32), exponent)[0])
+
+        largest = times(self.largest)
+        has_sentinels = self.largest != abs(self.largest_number)
+        if has_sentinels or largest >= SENTINEL:
             return None
+        uniform = None if self.uniform is None else times(self.uniform)
+        number = times(self.largest_number)
         return ConstantStats(largest, uniform, number, self.has_infinite)
 
 
@@ -464,17 +452,15 @@ def tensor_stats(tensor: TensorProto, base_dir: Path | None) -> ConstantStats:
     place = data_location(tensor, base_dir)
     if place is not None and place.exponent:
         plain = scaled_tensor(tensor, base_dir, -place.exponent)
-        if (
-            plain is not None
-            and (found := tensor_stats(plain, base_dir).scaled(place.exponent))
-            is not None
-        ):
-            return found
+        if plain is not None:
+            stats = tensor_stats(plain, base_dir).scaled(place.exponent)
+            if stats is not None:
+                return stats
     return constant_stats(read_array(tensor, base_dir))
 
 
 def constant_stats(array: NDArray[Any]) -> ConstantStats:
-    """Statistics of a float constant. Two passes over the data; more only if elements are infinite, NaN or sentinels.
+    """Return statistics of a float constant, in two passes unless elements are infinite, NaN or sentinels.
 
     Low-precision arrays are converted to float32 block by block, never as a whole.
     """
@@ -499,11 +485,14 @@ def blocks_of(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _block_stats(array: NDArray[np.float32]) -> ConstantStats:
-    few = (
-        array.size < MAPPED
-    )  # there, argmax is faster than max; but it copies what is read-only, as mapped files are
-    top = array.item(array.argmax()) if few else float(array.max())
-    bottom = array.item(array.argmin()) if few else float(array.min())
+    """Return the statistics of an array that is not empty."""
+    # On few elements, argmax is faster than max; but it copies what is read-only, as mapped files are.
+    if array.size < MAPPED:
+        top = array.item(array.argmax())
+        bottom = array.item(array.argmin())
+    else:
+        top = float(array.max())
+        bottom = float(array.min())
     uniform = top if top == bottom else None
     extreme = top if top >= -bottom else bottom
     if abs(extreme) < SENTINEL:  # false for NaN

@@ -65,29 +65,26 @@ def check_functions(model: ModelProto) -> None:
     nodes: dict[_Name, Counter[_Name]] = {}
     for function in model.functions:
         domain = default_domain(utf8(function.domain, "the domain of a function"))
-        found = nodes.setdefault(
-            (domain, utf8(function.name, "the name of a function")), Counter()
-        )
-        found.update(_op_counts(function.node))
+        name = utf8(function.name, "the name of a function")
+        # Functions of one name, such as overloads, count as one function with the nodes of all of them.
+        counts = nodes.setdefault((domain, name), Counter())
+        counts.update(_op_counts(function.node))
     try:
-        order = [
-            name for name in TopologicalSorter(nodes).static_order() if name in nodes
-        ]
+        called_first = TopologicalSorter(nodes).static_order()
+        order = [key for key in called_first if key in nodes]
     except CycleError as error:
         cycle = " -> ".join(repr(name) for _, name in error.args[1])
         raise ModelError(
             f"The function {error.args[1][0][1]!r} calls itself: {cycle}."
         ) from None
     sizes: dict[_Name, int] = {}
-    for name in order:
-        sizes[name] = _inlined(nodes[name], sizes)
+    for key in order:
+        sizes[key] = _inlined(nodes[key], sizes)
     main = _op_counts(model.graph.node)
     total = _inlined(main, sizes)
     if total > max(MAX_INLINED, 2 * main.total()):
-        domain, largest = max(
-            (name for name in main if name in sizes),
-            key=lambda name: main[name] * sizes[name],
-        )
+        calls = (key for key in main if key in sizes)
+        domain, largest = max(calls, key=lambda key: main[key] * sizes[key])
         amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
         raise ModelError(
             f"The model's functions become {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
@@ -158,15 +155,13 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
 
 
 def _numbers(tensor: TensorProto) -> int:
-    """Entries of the typed data field: one per element, or one per byte for packed types."""
+    """Return the entries of the typed data field: one per element, or one per byte for packed types."""
     count = prod(tensor.dims)
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * count
-    return (
-        min(count, stored_bytes(tensor))
-        if tensor.data_type != TensorProto.STRING
-        else count
-    )
+        return 2 * count  # real and imaginary part
+    if tensor.data_type == TensorProto.STRING:  # which has no bytes
+        return count
+    return min(count, stored_bytes(tensor))
 
 
 def check_sparse(sparse: SparseTensorProto) -> None:
@@ -184,12 +179,10 @@ def check_sparse(sparse: SparseTensorProto) -> None:
         )
     count = sparse.values.dims[0]
     rank = len(sparse.dims)
-    if sparse.indices.data_type != TensorProto.INT64 or tuple(
-        sparse.indices.dims
-    ) not in (
-        (count,),
-        (count, rank),
-    ):
+    # An index is a number, counted over all elements in order, or a row of one number for each axis.
+    forms = ((count,), (count, rank))
+    has_form = tuple(sparse.indices.dims) in forms
+    if sparse.indices.data_type != TensorProto.INT64 or not has_form:
         raise ModelError(
             f"{what} has {count} values, but its indices have another type or shape."
         )
@@ -272,9 +265,8 @@ def check_wellformed(model: ModelProto) -> bool:
         raise ModelError("The model has no graph.")
     for entry in model.graph.input:
         kind = entry.type.WhichOneof("value")
-        if kind is None or (
-            kind == "tensor_type" and not entry.type.tensor_type.elem_type
-        ):
+        is_untyped = kind == "tensor_type" and not entry.type.tensor_type.elem_type
+        if kind is None or is_untyped:
             raise ModelError(f"The model's input {entry.name!r} has no type.")
     _check_versions(model)
     check_functions(model)
@@ -298,17 +290,16 @@ def check_wellformed(model: ModelProto) -> bool:
 
 def is_wellformed(body: GraphProto, model: ModelProto) -> bool:
     """Return whether :func:`check_wellformed` of the model would accept a body of its graph."""
+    book = SignatureBook(opset_imports(model))
     try:
-        _Checker(
-            SignatureBook(opset_imports(model)), _functions(model), model.ir_version
-        ).graphs(body, 1)
+        _Checker(book, _functions(model), model.ir_version).graphs(body, 1)
     except ModelError:
         return False
     return True
 
 
 def _functions(model: ModelProto) -> frozenset[tuple[str, str]]:
-    """Domain and name of each function."""
+    """Return domain and name of each function."""
     return frozenset(
         (default_domain(function.domain), function.name)
         for function in model.functions
@@ -325,10 +316,10 @@ def _check_versions(model: ModelProto) -> None:
         raise ModelError(
             f"The model has the IR version {model.ir_version}: it is damaged."
         )
-    for entry in (
-        *model.opset_import,
-        *(item for function in model.functions for item in function.opset_import),
-    ):
+    imports = [*model.opset_import]
+    for function in model.functions:
+        imports += function.opset_import
+    for entry in imports:
         domain = default_domain(utf8(entry.domain, "the domain of an opset"))
         if domain in _NEWEST and entry.version > _NEWEST[domain]:
             raise OpsetError(

@@ -82,7 +82,7 @@ def arranged(
 def _split(
     node: NodeProto, product: Product, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The reshaping of a weight, followed by a transposition."""
+    """Return the reshaping of a weight, followed by a transposition."""
     if product.form == "matrix":
         # A batch of matrices, as of the parts of a long product, is one of groups.
         batch = prod(shape[:-2])
@@ -190,15 +190,19 @@ class _Rows(NamedTuple):
         sizes = self.value.shape[2:]
         pads = frame.pads
         if frame.auto.startswith("SAME"):
-            pads = [
-                frame.halves(max((-(-size // stride) - 1) * stride + reach - size, 0))
-                for size, stride, reach in zip(
-                    sizes, frame.strides, frame.reach, strict=True
-                )
-            ]
+            pads = []
+            axes = zip(sizes, frame.strides, frame.reach, strict=True)
+            for size, stride, reach in axes:
+                # As many windows as strides begin in the input; padding is what they reach beyond it.
+                windows = -(-size // stride)
+                covered = (windows - 1) * stride + reach
+                pads.append(frame.halves(max(covered - size, 0)))
         return self._picked(self.value, frame, pads, frame.strides)
 
     def _of_spread(self) -> Floats:
+        """Return the rows of a ConvTranspose: a convolution of what has zeros between its elements, with the kernel
+        mirrored.
+        """
         value = self.value
         frame = _Frame.of(self.node, self.shape[2:])
         sizes = value.shape[2:]
@@ -241,9 +245,10 @@ class _Rows(NamedTuple):
         *,
         is_mirrored: bool = False,
     ) -> Floats:
-        """Windows of a padded value as rows, by group."""
+        """Return windows of a padded value as rows, by group."""
         first = (slice(None), slice(None))
         axes = len(pads)
+        # Negative pads cut elements off.
         cut = (slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
         added = ((max(low, 0), max(high, 0)) for low, high in pads)
         padded = np.pad(value[(*first, *cut)], [(0, 0), (0, 0), *added])
@@ -276,10 +281,8 @@ class _Frame(NamedTuple):
     @classmethod
     def of(cls, node: NodeProto, kernel: Sequence[int]) -> "_Frame":
         axes = len(kernel)
-        strides, dilations = (
-            list(attribute(node, name) or [1] * axes)
-            for name in ("strides", "dilations")
-        )
+        strides = list(attribute(node, "strides") or [1] * axes)
+        dilations = list(attribute(node, "dilations") or [1] * axes)
         auto = str((attribute(node, "auto_pad") or b"NOTSET").decode())
         given = attribute(node, "pads") if auto == "NOTSET" else None
         pads = list(given or [0] * (2 * axes))
@@ -330,8 +333,8 @@ class ProductWeight(NamedTuple):
 
 
 def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]:
-    """Weights that become low precision and could be rounded with compensation, and the names of those that cannot be,
-    though a product reads them.
+    """Return weights that become low precision and could be rounded with compensation, and the names of those that
+    cannot be, though a product reads them.
 
     These are also read by other nodes, or as other matrices, or in a body, or the rows are constants as well.
     Complexity: linear in the uses of weights.
@@ -360,15 +363,13 @@ def product_weights(analysis: Analysis) -> tuple[list[ProductWeight], list[str]]
 
 
 def _lowered(analysis: Analysis) -> AbstractSet[int]:
-    """Constants that are stored in low precision."""
+    """Return the constants that are stored in low precision."""
     graph = analysis.graph
     edits = analysis.edits
-    made = {
-        graph.nodes[node].outputs[0]
-        for node in edits.attributes
-        if graph.nodes[node].key == "Constant"
-    }
-    return edits.weights | made | {copy.value for copy in edits.copies if copy.low}
+    nodes = (graph.nodes[index] for index in edits.attributes)
+    constants = {node.outputs[0] for node in nodes if node.key == "Constant"}
+    copies = {copy.value for copy in edits.copies if copy.low}
+    return edits.weights | constants | copies
 
 
 def _readers(

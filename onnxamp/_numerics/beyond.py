@@ -6,6 +6,7 @@ Both models take the same branches and get the same inputs there. What cannot ru
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -136,11 +137,11 @@ class _OtherBranches:
                 yield from self._one_by_one(chosen)
                 continue
             if len(chosen) > 1:
-                alone = tuple(
+                alone = [
                     Excursion(_named([one]), self.samples, self._session([one]))
                     for one in chosen
-                )
-                excursion = excursion._replace(alone=alone)
+                ]
+                excursion = excursion._replace(alone=tuple(alone))
             yield excursion
             self.left = [one for one in self.left if one not in chosen]
         for condition, holds in self.left:
@@ -197,8 +198,9 @@ class _OtherBranches:
 def _named(chosen: Sequence[tuple[Condition, bool]]) -> str:
     """Return branches in words."""
     names = [branch_name(one, holds=holds) for one, holds in chosen[:_NAMED]]
-    more = len(chosen) - len(names)
-    return ", ".join(names) + (f" and {more} more branches" if more else "")
+    count = len(chosen) - len(names)
+    more = f" and {count} more branches" if count else ""
+    return ", ".join(names) + more
 
 
 def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
@@ -210,28 +212,24 @@ def _idle_loops(reference: Session, samples: Samples) -> Iterator[str]:
         reads = _trip_inputs(executor.flow)
         if not reads:
             return
-        names = dict.fromkeys(name for loop in reads.values() for name, _ in loop)
+        names = dict.fromkeys(name for name, _ in chain.from_iterable(reads.values()))
         execution = run_alone(executor, feeds, [*names])
-        now = [
-            label
-            for label, loop in reads.items()
-            if any(_stops(execution, name, axis) for name, axis in loop)
-        ]
-        idle = dict.fromkeys(
-            label for label in (now if idle is None else idle) if label in now
-        )
+        now = [label for label, loop in reads.items() if _stops(execution, loop)]
+        # A loop is idle only if no sample runs it.
+        before = now if idle is None else idle
+        idle = dict.fromkeys(label for label in before if label in now)
     for label in idle or ():
         yield f"the body of {label} (no sample makes it run)"
 
 
 def _trip_inputs(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None]]]:
     """Return the values that tell how often loops run, by loop: numbers, or values whose axis counts."""
-    found = {}
+    loops = {}
     for node in flow.nodes:
         if op_key(node) not in op_facts().repeats:
             continue
         reads: list[tuple[str, int | None]] = []
-        if op_key(node) == "Loop":
+        if op_key(node) == "Loop":  # the number of trips, and the condition
             reads = [(name, None) for name in node.input[:2] if name]
         else:
             scanned = attribute(node, "num_scan_inputs") or 0
@@ -239,13 +237,16 @@ def _trip_inputs(flow: DataflowGraph) -> Mapping[str, list[tuple[str, int | None
             reads = [*zip(node.input[len(node.input) - scanned :], axes, strict=True)]
         if reads:
             label = node.name or node.output[0]
-            found[f"{op_key(node)} {label!r}"] = reads
-    return found
+            loops[f"{op_key(node)} {label!r}"] = reads
+    return loops
 
 
-def _stops(execution: Execution, name: str, axis: int | None) -> bool:
-    """Return whether a value makes a loop run no trip."""
-    value = np.asarray(execution.output(name))
-    if axis is not None:
-        return bool(value.shape[axis] == 0)
-    return bool(value.size and value.reshape(-1)[0] <= 0)
+def _stops(execution: Execution, reads: Sequence[tuple[str, int | None]]) -> bool:
+    """Return whether one of the values that a loop reads makes it run no trip."""
+    for name, axis in reads:
+        value = np.asarray(execution.output(name))
+        if axis is not None and value.shape[axis] == 0:
+            return True
+        if axis is None and value.size and value.reshape(-1)[0] <= 0:
+            return True
+    return False

@@ -1,8 +1,9 @@
 """Running a model piece by piece with every float measured; :mod:`onnxamp._numerics.watch` defines what is a fault."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
@@ -188,7 +189,7 @@ class Check:
                         )
                     report = replace(report, skipped=text)
                     break
-                # Other branches are apart.
+                # Samples that take other branches run another graph, whose values are measured apart.
                 if not groups or groups[-1].flow.choices != checked.choices:
                     feeds = check_inputs(self.model.proto, samples[number])
                     watched = probe.watched(memory, feeds, checked)
@@ -201,12 +202,13 @@ class Check:
         return replace(report, inputs=samples.summary, samples=samples.taken)
 
     def _measured(
-        self, report: RunCheck, groups: Iterable[ValueMeasurements], engine: Engine
+        self, report: RunCheck, groups: Sequence[ValueMeasurements], engine: Engine
     ) -> RunCheck:
         """Return the report with all measurements, and the first fault in words."""
-        self.ops.check({op_key(node) for group in groups for node in group.flow.nodes})
+        nodes = chain.from_iterable(group.flow.nodes for group in groups)
+        self.ops.check({op_key(node) for node in nodes})
         checks = [(self._taken(group.checks()), group.flow.lowest) for group in groups]
-        # those with a fault first; the sort is stable
+        # Branches with a fault come first, so that their measurements of a value count; the sort is stable.
         checks.sort(key=lambda pair: not any(row.fault for row in pair[0]))
         values: dict[str, ValueCheck] = {}
         for rows, _ in checks:
@@ -228,17 +230,17 @@ class Check:
 def _in_words(row: ValueCheck) -> FirstBad:
     """Return a fault in a sentence."""
     m = row.measured
-    born = (
-        ", in float32 already"
-        if m.reference_inf
-        else f": numbers beyond {SENTINEL:g} do not fit"
-    )
-    if row.op in op_facts().control_flow:
-        born = ", in its body"
+    if m.broken:
+        cause = f"; the exact result reaches {m.reference_max:.4g}"
+    elif row.op in op_facts().control_flow:
+        cause = ", in its body"
+    elif m.reference_inf:
+        cause = ", in float32 already"
+    else:
+        cause = f": numbers beyond {SENTINEL:g} do not fit"
     text = {
         "NaN": f"NaN in {m.found_nan} of {m.elements} elements",
-        "Inf": f"Inf in {m.found_inf} of {m.elements} elements"
-        + (f"; the exact result reaches {m.reference_max:.4g}" if m.broken else born),
+        "Inf": f"Inf in {m.found_inf} of {m.elements} elements{cause}",
         "all zero": f"all {m.elements} elements are zero; the exact result reaches {m.reference_max:.4g}",
         "vanished": f"{m.vanished} of {m.elements} elements vanished: they are zero where the exact result is not small",
         "flushed": f"{m.flushed} of {m.elements} elements became zero, changing the value by {100 * m.rel_l2:.0f} %",

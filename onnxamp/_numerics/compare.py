@@ -59,12 +59,20 @@ def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDi
 def _shared_keys(items: Sequence[Any]) -> list[Any]:
     """Return the keys that all maps share; none if something else is among them."""
     maps = [item for item in items if isinstance(item, Mapping)]
-    is_table = (
-        bool(maps)
-        and len(maps) == len(items)
-        and all(item.keys() == maps[0].keys() for item in maps)
-    )
-    return list(maps[0]) if is_table else []
+    if not maps or len(maps) < len(items):
+        return []
+    keys = maps[0].keys()
+    return list(keys) if all(item.keys() == keys for item in maps) else []
+
+
+def worst_rel_l2(reference: Mapping[str, Any], result: Mapping[str, Any]) -> float:
+    """Return the largest relative L2 error of the float outputs that both have, by name; 0 if there are none."""
+    errors = list[float]()
+    for name in reference:
+        if name in result:
+            diffs = compare_outputs(name, reference[name], result[name])
+            errors += [diff.rel_l2 for diff in diffs if diff.is_float]
+    return max(errors, default=0.0)
 
 
 def _table(maps: Sequence[Mapping[Any, Any]], keys: Sequence[Any]) -> Array:
@@ -171,7 +179,7 @@ def _counts(reference: Array, result: Array) -> dict[str, int]:
     return counts
 
 
-class _Part(NamedTuple):
+class _ComparedPart(NamedTuple):
     """A part of two tensors: errors, magnitudes of the reference, and the elements of both that are finite in both."""
 
     errors: Array
@@ -181,7 +189,7 @@ class _Part(NamedTuple):
     both: npt.NDArray[np.bool_]
 
 
-def _compared(a: Array, b: Array) -> Iterator[_Part]:
+def _compared(a: Array, b: Array) -> Iterator[_ComparedPart]:
     """Compare two flat tensors part by part."""
     for one, other in _blocks(a, b, _PART):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -191,7 +199,7 @@ def _compared(a: Array, b: Array) -> Iterator[_Part]:
         errors[np.isnan(errors)] = np.inf
         finite = np.isfinite(one)
         both = finite & np.isfinite(other)
-        yield _Part(
+        yield _ComparedPart(
             errors,
             np.abs(one, where=finite, out=np.zeros_like(one)),
             np.where(both, one, 0),
@@ -234,6 +242,7 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
     for part in _compared(a, b):
         noise += _energy(part.errors, seen.error)
         signal += _energy(part.magnitude, seen.magnitude)
+        # Sums of squares of numbers beyond 1e154 overflow float64, so they are in units of the largest number.
         x = part.x / max(seen.x, 1e-300)
         y = part.y / max(seen.y, 1e-300)
         dot = dot + _dot(x, y)
@@ -264,7 +273,7 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
 
 
 def _energy(x: Array, scale: float) -> float:
-    """Sum of squares in units of the largest number."""
+    """Return the sum of squares in units of the largest number."""
     if scale == 0 or np.isinf(scale):
         return scale
     with np.errstate(under="ignore"):
@@ -301,6 +310,7 @@ def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
     agreeing = 0
     count = a.size // width * k
     for rows, others in _rows(a, b, width):
+        # An element of the result's k largest agrees if the reference has it at or above its own k-th largest.
         top = np.argpartition(others, -k, axis=-1)[:, -k:]
         chosen = np.take_along_axis(rows, top, axis=-1)
         least = np.partition(rows, -k, axis=-1)[:, -k, None]
@@ -317,22 +327,22 @@ def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
 
 def _divergence(a: Array, b: Array, width: int) -> float:
     """Return the mean Kullback-Leibler divergence, in nats, of the distributions of rows of logits."""
-    found = []
+    divergences = []
     for one, other in _rows(a, b, width):
         p = log_softmax(one)
         q = log_softmax(other)
         with np.errstate(invalid="ignore"):
             terms = np.exp(p) * (p - q)
-        terms[np.exp(p) == 0] = (
-            0.0  # the limit, also of logits that are -inf on both sides
-        )
-        found.append(terms.sum(axis=-1))
-    # Rounding may leave less than nothing.
-    return float(np.maximum(np.concatenate(found), 0.0).mean())
+        # The limit for small probabilities, and for logits that are -inf on both sides.
+        terms[np.exp(p) == 0] = 0.0
+        divergences.append(terms.sum(axis=-1))
+    # No divergence is negative, but rounding may leave a little less than zero.
+    return float(np.maximum(np.concatenate(divergences), 0.0).mean())
 
 
 def log_softmax(logits: Array) -> Array:
     """Return the logarithms of the distributions of rows of logits."""
+    # The largest logit is subtracted, as the exponential of a large one would overflow.
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted = logits - logits.max(axis=-1, keepdims=True)
         result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -360,35 +370,39 @@ def _failures(
             if count:
                 first.setdefault(kind, start + int(np.argmax(mask)))
         start += one.size
-    for kind in (kind for kind in counts if counts[kind]):
-        index = tuple(int(i) for i in np.unravel_index(first[kind], shape))
-        bad = Bad(kind, index, float(a[first[kind]]), counts[kind])
-        return counts["zero"], bad
-    return 0, None
+    worst = next((kind for kind in counts if counts[kind]), None)
+    if worst is None:
+        return 0, None
+    at = first[worst]
+    index = tuple(int(i) for i in np.unravel_index(at, shape))
+    return counts["zero"], Bad(worst, index, float(a[at]), counts[worst])
 
 
 _WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
 _COUNTS: Final = (
     "size",
-    *(
-        f"{side}_{kind}"
-        for side in ("reference", "result")
-        for kind in ("nan", "inf", "zero")
-    ),
+    "reference_nan",
+    "reference_inf",
+    "reference_zero",
+    "result_nan",
+    "result_inf",
+    "result_zero",
     "vanished",
 )
 _SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
 
 
 def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
-    """One output over several samples, in their order; see :class:`TensorDiff`. Its name and types are the first's."""
+    """Return one output over several samples, in their order; see :class:`TensorDiff`.
+
+    Its name and types are those of the first.
+    """
     first = diffs[0]
     sizes = [diff.size for diff in diffs]
     worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
     bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
-    odd = [
-        diff for diff in diffs if diff.reference_shape != diff.result_shape
-    ] or diffs
+    # The shapes are those of a sample in which they differ, if there is one: its errors are infinite.
+    odd = [d for d in diffs if d.reference_shape != d.result_shape] or diffs
     detections = [diff.detections for diff in diffs if diff.detections is not None]
     parts = [diff.part for diff in diffs if diff.part is not None]
     rows = [
@@ -435,8 +449,16 @@ def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | No
 
 
 MEASURABLE: Final = FLOAT_TENSORS | {
-    *("tensor(double)", "tensor(bool)"),
-    *(f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "tensor(double)",
+    "tensor(bool)",
+    "tensor(int8)",
+    "tensor(int16)",
+    "tensor(int32)",
+    "tensor(int64)",
+    "tensor(uint8)",
+    "tensor(uint16)",
+    "tensor(uint32)",
+    "tensor(uint64)",
 }
 """Types of values that can be measured."""
 
@@ -499,7 +521,7 @@ def _block_measured(r: Array, f: Array) -> Measurement:
     flushed = zero_f & ~zero_r
     odd = dict[str, Array]()
     used = abs_r[~zero_r] if zero_r.any() else abs_r
-    if not (largest < SENTINEL and found_max < np.inf):
+    if not (largest < SENTINEL and found_max < np.inf):  # also true of NaN
         usual = abs_r < SENTINEL
         finite = abs_f < np.inf
         nan_r = np.isnan(r)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import itemgetter
 from time import monotonic
 from typing import Final
@@ -169,6 +170,7 @@ def cure_conversion(
         if not more or len(nodes) >= most:
             break
         nodes = (*nodes, *more)[:most]
+        # Doubling reaches many nodes in few trials; those too many are left out at the end.
         step = step * 2
         report = search.compare(nodes, layers=True)
     if report is None or not report.passed:
@@ -233,7 +235,7 @@ class _Search:
         return None
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """Leave out halves of the nodes, quarters, ... as long as the rest is enough."""
+        """Return fewer nodes that are enough: halves of them are left out, then quarters, and so on."""
         size = len(nodes) // 2
         while size and self.goes_on(TRIALS + _MORE):
             for start in range(0, len(nodes), size):
@@ -276,7 +278,7 @@ def other_ways(target: str, dtype: str) -> str:
 
 
 def node_count(nodes: Sized) -> str:
-    """Their number in words."""
+    """Return the number of nodes in words."""
     return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
@@ -374,11 +376,12 @@ def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
 def _around_faults(checked: RunCheck) -> dict[str, None]:
     """Return the low-precision nodes that go wrong, and the readers of their outputs."""
     faults = [row for row in checked.values if row.fault and row.dtype in FORMATS]
-    return dict.fromkeys(name for row in faults for name in (row.node, *row.readers))
+    nodes = chain.from_iterable((row.node, *row.readers) for row in faults)
+    return dict.fromkeys(nodes)
 
 
 _OPTIONS: Final = Options(Level.O3, rescale=True, from_dtype="auto")
-"""Return the problem of lowering everything to float16, with exponents where necessary."""
+"""A conversion that lowers everything to float16, with exponents where necessary."""
 
 _TYPES: Final = frozenset({"float32", "float16"})
 _FAULTS: Final = frozenset({"NaN", "Inf", "saturated"})
@@ -396,11 +399,10 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
         found: what checking it found.
         run: how it was checked.
     """
-    wide = (row for row in found.values if row.dtype in _TYPES)
-    if not any(
-        row.measured.reference_max > FLOAT16.max_finite or row.fault in _FAULTS
-        for row in wide
-    ):
+    wide = [row for row in found.values if row.dtype in _TYPES]
+    reaches = max((row.measured.reference_max for row in wide), default=0.0)
+    is_faulty = any(row.fault in _FAULTS for row in wide)
+    if not (reaches > FLOAT16.max_finite or is_faulty):
         return None
     run = replace(run, provider=run.provider if run.engine.is_reference else None)
     try:
@@ -425,9 +427,7 @@ def _out_of_range(
     """Yield the values beyond float16's range in the order in which they are computed."""
     exponents = {row.value: row.exponent for row in rescaling.scaled}
     unfit = {row.value: row.why for row in rescaling.unfit}
-    hazards = {
-        hazard.node: hazard.detail for hazard in graph.ask(find_hazards, FLOAT16)
-    }
+    hazards = {one.node: one.detail for one in graph.ask(find_hazards, FLOAT16)}
     values = {name: value for value, name in value_names(graph).items()}
     for name, reach in largest.items():
         if reach <= FLOAT16.max_finite:
@@ -451,7 +451,7 @@ _WAYS: Final = (
         Options(Level.O3, rescale=True, target="float16-only", from_dtype="auto"),
     ),
 )
-"""Yield options that may make all values fit, with their conversion."""
+"""Options that may make all values fit, in the order in which they are tried, each with its conversion."""
 
 
 NO_ISLANDS: Final = Cure(
@@ -461,11 +461,11 @@ NO_ISLANDS: Final = Cure(
     confirmed=False,
     trials=0,
 )
-"""Find a fix for a conversion whose values do not fit."""
+"""The advice for a device that ignores types, where nothing is tried."""
 
 
 def as_float16(model: Model) -> Model:
-    """A model as devices run it that do not honor types: every op is float16 that can be, without float32 islands.
+    """Return a model as devices run it that ignore types: every op is float16 that can be, without float32 islands.
 
     Raises:
         ModelError: the model cannot be converted.

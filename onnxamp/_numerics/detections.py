@@ -7,6 +7,7 @@ boxes by their overlap, scores by their difference, labels must agree), and the 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -42,7 +43,7 @@ _PACKED: Final[Mapping[int, tuple[slice, int, int | None]]] = {
 
 
 def selected_outputs(graph: Graph) -> frozenset[str]:
-    """Outputs of a model that depend on values which an op selected or ordered. Complexity: linear."""
+    """Return the outputs of a model that depend on values which an op selected or ordered. Complexity: linear."""
     facts = op_facts()
     pending = [node.index for node in graph.nodes if node.key in facts.selections]
     reached = set(pending)
@@ -50,12 +51,9 @@ def selected_outputs(graph: Graph) -> frozenset[str]:
     while pending:
         node = graph.nodes[pending.pop()]
         readers = {reader.index for reader, _ in graph.readers(node)}
-        for scope, position in (
-            place
-            for value in node.outputs
-            if value != ABSENT
-            for place in graph.results[value]
-        ):
+        outputs_of_node = [value for value in node.outputs if value != ABSENT]
+        places = chain.from_iterable(graph.results[value] for value in outputs_of_node)
+        for scope, position in places:
             owner = graph.scopes[scope].owner
             if owner != ABSENT:
                 readers.add(owner)
@@ -110,7 +108,7 @@ class Columns(NamedTuple):
     """[images, rows]."""
 
     def image(self, index: int) -> "tuple[Columns, Array]":
-        """One image's rows, those with the highest scores if there are too many, and their numbers."""
+        """Return one image's rows, those with the highest scores if there are too many, and their numbers."""
         best = np.argsort(-self.scores[index], kind="stable")[:_MOST_ROWS]
         boxes = None if self.boxes is None else self.boxes[index, best]
         labels = None if self.labels is None else self.labels[index, best]
@@ -171,9 +169,8 @@ def groups(arrays: Mapping[str, Array]) -> Iterator[tuple[str, ...]]:
 
 def _lists(scores: Array, rows: tuple[int, ...]) -> bool:
     """Return whether it has one score per row, or one per row and class."""
-    return scores.shape == rows or (
-        scores.ndim == len(rows) + 1 and scores.shape[:-1] == rows
-    )
+    has_classes = scores.ndim == len(rows) + 1
+    return scores.shape == rows or (has_classes and scores.shape[:-1] == rows)
 
 
 def columns_of(arrays: Sequence[Array]) -> Columns:
@@ -287,17 +284,19 @@ def compare_matched(
         The detections, and the differences of all outputs: of detections those of matched rows.
     """
     groups = match_rows(reference, result, selected)
-    matched = {name: group for group in groups for name in group.reference}
+    matched = dict[str, MatchedRows]()
+    for group in groups:
+        matched |= dict.fromkeys(group.reference, group)
     diffs: list[TensorDiff] = []
     for name, value in reference.items():
-        group = matched.get(name)
-        if group is None:
+        if name not in matched:
             diffs += compare_outputs(name, value, result[name])
-        else:
-            found = group.detections
-            error = found.error if name in found.outputs else None
-            diff = compare(name, group.reference[name], group.result[name])
-            diffs.append(replace(diff, detections=error))
+            continue
+        group = matched[name]
+        detections = group.detections
+        error = detections.error if name in detections.outputs else None
+        diff = compare(name, group.reference[name], group.result[name])
+        diffs.append(replace(diff, detections=error))
     return [group.detections for group in groups], diffs
 
 
@@ -320,13 +319,13 @@ def match_rows(
         for name, array in reference.items()
         if name in selected and is_rows(array) and is_rows(result.get(name))
     }
-    found = []
+    matched = []
     for names in groups(arrays):
-        one, other = (
-            columns_of([side[name] for name in names]) for side in (reference, result)
-        )
+        one = columns_of([reference[name] for name in names])
+        other = columns_of([result[name] for name in names])
         if len(one.scores) != len(other.scores) or not arrays.keys() >= {*names}:
             continue  # another number of images, or rows of detections that are matched already
+        # Beside boxes, scores below zero are logits.
         if one.boxes is not None and (one.scores < 0).any():
             one = one.squashed()
             other = other.squashed()
@@ -339,8 +338,8 @@ def match_rows(
                 group.reference[name] = mine[rows]
                 group.result[name] = theirs[columns]
                 del arrays[name]
-        found.append(group)
-    return tuple(found)
+        matched.append(group)
+    return tuple(matched)
 
 
 def _compared(
@@ -407,7 +406,7 @@ def _image(
 
 
 def _excess(missing: Array, mine: Array, others: Array) -> Array:
-    """How far scores of rows that the other side lacks lie above the lowest that was selected there.
+    """Return how far scores of rows that the other side lacks lie above the lowest that was selected there.
 
     Rows that pad a list to a fixed length have the score 0 and mean nothing. If the number of rows depends on a
     threshold, no score of either side is below it.
@@ -420,7 +419,7 @@ def _excess(missing: Array, mine: Array, others: Array) -> Array:
 def _matches(
     one: Columns, other: Columns, overlaps: Array | None
 ) -> tuple[Array, Array]:
-    """Rows and columns of the pairs that are the same detection."""
+    """Return the rows and columns of the pairs that are the same detection."""
     require("scipy", "Matching detections needs scipy", "measure")
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 - only detections need it
 
@@ -439,26 +438,32 @@ def _matches(
 
 
 def _overlaps(one: Array, other: Array) -> Array:
-    """Intersection over union of every pair of boxes: corners, or centers and sizes if the reference's are not."""
+    """Return the intersection over union of every pair of boxes.
+
+    These are corners or, if the reference's cannot be, centers and sizes.
+    """
     if not (one[:, 2:] >= one[:, :2]).all():
         one = _corners(one)
         other = _corners(other)
     low = np.maximum(one[:, None, :2], other[None, :, :2])
     high = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=-1)
-    areas = (
-        np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=-1)
-        for boxes in (one, other)
-    )
-    first, second = areas
-    union = first[:, None] + second - shared
-    same = (one[:, None] == other).all(-1)
+    union = _areas(one)[:, None] + _areas(other) - shared
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.where(union > 0, shared / union, 0.0)
-    return np.asarray(np.where(same, 1.0, np.nan_to_num(found, nan=0.0)))
+        overlaps = np.where(union > 0, shared / union, 0.0)
+    # Equal boxes without an area, or with infinite corners, are the same box as well.
+    same = (one[:, None] == other).all(-1)
+    return np.asarray(np.where(same, 1.0, np.nan_to_num(overlaps, nan=0.0)))
+
+
+def _areas(boxes: Array) -> Array:
+    """Return the areas of boxes, given by corners."""
+    sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0)
+    return np.asarray(np.prod(sides, axis=-1))
 
 
 def _corners(boxes: Array) -> Array:
-    return np.concatenate(
-        [boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=-1
-    )
+    """Return the corners of boxes, given by centers and sizes."""
+    centers = boxes[:, :2]
+    halves = boxes[:, 2:] / 2
+    return np.concatenate([centers - halves, centers + halves], axis=-1)

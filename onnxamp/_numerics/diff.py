@@ -431,6 +431,7 @@ class Comparison:
         is_asked = self.limits.tolerance is not None or self.limits.coarse is not None
         if report.passed or is_asked or report.lowest == "float32":
             return False
+        # From now on it counts as measured, whatever comes of it.
         self.limits = replace(self.limits, coarse=0.0)
         exact = without_grids(self.reference.model)
         if exact is None:
@@ -459,10 +460,9 @@ class Comparison:
             beyond="ignored",
             _key=token_hex(),
         )
-        quantized, low = (
-            anew.compare(model, layers=False, activity="comparing with the original")
-            for model in (self.reference.model, result)
-        )
+        activity = "comparing with the original"
+        quantized = anew.compare(self.reference.model, layers=False, activity=activity)
+        low = anew.compare(result, layers=False, activity=activity)
         errors = {diff.name: diff.rel_l2 for diff in low.outputs if diff.is_float}
         costs = (
             Cost(diff.name, diff.rel_l2, errors[diff.name])
@@ -502,7 +502,7 @@ class Comparison:
         """Compare as many samples as fit before a time, and at least one.
 
         Returns:
-            Return the report, not yet judged, and the measurements of the samples; None where that is nothing.
+            The report, not yet judged, and the measurements of the samples; None if nothing was compared.
         """
         model = self.reference.model
         samples = self.run.samples

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Final
 
@@ -31,7 +32,7 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
     extras = tuple(_judged_extra(report, extra, limits) for extra in report.extras)
     warnings = (
         *_warnings(report, judgements, limits),
-        *(told for extra in extras for told in extra.warnings),
+        *chain.from_iterable(extra.warnings for extra in extras),
     )
     judged = replace(
         report,

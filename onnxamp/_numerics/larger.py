@@ -4,7 +4,7 @@ Sums over a dynamic axis, counters and positions grow with the size, so a small 
 The larger sample is the largest that the model accepts within a budget of work and memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from math import prod
 from typing import Final, NamedTuple
@@ -99,9 +99,8 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
             name: size * (leading if name in named.batches else inner)
             for name, size in usual.items()
         }
-        if sizes in tried or budget.is_far(
-            prod(sizes.values()) // prod(usual.values())
-        ):
+        growth = prod(sizes.values()) // prod(usual.values())
+        if sizes in tried or budget.is_far(growth):
             continue
         tried.append(sizes)
         try:
@@ -116,8 +115,7 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
         except (OnnxAmpError, MemoryError) as error:
             why = in_short(error) or "they take too much memory"
             continue
-        found = Draw(cache(partial(_itself, larger)), draw.seed, sizes)
-        return Larger(listed(sizes), found, session)
+        return Larger(listed(sizes), _draw_of(larger, draw.seed, sizes), session)
     return Larger(listed(usual), why=why)
 
 
@@ -125,6 +123,11 @@ def in_short(error: BaseException) -> str:
     """Return what ONNX Runtime's kernel says of an error, without what surrounds it, or the beginning of the error."""
     text = " ".join(str(error).rpartition("Status Message: ")[2].split())
     return text[:_LONGEST].rstrip(". ") + ("…" if len(text) > _LONGEST else "")
+
+
+def _draw_of(maker: InputMaker, seed: int, sizes: Mapping[str, int]) -> Draw:
+    """Return the draw of a generator of inputs that is known already."""
+    return Draw(cache(partial(_itself, maker)), seed, sizes)
 
 
 def _itself(maker: InputMaker) -> InputMaker:
@@ -140,7 +143,7 @@ def _ran(reference: Session, maker: InputMaker, seed: int) -> Session:
     # Emulated sums depend on their lengths; all else that is prepared suits any sizes.
     is_bound = reference.engine.arithmetic is not None
     session = reference.anew({}) if is_bound else reference.alone()
-    draw = Draw(cache(partial(_itself, maker)), seed)
+    draw = _draw_of(maker, seed, {})
     for number in range(maker.turns):
         feeds = check_inputs(session.model.proto, draw.make(number))
         session.run_sample(number, feeds)
@@ -171,10 +174,8 @@ class _Budget(NamedTuple):
 
     def is_far(self, growth: int) -> bool:
         """Return whether so many times the inputs clearly take too much, before any shape is inferred."""
-        return any(
-            work * growth > _FAR * most
-            for work, most in zip(self.usual, self.most, strict=True)
-        )
+        pairs = zip(self.usual, self.most, strict=True)
+        return any(work * growth > _FAR * most for work, most in pairs)
 
     def takes(self, graph: Graph, shapes: Sequence[Shape | None]) -> bool:
         """Return whether a run with these shapes stays within the budget."""

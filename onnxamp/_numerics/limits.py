@@ -280,22 +280,21 @@ class Limits:
         self.check(diff.name.partition("[")[0] for diff in outputs)
         tolerance = self._tolerance(lowest, noise)
         least = min(tolerance, self._tolerance("float32", noise))
-        held = (
-            (diff, max(least, tolerance * self.share(diff, lowest, drawn=drawn)))
-            for diff in outputs
-            if not self.plain or is_plain(diff)
-        )
-        return tuple(
-            judgement
-            for diff, limit in held
-            for judgement in self._judge(diff, limit, redrawn=redrawn)
-        )
+        judgements = list[Judgement]()
+        for diff in outputs:
+            if self.plain and not is_plain(diff):
+                continue
+            share = self.share(diff, lowest, drawn=drawn)
+            limit = max(least, tolerance * share)
+            judgements += self._judge(diff, limit, redrawn=redrawn)
+        return tuple(judgements)
 
     def share(self, diff: TensorDiff, lowest: str, *, drawn: bool) -> float:
         """Return the share of the default tolerance that applies to an output; see :meth:`judge`."""
         is_asked = self.tolerance is not None or _given(self.of, diff)
         if not drawn or lowest != "float16" or is_asked:
             return 1.0
+        # Few numbers may show only the cube root of this share of the error: see NUMBERS.
         size = diff.size if diff.is_float and diff.size else NUMBERS
         share: float = (size / NUMBERS) ** (1 / 3)
         return (1 - self.margin) * min(1.0, share)
@@ -333,6 +332,7 @@ class Limits:
             return []
         if diff.detections is not None:
             return _held(diff, {"detections": tolerance})
+        # The numbers of labels and tokens mean nothing, but how many of them differ does.
         are_labels = not diff.is_float and diff.differing < diff.rel_l2
         limits = {"differing" if are_labels else "rel_l2": tolerance}
         if redrawn and not are_labels:
@@ -368,7 +368,7 @@ def _given(
     limits: Mapping[str, Mapping[str, float]], diff: TensorDiff
 ) -> dict[str, float]:
     """Return the limits of an output, by metric."""
-    # elements of a sequence are held to the limits of the sequence
+    # An element "name[0]" of a sequence has the limits of the sequence, and "" those of all outputs.
     names = (diff.name, diff.name.partition("[")[0], "")
     chosen = {}
     for metric, by_output in limits.items():
@@ -414,7 +414,7 @@ def make_limits(limits: Mapping[str, LimitLike]) -> Limits:
 
 
 def with_tolerance(limits: Limits, tolerance: LimitLike) -> Limits:
-    """Limits, and a limit for the relative L2 error, in the forms that :func:`make_limits` accepts.
+    """Return limits with one for the relative L2 error as well, in the forms that :func:`make_limits` accepts.
 
     Raises:
         ArgumentTypeError, ArgumentError: as :func:`make_limits`, or there is such a limit already.
@@ -445,7 +445,7 @@ def _check_bounds(metric: str, output: str, limit: float) -> None:
 
 
 def _by_output(metric: str, given: LimitLike) -> Iterator[tuple[str, float]]:
-    """(output, limit) pairs; the output is "" for all."""
+    """Yield (output, limit) pairs; the output is "" for all."""
     if isinstance(given, (int, float)):
         yield "", float(given)
     elif isinstance(given, Mapping):

@@ -306,6 +306,7 @@ def _exp(x: float) -> float:
 
 
 _LARGEST_EXPONENT: Final = 709.0
+"""The largest whole number whose exponential is a float64."""
 
 
 @dataclass(frozen=True, slots=True)

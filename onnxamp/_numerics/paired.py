@@ -8,6 +8,7 @@ and then dropped, so that memory holds one step and what later steps read.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _REACH: Final = 64
-"""Nodes that may lie between a value of the result and the nearest values that the reference has, too."""
+"""Nodes that may lie between a value of the result and the nearest values that the reference has as well."""
 
 
 class Replay(NamedTuple):
@@ -54,12 +55,8 @@ class Pairing(NamedTuple):
 
     def reads(self) -> Counter[str]:
         """By value of the reference: the number of replays that read it."""
-        return Counter(
-            name
-            for replay in self.shared.values()
-            if replay is not None
-            for name in replay.reads
-        )
+        replays = filter(None, self.shared.values())
+        return Counter(chain.from_iterable(replay.reads for replay in replays))
 
 
 def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
@@ -67,30 +64,23 @@ def pair(reference: DataflowGraph, result: DataflowGraph) -> Pairing:
 
     Complexity: linear in nodes, times the few nodes (Casts) between shared values.
     """
-    both = reference.own & result.own
-    made = [
-        name
-        for node in reference.nodes
-        for name in node.output
-        if name in result.maker and name in both
-    ]
-    shared = {
-        name: _replay(reference, result, name)
-        for name in made
-        if MEASURABLE.issuperset(
-            {reference.types.get(name), result.types.get(name)} - {None}
-        )
-    }
-    replaceable = frozenset(
-        name for name in made if _can_replace(reference, result, name)
-    )
-    return Pairing(shared, replaceable, exponents=exponents_between(reference, result))
+    both = reference.own & result.own & result.maker.keys()
+    names = [name for name in reference.maker if name in both]
+    shared = dict[str, Replay | None]()
+    for name in names:
+        # A type that is not known may be measurable; the values show.
+        kinds = {reference.types.get(name), result.types.get(name)} - {None}
+        if MEASURABLE.issuperset(kinds):
+            shared[name] = _replay(reference, result, name)
+    replaceable = (name for name in names if _can_replace(reference, result, name))
+    exponents = exponents_between(reference, result)
+    return Pairing(shared, frozenset(replaceable), exponents=exponents)
 
 
 def exponents_between(
     reference: DataflowGraph, result: DataflowGraph
 ) -> dict[str, int]:
-    """Value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
+    """Return value -> e, where the result stores it as a multiple by 2^-e of what the reference does."""
     one = reference.exponents
     other = result.exponents
     differences = {
@@ -250,18 +240,9 @@ class PairedExecution:
                 hidden = _hidden(reference, alone), _hidden(reference, found)
             compared[name] = Compared(local, accumulated, note or trouble, hidden)
             replayed.pop(name, None)
-        replays = (self.pairing.shared[name] for name in targets)
-        one.used(
-            [
-                *targets,
-                *(
-                    name
-                    for replay in replays
-                    if replay is not None
-                    for name in replay.reads
-                ),
-            ]
-        )
+        one.used(targets)
+        for replay in filter(None, map(self.pairing.shared.get, targets)):
+            one.used(replay.reads)
         other.used(targets if self.pairing.accumulated else ())
         return compared
 
@@ -269,12 +250,9 @@ class PairedExecution:
         """Return a value of the reference as the result stores it."""
         value = one.values.get(name)
         exponent = self.pairing.exponents.get(name)
-        if (
-            value is None
-            or not exponent
-            or not value.is_tensor()
-            or value.data_type() not in FLOAT_TENSORS
-        ):
+        if value is None or not exponent:
+            return value
+        if not value.is_tensor() or value.data_type() not in FLOAT_TENSORS:
             return value
         array = from_value(value)
         with np.errstate(over="ignore"):
@@ -308,33 +286,25 @@ class PairedExecution:
             for name in targets
             if (replay := self.pairing.shared[name]) is not None
         ]
-        nodes = tuple(sorted({node for replay in replays for node in replay.nodes}))
+        # Values may share nodes, such as a Cast, which run once.
+        nodes = tuple(sorted(set[int]().union(*(replay.nodes for replay in replays))))
         flow = self.result.flow
-        made = [name for node in nodes for name in flow.nodes[node].output]
+        # Results get other names, because nodes that read them are fed with the reference's value of that name.
         renamed = {
             name: _local_name(flow, name)
-            for name in made
+            for name in flow.outputs_of(nodes)
             if name in self.pairing.replaceable
         }
         rounded = frozenset[str]().union(*(replay.rounded for replay in replays))
         wanted = tuple(renamed.get(name, name) for name in targets)
-        reads = {
-            name
-            for replay in replays
-            for name in replay.reads
-            if name in self.pairing.exponents
-        }
-        given = {
-            **one.values,
-            **{
-                name: value
-                for name in reads
-                if (value := self._as_stored(one, name)) is not None
-            },
-        }
-        values = self.result.run(
-            Piece(nodes, wanted, tuple(renamed.items()), rounded), given
-        )
+        reads = set[str]().union(*(replay.reads for replay in replays))
+        given = dict(one.values)
+        for name in reads & self.pairing.exponents.keys():
+            value = self._as_stored(one, name)
+            if value is not None:
+                given[name] = value
+        piece = Piece(nodes, wanted, tuple(renamed.items()), rounded)
+        values = self.result.run(piece, given)
         return dict(zip(targets, values.values(), strict=True))
 
 
@@ -392,8 +362,8 @@ def _steps(
     if pairing.shared:
         budget //= 3  # a step holds the values of the reference, of the result, and the replayed ones
     for part in parts_of(reference, range(len(reference.nodes)), budget):
-        made = [name for node in part for name in reference.nodes[node].output]
-        targets = tuple(name for name in made if name in pairing.shared)
+        outputs = reference.outputs_of(part)
+        targets = tuple(name for name in outputs if name in pairing.shared)
         needed = ancestors(result, targets, done)
         yield part, tuple(parts_of(result, needed, budget)), targets
     rest = ancestors(result, result.outputs, done)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -35,8 +36,8 @@ from onnxamp._runtime.fingerprints import (
     versions,
 )
 from onnxamp._runtime.loop import (
-    Item,
     KeptSamples,
+    LoadedSample,
     Opened,
     Probe,
     observe_all,
@@ -61,7 +62,7 @@ _LEAST_SPREAD: Final = 1e-12
 """Lower bound for variance over squared mean, so that ratios stay below those of sentinels."""
 
 
-class Watch(NamedTuple):
+class WatchedNode(NamedTuple):
     """A node, its value, and the added value: the node on magnitudes, or the squared mean over variance of a norm.
 
     Names are those of :func:`value_names`.
@@ -72,20 +73,22 @@ class Watch(NamedTuple):
     name: str
 
 
-def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Watch]]:
+def with_magnitudes(
+    graph: Graph, profile: Profile
+) -> tuple[ModelProto, list[WatchedNode]]:
     """Return a copy of the model that computes also sums of magnitudes.
 
     Complexity: linear in nodes.
     """
     editor = GraphEditor(graph)
-    watched = list[Watch]()
+    watched = list[WatchedNode]()
     names = value_names(graph)
     magnitudes: dict[tuple[int, int], str] = {}
 
     def watch(node: Node, name: str) -> None:
         path = scope_path(graph, node.scope)
         added = f"{path}/{name}" if path else name
-        watched.append(Watch(node.index, names[node.outputs[0]], added))
+        watched.append(WatchedNode(node.index, names[node.outputs[0]], added))
 
     for node in graph.nodes_of(profile.cancelling):
         is_new = graph.book.opsets.get("", 0) >= _CONSTANTS_OPSET
@@ -94,7 +97,7 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
             watch(node, _add_squared_mean(graph, node, editor))
     for node in _summing(graph, profile):
         proto = copied(node.proto)
-        if node.key in op_facts().biased:
+        if node.key in op_facts().biased:  # a bias is added after the sum
             del proto.input[2:]
         for port in range(len(proto.input)):
             value = node.inputs[port]
@@ -106,7 +109,8 @@ def with_magnitudes(graph: Graph, profile: Profile) -> tuple[ModelProto, list[Wa
                 editor.insert_after(node.index, made)
                 magnitudes[value, node.scope] = name
             proto.input[port] = magnitudes[value, node.scope]
-        proto.name, name = "", editor.names.fresh(f"{node.proto.output[0]}_magnitude")
+        proto.name = ""
+        name = editor.names.fresh(f"{node.proto.output[0]}_magnitude")
         proto.output[:] = [name]
         editor.insert_after(node.index, proto)
         watch(node, name)
@@ -145,7 +149,7 @@ def _add_squared_mean(graph: Graph, node: Node, editor: GraphEditor) -> str:
 def centered_norms(
     graph: Graph,
     profile: Profile,
-    watched: Sequence[Watch],
+    watched: Sequence[WatchedNode],
     largest: Mapping[str, float],
 ) -> tuple[str, ...]:
     """Return outputs of normalizations with a mean so small relative to the deviation that it can be subtracted in
@@ -161,10 +165,10 @@ def centered_norms(
 
 def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
     """Yield nodes whose sums are float16, and do not follow from their results."""
-    products, sums = (
-        {op for op, fact in facts.items() if fact.accumulator == "float16"}
-        for facts in (profile.products, profile.sums)
-    )
+    products = {
+        op for op, fact in profile.products.items() if fact.accumulator == "float16"
+    }
+    sums = {op for op, fact in profile.sums.items() if fact.accumulator == "float16"}
     for node in graph.nodes_of(products | (sums - _ROOTS)):
         value = node.outputs[0]
         is_open = not graph.scopes[node.scope].opaque
@@ -175,7 +179,7 @@ def _summing(graph: Graph, profile: Profile) -> Iterator[Node]:
 def partial_sums(
     graph: Graph,
     profile: Profile,
-    watched: Sequence[Watch],
+    watched: Sequence[WatchedNode],
     largest: Mapping[str, float],
     shapes: Sequence[Shape | None],
 ) -> dict[str, Partial]:
@@ -188,7 +192,7 @@ def partial_sums(
         largest: largest magnitude by name, including these.
         shapes: shapes by value on the samples.
     """
-    found = dict[str, Partial]()
+    partial = dict[str, Partial]()
     names = value_names(graph)
     for item in watched:
         node = graph.nodes[item.node]
@@ -198,16 +202,16 @@ def partial_sums(
         terms = counted(node, shapes)
         reach = largest.get(item.name, 0.0)
         if terms and reach:
+            # A mean is divided after its sum.
             times = terms if node.key in op_facts().means else 1
-            found[item.value] = Partial(reach * times, terms)
+            partial[item.value] = Partial(reach * times, terms)
     overflowing = {op for op, fact in profile.sums.items() if fact.overflows}
     for node in graph.nodes_of(_ROOTS & overflowing):
         name = names[node.outputs[0]]
         if node.key == "ReduceL2" and largest.get(name):
-            found[name] = Partial(
-                largest[name] ** 2, summed_terms(node, shapes) or 1, power=2
-            )
-    return found
+            terms = summed_terms(node, shapes) or 1
+            partial[name] = Partial(largest[name] ** 2, terms, power=2)
+    return partial
 
 
 ROUNDS: Final = frozenset({"Loop", "Scan"})
@@ -227,13 +231,13 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
     """
     if len(graph.scopes) == 1 or graph.book.opsets.get("", 0) < _LEAST_OPSET:
         return graph.model, {}
-    writer = _Writer(graph, GraphEditor(graph))
+    writer = _BodyRanges(graph, GraphEditor(graph))
     vectors: dict[int, tuple[str, list[int]]] = {}
     for scope in reversed(graph.scopes):  # a scope comes after the one around it
         for node in graph.at(scope.nodes):
-            found = writer.pass_out(node)
-            if found is not None:
-                vectors[node.index] = found
+            passed = writer.pass_out(node)
+            if passed is not None:
+                vectors[node.index] = passed
         if scope.index:
             inner = [vectors[index] for index in scope.nodes if index in vectors]
             writer.measure(scope.index, inner)
@@ -248,8 +252,8 @@ def with_body_ranges(graph: Graph) -> tuple[ModelProto, dict[str, int]]:
 
 
 @dataclass(slots=True)
-class _Writer:
-    """Writes into the copy of a model."""
+class _BodyRanges:
+    """Writes nodes that compute the ranges in bodies, and pass them out, into the copy of a model."""
 
     graph: Graph
     editor: GraphEditor
@@ -272,7 +276,7 @@ class _Writer:
         base: str = "",
         **attributes: Any,
     ) -> str:
-        """Append a node to a scope; its output."""
+        """Append a node to a scope, and return the name of its output."""
         name = self.editor.names.fresh(base or f"range_{kind}")
         node = self.editor.make(kind, inputs, [name], "", **attributes)
         self.editor.insert(scope, self.graph.scopes[scope].nodes.stop, node)
@@ -288,8 +292,9 @@ class _Writer:
             if is_made and graph.types[value.index] == FLOAT:
                 parts.append(self.largest(scope, value.name))
                 values.append(value.index)
-        parts += [vector for vector, _ in inner]
-        values += [value for _, listed in inner for value in listed]
+        for vector, listed in inner:
+            parts.append(vector)
+            values += listed
         if parts:
             self.made[scope] = self.op(scope, "Concat", parts, axis=0), values
 
@@ -304,7 +309,7 @@ class _Writer:
         return self.op(scope, "ReduceMax", [usual], keepdims=1)
 
     def pass_out(self, node: Node) -> tuple[str, list[int]] | None:
-        """Let a node also return the magnitudes of its bodies; returns the vector of these, and its values."""
+        """Let a node also return the magnitudes of its bodies, and return the vector of these, and its values."""
         known = node.key == "If" or node.key in ROUNDS
         is_opaque = any(self.graph.scopes[body].opaque for _, body in node.bodies)
         bodies = [
@@ -313,7 +318,7 @@ class _Writer:
         if not known or is_opaque or not bodies:
             return None
         proto = self.editor.node(node.index)
-        values = [value for _, _, listed in bodies for value in listed]
+        values = [*chain.from_iterable(listed for _, _, listed in bodies)]
         output = self.editor.names.fresh("range_output")
         if node.key == "If":
             self.branches(node, len(values))
@@ -324,6 +329,7 @@ class _Writer:
         results.append(_vector(vector, len(values)))
         _fill(proto, len(results) - (node.key == "Loop") - 1)
         proto.output.append(output)
+        # A row of zeros comes first, as a loop may make no turn and then has no rows to take the maximum of.
         none = self.floats(*[0.0] * len(values))
         row = self.op(node.scope, "Reshape", [none, self.integers([1, len(values)])])
         rows = self.op(node.scope, "Concat", [row, output], axis=0)
@@ -337,13 +343,11 @@ class _Writer:
     def branches(self, node: Node, count: int) -> None:
         """Let both branches return all magnitudes: those of the other one are 0."""
         for _, body in node.bodies:
-            parts = [
-                self.made[other][0]
-                if other == body
-                else self.floats(*[0.0] * len(self.made[other][1]))
-                for _, other in node.bodies
-                if other in self.made
-            ]
+            parts = list[str]()
+            for other in (other for _, other in node.bodies if other in self.made):
+                vector, values = self.made[other]
+                is_own = other == body
+                parts.append(vector if is_own else self.floats(*[0.0] * len(values)))
             results = self.editor.graphs[body].output
             results.append(_vector(self.op(body, "Concat", parts, axis=0), count))
         _fill(self.editor.node(node.index), len(results) - 1)
@@ -379,6 +383,7 @@ def with_ranges(model: Model, options: Options, run: Run) -> Options:
         return options
     options, limit = replace(options, data_max=None), options.data_max
     graph, ranges = measured_ranges(model, options, run)
+    # Nodes that stay in float32 need no exponents, so they are found first.
     if limit is not None:
         beyond = _beyond(graph, options, ranges.largest, limit)
         options = replace(options, keep_nodes=(*options.keep_nodes, *beyond))
@@ -400,7 +405,7 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
     if options.rescale and options.low is FLOAT16:
         profile = emulated_arithmetic(options.target)
     wide = graph
-    watched = list[Watch]()
+    watched = list[WatchedNode]()
     if profile is not None and run.samples.has(0):
         proto, watched = with_magnitudes(graph, profile)
         wide = Graph.of(proto, graph.folder) if watched else graph
@@ -412,13 +417,14 @@ def measured_ranges(model: Model, options: Options, run: Run) -> tuple[Graph, Ra
         names[value]: largest[name] for name, value in inner.items() if name in largest
     }
     own = set(value_names(graph).values())
-    found = {name: reach for name, reach in largest.items() if name in own}
+    ranges = {name: reach for name, reach in largest.items() if name in own}
     if profile is None or not watched:
-        return graph, Ranges(found)
+        return graph, Ranges(ranges)
     feeds = check_inputs(graph.model, run.samples[0])
     shapes = graph.shapes_of(shapes_of(feeds))
     sums = partial_sums(graph, profile, watched, largest, shapes)
-    return graph, Ranges(found, sums, centered_norms(graph, profile, watched, largest))
+    norms = centered_norms(graph, profile, watched, largest)
+    return graph, Ranges(ranges, sums, norms)
 
 
 def _beyond(
@@ -486,19 +492,17 @@ class RangeProbe(Probe[Magnitudes]):
         """As :meth:`Probe.open`."""
         session = self.engine.open(self.model.opened())
 
-        def measure(item: Item) -> Magnitudes:
+        def measure(item: LoadedSample) -> Magnitudes:
             feeds = check_inputs(session.model.proto, item.sample)
             executor = session.prepare(feeds)
             flow = executor.flow
-            floats = (FLOAT, None)
-            made = [name for name in flow.maker if flow.types.get(name) in floats]
-            values = observed_values(executor, feeds, [*flow.inputs, *made])
-            return Magnitudes(
-                {
-                    name: measured(value, value).reference_max
-                    for name, value in values
-                    if value.is_tensor() and value.data_type() == FLOAT
-                }
-            )
+            floats = (FLOAT, None)  # a value of unknown type may be one
+            computed = [name for name in flow.maker if flow.types.get(name) in floats]
+            largest = dict[str, float]()
+            names = [*flow.inputs, *computed]
+            for name, value in observed_values(executor, feeds, names):
+                if value.is_tensor() and value.data_type() == FLOAT:
+                    largest[name] = measured(value, value).reference_max
+            return Magnitudes(largest)
 
         return Opened(session.prepare_sample, one_by_one(measure))

@@ -46,7 +46,7 @@ from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (
-    Item,
+    LoadedSample,
     Opened,
     Probe,
     observe_all,
@@ -113,7 +113,7 @@ class WeightRounder:
     _found: dict[Key, Found] = field(default_factory=dict)
 
     def __call__(self, analysis: Analysis) -> RoundedWeights:
-        """The weights of a conversion that are better rounded otherwise than to nearest.
+        """Return the weights of a conversion that are better rounded otherwise than to nearest.
 
         Raises:
             RuntimeFailure: the model does not run. ArgumentError: a sample does not fit it.
@@ -130,14 +130,14 @@ class WeightRounder:
             told(done, len(missing))
         for weight in missing:  # weights that no sample reaches
             self._found.setdefault(keys[weight.value], (None, (0.0, 0.0, 0.0)))
-        found = {value: self._found[key] for value, key in keys.items()}
+        results = {value: self._found[key] for value, key in keys.items()}
         chosen = {
-            value: bits for value, (bits, _) in found.items() if bits is not None
+            value: bits for value, (bits, _) in results.items() if bits is not None
         }
-        norms = [norms for bits, norms in found.values() if bits is not None]
-        before, after = (
-            _mean([norm[at] / norm[2] for norm in norms if norm[2]]) for at in (0, 1)
-        )
+        norms = [norms for bits, norms in results.values() if bits is not None]
+        # Errors are relative to the product, whose norm may be zero.
+        before = _mean([old / signal for old, _, signal in norms if signal])
+        after = _mean([new / signal for _, new, signal in norms if signal])
         count = len(weights) + len(others)
         text = "%d of %d weights are rounded with compensation"
         _LOG.info(text, len(chosen), count)
@@ -208,7 +208,7 @@ class _RowsProbe(Probe[_SampleRows]):
         )
         taken: set[int] | None = None
 
-        def measure(item: Item) -> _SampleRows:
+        def measure(item: LoadedSample) -> _SampleRows:
             nonlocal taken
             feeds = check_inputs(session.model.proto, item.sample)
             rows = self._rows_of(session.prepare(feeds), feeds, item.number, taken)
@@ -271,18 +271,16 @@ def _round_weight(
 ) -> Found:
     """Return the weight rounded with compensation on these rows."""
     array = read_array(weight.tensor, graph.folder)
-    found = compensate(weight.arrangement.matrices(array), rows, low)
-    if found is None:
+    result = compensate(weight.arrangement.matrices(array), rows, low)
+    if result is None:
         return None, (0.0, 0.0, 0.0)
-    stored = weight.arrangement.stored(found.weight, array.shape).reshape(-1)
+    stored = weight.arrangement.stored(result.weight, array.shape).reshape(-1)
     bits, counts = lower(stored, low, low.max_finite, Scratch(stored.size))
+    # The numbers are low precision already, so that losses are those against the original weight.
     lost = int(np.count_nonzero((stored == 0) & (array.reshape(-1) != 0)))
     counts = ConversionCounts(counts.elements, 0, lost, counts.subnormal)
-    return Chosen(_kept(bits), counts), (
-        found.nearest,
-        found.compensated,
-        found.signal,
-    )
+    norms = (result.nearest, result.compensated, result.signal)
+    return Chosen(_kept(bits), counts), norms
 
 
 def _kept(bits: Bits) -> Bits:
@@ -297,7 +295,7 @@ def _kept(bits: Bits) -> Bits:
 
 
 def _key(weight: ProductWeight, graph: Graph, low: Format) -> Key:
-    """The inputs that determine a rounded weight of one model on the same samples."""
+    """Return the inputs that determine a rounded weight of one model on the same samples."""
     readers = tuple((reader.node.label, reader.rows) for reader in weight.readers)
     data = np.ascontiguousarray(read_array(weight.tensor, graph.folder)).reshape(-1)
     return (
@@ -328,7 +326,7 @@ _WIDTH: Final = 1024
 """Columns that are rounded together: few enough to stay in the processor's cache."""
 
 
-class Compensation(NamedTuple):
+class CompensatedWeight(NamedTuple):
     """A rounded weight, and the norms of its product's errors on all rows: rounded to nearest, and with compensation.
 
     ``signal`` is the norm of the product itself.
@@ -340,7 +338,7 @@ class Compensation(NamedTuple):
     signal: float
 
 
-def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None:
+def compensate(weight: Floats, rows: Floats, low: Format) -> CompensatedWeight | None:
     """Round a weight with compensation; None if all rows together, or those held out, gain nothing.
 
     Args:
@@ -359,11 +357,12 @@ def compensate(weight: Floats, rows: Floats, low: Format) -> Compensation | None
     result = _best(weight, nearest, rows[:, :first], rows[:, first:], low)
     if result is None:
         return None
-    before, after = (error_norm(rows, weight, other) for other in (nearest, result))
+    before = error_norm(rows, weight, nearest)
+    after = error_norm(rows, weight, result)
     if after >= before:  # with few rows, only those held out may gain
         return None
     signal = error_norm(rows, weight, np.zeros_like(weight))
-    return Compensation(result, before, after, signal)
+    return CompensatedWeight(result, before, after, signal)
 
 
 def _best(
@@ -399,7 +398,7 @@ def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
 
 
 def _gram(rows: Floats) -> Floats:
-    """X^T X of each group, with a mean diagonal of 1."""
+    """Return X^T X of each group, with a mean diagonal of 1."""
     means = np.sqrt(np.square(rows, dtype=np.float64).sum((1, 2)) / rows.shape[2])
     scaled = (rows / np.where(means > 0, means, 1.0)[:, None, None]).astype(np.float32)
     return scaled.swapaxes(1, 2) @ scaled
@@ -408,12 +407,14 @@ def _gram(rows: Floats) -> Floats:
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """Return the weight rounded row by row, those first that count most."""
     order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
+    # Groups have orders of their own, since their inputs differ.
     factors = np.stack(
         [
             _factor(group[np.ix_(rank, rank)], damping)
             for group, rank in zip(gram, order, strict=True)
         ]
     )
+    # Rows that the inputs excite most come first, while many rows are left that can take up their errors.
     placed = np.take_along_axis(weight, order[:, :, None], axis=1)
     for first in range(0, placed.shape[2], _WIDTH):
         _round_columns(placed[:, :, first : first + _WIDTH], factors, low)
@@ -445,6 +446,7 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
     kind = helper.tensor_dtype_to_np_dtype(low.elem)
     for first in range(0, size, _BLOCK):
         stop = min(first + _BLOCK, size)
+        # Within the block, errors are passed on row by row; to the rows after it, with one product at its end.
         block = weight[:, first:stop].copy()
         errors = np.empty_like(block)
         for row in range(stop - first):

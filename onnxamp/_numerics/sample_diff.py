@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from secrets import token_hex
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from onnxamp._base.executor import Memory
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._numerics.chosen_tokens import chosen_tokens
-from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.compare import compare_outputs, worst_rel_l2
 from onnxamp._numerics.detections import Detections, compare_matched
 from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
@@ -45,7 +46,7 @@ from onnxamp._runtime.engines import (
 )
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
-from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
+from onnxamp._runtime.loop import LoadedSample, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.values import Feeds, check_inputs
 
 
@@ -108,7 +109,7 @@ class TwoModels(PairedSessions):
     _elsewhere: Session | None = None
     """The reference that did not run."""
 
-    def compare(self, item: Item) -> SampleDiff:
+    def compare(self, item: LoadedSample) -> SampleDiff:
         """Return the measurements of a sample.
 
         Raises:
@@ -170,11 +171,7 @@ class TwoModels(PairedSessions):
             perplexity=None
             if reader is None
             else reader.perplexity(feeds, reference, result),
-            mismatches=tuple(
-                f"Output {name!r}: {text}"
-                for name, value in reference.items()
-                for text in _differences(value, result[name])
-            ),
+            mismatches=tuple(_mismatches(reference, result)),
             rejected=None if accept is None or is_accepted else accept.name,
             notes=(
                 *nan_inputs(feeds),
@@ -187,7 +184,7 @@ class TwoModels(PairedSessions):
         )
 
     def _grouped(
-        self, item: Item, feeds: Feeds, reference: Outputs, result: Outputs
+        self, item: LoadedSample, feeds: Feeds, reference: Outputs, result: Outputs
     ) -> tuple[Grouped, ...]:
         """Return the groups of numbers of outputs; without those that are noise in float32, if one is off."""
         flows = self.reference.prepare(feeds).flow, self.result.prepare(feeds).flow
@@ -243,6 +240,7 @@ class TwoModels(PairedSessions):
                 paired = paired._replace(failure=str(error))
         one = self.reference
         is_done = paired.failure is None and not self.result.runs_whole(feeds)
+        # Side by side, both models have run in the form in which they are compared: nothing is left to run.
         if layers and is_done and not one.runs_as_given(feeds):
             one.outputs.keep(number, paired.reference)
             return paired
@@ -378,17 +376,20 @@ def noise_floor(
         others = elsewhere.run(feeds)
     except RuntimeFailure:
         return None
-    on_cpu, found = (others, outputs) if on_device else (outputs, others)
-    diffs = (
-        diff
-        for name, value in on_cpu.items()
-        for diff in compare_outputs(name, value, found[name])
-    )
-    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+    if on_device:
+        return worst_rel_l2(others, outputs)
+    return worst_rel_l2(outputs, others)
+
+
+def _mismatches(reference: Outputs, result: Outputs) -> Iterator[str]:
+    """Yield sentences about differences of outputs that no limit allows."""
+    for name, value in reference.items():
+        for text in _differences(value, result[name]):
+            yield f"Output {name!r}: {text}"
 
 
 def _unmatched(reference: DataflowGraph, result: DataflowGraph) -> tuple[str, ...]:
-    """Inputs and outputs that only one of the models has, and that are not compared."""
+    """Return sentences about inputs and outputs that only one of the models has, and that are not compared."""
     inputs = [
         f"Only the reference takes the input {name!r}."
         for name in reference.inputs
@@ -461,10 +462,10 @@ def _layers(
         node = reference.nodes[position]
         dtype = dtype_of(result, name)
         label = node.name or name
-        if "float" not in dtype and not (
-            row.accumulated and row.accumulated.error_max
-        ):
-            continue  # shapes, indices and masks that are equal
+        # Shapes, indices and masks that are equal say nothing of precision.
+        has_error = bool(row.accumulated and row.accumulated.error_max)
+        if "float" not in dtype and not has_error:
+            continue
         yield LayerDiff(
             position=position,
             value=name,
@@ -497,14 +498,14 @@ def _as_declared(
     diff: TensorDiff, reference: DataflowGraph, result: DataflowGraph
 ) -> TensorDiff:
     """Restore the declared types of values that emulation computed in float32."""
-    one, other = (
-        dtype_of(flow, diff.name) if diff.name in flow.low else ""
-        for flow in (reference, result)
-    )
+
+    def declared(flow: DataflowGraph, computed: str) -> str:
+        return dtype_of(flow, diff.name) if diff.name in flow.low else computed
+
     return replace(
         diff,
-        reference_dtype=one or diff.reference_dtype,
-        result_dtype=other or diff.result_dtype,
+        reference_dtype=declared(reference, diff.reference_dtype),
+        result_dtype=declared(result, diff.result_dtype),
     )
 
 
@@ -520,11 +521,7 @@ def _differences(reference: Any, result: Any) -> list[str]:
             return [
                 f"The sequence has {len(result)} elements instead of {len(reference)}."
             ]
-        return [
-            text
-            for one, other in zip(reference, result, strict=True)
-            for text in _differences(one, other)
-        ]
+        return [*chain.from_iterable(map(_differences, reference, result))]
     if type(reference) is not type(result):
         return [
             f"It is {type(result).__name__} instead of {type(reference).__name__}."

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._model.protos import small_model, tensors_of
-from onnxamp._numerics.compare import compare_outputs
+from onnxamp._numerics.compare import worst_rel_l2
 from onnxamp._runtime.engines import Engine, Outputs
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.starting import ModelFile
@@ -103,18 +103,8 @@ def saturation_of(
         usual = engine.run(make_session(source), feeds)
     except OnnxAmpError:
         return None
-    error = _error(usual, exact)
+    error = worst_rel_l2(exact, usual)
     if not error > _NOTICED:
         return None
-    return Saturation(error, None if compared is None else _error(compared, exact))
-
-
-def _error(outputs: Outputs, exact: Outputs) -> float:
-    """Return the largest relative L2 error of the float outputs."""
-    diffs = (
-        diff
-        for name, value in exact.items()
-        if name in outputs
-        for diff in compare_outputs(name, value, outputs[name])
-    )
-    return max((diff.rel_l2 for diff in diffs if diff.is_float), default=0.0)
+    shown = None if compared is None else worst_rel_l2(exact, compared)
+    return Saturation(error, shown)

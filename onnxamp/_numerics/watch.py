@@ -20,14 +20,15 @@ Infinities among a node's inputs (masks) excuse infinities in its outputs.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 
 from onnxamp._base.errors import RuntimeFailure
@@ -44,7 +45,7 @@ from onnxamp._runtime.emulate import without_rounding
 from onnxamp._runtime.engines import Engine, Progress, Session
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.flow import DataflowGraph, dtype_of, origin
-from onnxamp._runtime.loop import Item, Opened, Probe, one_by_one, remembered
+from onnxamp._runtime.loop import LoadedSample, Opened, Probe, one_by_one, remembered
 from onnxamp._runtime.pieces import Executor, start
 from onnxamp._runtime.values import Feeds, check_inputs, to_value
 
@@ -84,7 +85,7 @@ def classify(
     measured: Mapping[str, Measurement],
     inputs: Mapping[str, Measurement],
 ) -> tuple[ValueCheck, ...]:
-    """Tell of each value whether it is at fault, only passes a fault on, or is fine.
+    """Return for each value whether it is at fault, only passes a fault on, or is fine.
 
     Args:
         rows: in execution order.
@@ -94,7 +95,7 @@ def classify(
     Complexity: linear in nodes.
     """
     ends = [measured[name] for name in flow.outputs if name in measured]
-    # NaN and infinities that ops compute from finite numbers are faults where they reach outputs
+    # NaN and infinities that ops compute from finite numbers are faults only where they reach outputs: masks use them.
     born = any(m.found_nan or m.found_inf for m in ends)
     by_node = defaultdict[int, list[WatchedValue]](list)
     readers = _readers(flow, rows)
@@ -113,20 +114,26 @@ def classify(
             if checked.fault or checked.inherited:
                 bad |= {row.value, row.exact}
         if spoiled:
-            own = {name for row in by_node[index] for name in (row.value, row.exact)}
+            own = _names_of(by_node[index])
             bad.update(set(node.output) - own - measured.keys())
     return tuple(checks)
+
+
+def _names_of(rows: Iterable[WatchedValue]) -> set[str]:
+    """Return the names of values, and of the exact results that they are rounded from."""
+    return {*chain.from_iterable((row.value, row.exact) for row in rows)}
 
 
 def _readers(
     flow: DataflowGraph, rows: Sequence[WatchedValue]
 ) -> dict[str, tuple[str, ...]]:
-    """By value: the nodes that read it, directly or through Casts. Linear in reads if few Casts follow each other."""
+    """Return by value the nodes that read it, also through Casts. Linear in reads if few Casts follow each other."""
     direct = defaultdict[str, list[WatchedValue]](list)
     for row in rows:
         for name in flow.reads[row.node]:
             direct[name].append(row)
     readers: dict[str, tuple[str, ...]] = {}
+    # From the last, so that the readers of a Cast's result are known when the Cast is met.
     for row in reversed(rows):
         names: dict[str, None] = {}
         for reader in direct[row.value]:
@@ -150,12 +157,8 @@ def _checked(
     node = flow.nodes[row.node]
     sources = [seen[name] for name in flow.reads[row.node] if name in seen]
     fault = _fault(flow, row, m, sources, born=born)
-    odd = (
-        fault is not None
-        or m.found_nan > 0
-        or m.found_inf > 0
-        or (m.elements > 1 and m.found_zero == m.elements)
-    )
+    is_all_zero = m.elements > 1 and m.found_zero == m.elements
+    odd = fault is not None or m.found_nan > 0 or m.found_inf > 0 or is_all_zero
     is_raised = row.value not in flow.low and any(n in flow.low for n in node.input)
     was_cast = node.op_type == "Identity" and is_raised
     return ValueCheck(
@@ -184,19 +187,17 @@ def _fault(
     if node.op_type == "Constant":
         return None
     contracts = op_key(node) in op_facts().contractions
-    endless = (
-        m.found_inf > 0
-        and (m.broken > 0 or born or contracts)
-        and not any(s.found_inf for s in sources)
-    )
+    counts = m.broken > 0 or born or contracts
+    is_own = m.found_inf > 0 and not any(source.found_inf for source in sources)
     if m.found_nan and born:
         return "NaN"
+    # An infinite constant is a mask, unless it is a factor of products.
+    endless = is_own and counts
     if endless and (contracts or not flow.ask(reads_constant, row.node, np.inf)):
         return "Inf"
+    is_all_zero = m.elements > 1 and m.found_zero == m.elements
     faults = {
-        "all zero": m.elements > 1
-        and m.found_zero == m.elements
-        and m.reference_zero < m.elements,
+        "all zero": is_all_zero and m.reference_zero < m.elements,
         "vanished": m.vanished > 0,
         "flushed": m.flushed > 0 and m.rel_l2 > FLUSHED_ABOVE,
         "saturated": m.found_max == top
@@ -220,35 +221,38 @@ def mask_values(flow: DataflowGraph) -> frozenset[str]:
             waiting += reads
         ports = facts.mask_inputs.get(key, ())
         waiting += (node.input[port] for port in ports if port < len(node.input))
-    found = set[str]()
+    masks = set[str]()
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in masks:
             continue
-        found.add(name)
-        maker = flow.maker.get(name)
-        is_passed = maker is not None and (
-            op_key(flow.nodes[maker]) in facts.mask_arithmetic or name not in flow.own
-        )
-        if maker is not None and is_passed:
+        masks.add(name)
+        if name not in flow.maker:
+            continue
+        maker = flow.maker[name]
+        # Values that emulation has added are rounded forms of what they are computed from.
+        is_arithmetic = op_key(flow.nodes[maker]) in facts.mask_arithmetic
+        if is_arithmetic or name not in flow.own:
             waiting += flow.reads[maker]
-    return frozenset(found)
+    return frozenset(masks)
 
 
 def reads_constant(flow: DataflowGraph, node: int, limit: float) -> bool:
     """Return whether a constant of the node has an element of that magnitude. Slow, since it reads weights."""
-    held = (flow.constants[name] for name in flow.held[node])
-    fed = (name for name in flow.reads[node] if name in flow.shell.weights)
-    arrays = chain(
-        (
-            numpy_helper.to_array(constant)
-            for constant in held
-            if isinstance(constant, TensorProto) and constant.data_type in FLOAT_ELEMS
-        ),
-        (flow.shell.array(name, raised=True) for name in fed),
-    )
+    arrays = _constants_of(flow, node)
     sizes = (np.abs(array.astype(np.float32)).max(initial=0.0) for array in arrays)
     return any(size >= limit for size in sizes)
+
+
+def _constants_of(flow: DataflowGraph, node: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield the float constants of a node, whether they are part of the graph or fed to it."""
+    for name in flow.held[node]:
+        constant = flow.constants[name]
+        if isinstance(constant, TensorProto) and constant.data_type in FLOAT_ELEMS:
+            yield numpy_helper.to_array(constant)
+    for name in flow.reads[node]:
+        if name in flow.shell.weights:
+            yield flow.shell.array(name, raised=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +309,10 @@ def watched_parts(
     """
     flow = executor.flow
     done = 0
-    execution = start(
-        executor,
-        feeds,
-        Counter(name for row in rows for name in {row.value, row.exact}),
-    )
+    reads = Counter[str]()
+    for row in rows:
+        reads.update({row.value, row.exact})  # once where nothing is rounded
+    execution = start(executor, feeds, reads)
     inputs = dict[str, Measurement]()
     values = dict[str, Measurement]()
     for name, value in execution.values.items():
@@ -319,8 +322,8 @@ def watched_parts(
                 seen(name, value)
     by_name = {row.value: row for row in rows}
     for part in execution.parts(range(len(flow.nodes)), budget):
-        made = (name for node in part for name in flow.nodes[node].output)
-        for row in (by_name[name] for name in made if name in by_name):
+        names = flow.outputs_of(part)
+        for row in (by_name[name] for name in names if name in by_name):
             value = execution.values[row.value]
             values[row.value] = measure(execution.values[row.exact], value)
             if seen is not None:
@@ -377,7 +380,7 @@ class CheckProbe(Probe[CheckedSample]):
         session = self._session(memory)
         last: tuple[Executor, Executor, Sequence[WatchedValue]] | None = None
 
-        def measure(item: Item) -> CheckedSample:
+        def measure(item: LoadedSample) -> CheckedSample:
             nonlocal last
             feeds = check_inputs(session.model.proto, item.sample)
             executor = session.prepare(feeds)
@@ -437,7 +440,7 @@ class EngineProbe(CheckProbe):
         return Opened(sessions.prepare, one_by_one(partial(_on_engine, sessions)))
 
 
-def _on_engine(sessions: PairedSessions, item: Item) -> CheckedSample:
+def _on_engine(sessions: PairedSessions, item: LoadedSample) -> CheckedSample:
     """Return what a sample shows on an engine.
 
     Raises:
@@ -489,7 +492,7 @@ def keep_float32(
         for row in rows
         if row.node in chosen and _is_rounded(flow, row)
     }
-    wanted = {name for node in chosen for name in flow.reads[node]}
+    wanted = set(flow.reads_of(chosen))
     casts = {
         row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels
     }
@@ -497,7 +500,7 @@ def keep_float32(
         if row.node in casts and row.value in wanted:
             chosen.add(row.node)
             wanted.update(flow.reads[row.node])
-    for row in rows:  # Casts to float32 behind chosen nodes have nothing to do
+    for row in rows:  # Casts to float32 after chosen nodes have nothing to do
         is_raised = row.value not in flow.low and row.node in casts
         if is_raised and not exact.keys().isdisjoint(flow.reads[row.node]):
             chosen.add(row.node)
@@ -516,13 +519,12 @@ def keep_float32(
         reads[index] = tuple(
             dict.fromkeys(exact.get(name, name) for name in reads[index])
         )
-    # Integers are cast to float32 then, unless somebody else reads them rounded.
+    # Integers are cast to float32 then, unless a node that is not chosen reads them rounded.
     for row in rows:
         if row.node not in chosen or row.exact == row.value or _is_rounded(flow, row):
             continue
-        if {
-            index for index, names in enumerate(reads) if row.value in names
-        } <= chosen:
+        readers = {index for index, names in enumerate(reads) if row.value in names}
+        if readers <= chosen:
             nodes[row.node] = copied(flow.nodes[row.node])
             for item in nodes[row.node].attribute:
                 item.i = TensorProto.FLOAT if item.name == "to" else item.i

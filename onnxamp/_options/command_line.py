@@ -33,6 +33,7 @@ class OptionRow(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, Any], converting: Sequence[str]) -> "OptionRow":
         """Return a row of the table; the row may omit its commands and its name."""
+        # "-o, --output" is called output, and "--fold/--no-fold" fold, as click would name them.
         longest = row["flags"].partition("/")[0].rpartition(" ")[2].lstrip("-")
         name = row.get("field") or longest.lower().replace("-", "_")
         return cls(**{"commands": converting, "name": name, **row})
@@ -62,7 +63,10 @@ class OptionRow(NamedTuple):
             words = map(str, value)
         else:
             words = filter(None, [self._word(value)])
-        return [text for word in words for text in (flag, word)]
+        arguments = list[str]()
+        for word in words:
+            arguments += flag, word
+        return arguments
 
     def _word(self, value: Any) -> str | None:
         """Return the word for a value, with its names; None if there is none."""

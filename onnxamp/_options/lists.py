@@ -73,6 +73,7 @@ def literal_preset(lists: str) -> Preset:
 @cache
 def _read_preset(lists: str) -> Preset:
     data = _preset_data(lists)
+    # A preset that extends another one can add entries; only this key takes inherited ones away.
     removed = data.pop("not_black", {})
     data["black"] = {op: why for op, why in data["black"].items() if op not in removed}
     return Preset(lists, **data)
@@ -97,20 +98,19 @@ def stated_in(lists: str, field: str) -> str:
 @cache
 def framework_names() -> Mapping[str, Sequence[str]]:
     """Return names of operators and layers in MindSpore and Paddle -> the ONNX op types that exporters write."""
-    return {
-        name: ops
-        for lists in PRESETS
-        for name, ops in _read_preset(lists).names.items()
-    }
+    names = dict[str, Sequence[str]]()
+    for lists in PRESETS:
+        names |= _read_preset(lists).names
+    return names
 
 
 @cache
 def _framework_forms() -> Mapping[str, Sequence[str]]:
-    return {
-        name: kinds
-        for lists in PRESETS
-        for name, kinds in _read_preset(lists).forms.items()
-    }
+    """Return names of layers in MindSpore and Paddle -> the kinds of ordinary ops that exporters write for them."""
+    forms = dict[str, Sequence[str]]()
+    for lists in PRESETS:
+        forms |= _read_preset(lists).forms
+    return forms
 
 
 def ops_named(name: str) -> Sequence[str]:
@@ -134,17 +134,16 @@ def _without_modules(name: str) -> str:
 @cache
 def _known_ops() -> frozenset[str]:
     """Return the op types of the ONNX standard, of ONNX Runtime's kernels, and of the presets."""
-    schemas = {
-        schema.name
-        if schema.domain in ("", "ai.onnx")
-        else f"{schema.domain}::{schema.name}"
-        for schema in onnx.defs.get_all_schemas()
-    }
-    kernels = (kernel_table(provider).keys() for provider in with_kernels())
-    lists = (_read_preset(name) for name in PRESETS)
-    return frozenset(schemas).union(
-        *kernels, *((*known.white, *known.black) for known in lists)
-    )
+    known = set[str]()
+    for schema in onnx.defs.get_all_schemas():
+        is_standard = schema.domain in ("", "ai.onnx")
+        known.add(schema.name if is_standard else f"{schema.domain}::{schema.name}")
+    for provider in with_kernels():
+        known.update(kernel_table(provider))
+    for name in PRESETS:
+        listed = _read_preset(name)
+        known.update(listed.white, listed.black)
+    return frozenset(known)
 
 
 def is_known(name: str, declared: AbstractSet[str] = frozenset()) -> bool:
@@ -157,11 +156,10 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
 
     Among names that differ only in case, those in ``more`` have priority over ONNX's, and ONNX's over frameworks'.
     """
-    spelled = {
-        known.lower(): known
-        for names in (framework_names(), _known_ops(), more)
-        for known in sorted(names)
-    }
+    spelled = dict[str, str]()
+    for names in (framework_names(), _known_ops(), more):
+        for known in sorted(names):
+            spelled[known.lower()] = known
     near = get_close_matches(name.lower(), sorted(spelled), 1)
     return spelled[near[0]] if near else None
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 from onnx import NodeProto
@@ -43,7 +44,7 @@ Rule = Callable[[NodeProto], str | None]
 """A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED`."""
 
 LOSS_SCALED: Final = "scaled"
-"""What a rule says of nodes whose values a loss scale keeps in range, whatever the sizes of inputs are."""
+"""The answer of a rule for nodes whose values a loss scale keeps in range, regardless of the sizes of inputs."""
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")
@@ -136,6 +137,7 @@ class Options:
             raise ArgumentTypeError(
                 f"rescaling must be taken from a plan, not {type(self.rescaling).__name__}."
             )
+        # The dataclass is frozen, and callers may pass lists, paths and short names.
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if both := sorted(self.user_white & self.user_black):
@@ -152,12 +154,8 @@ class Options:
                 f"{self.target} computes only in float16, but dtype (--dtype) is {self.dtype}: choose"
                 " float16, or another target."
             )
-        _ = (
-            self.preset,
-            self.keep_patterns,
-            self.low_patterns,
-            self.weight_patterns,
-        )  # validated
+        # Computing these validates them, so that an error names the option before any model is read.
+        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:
@@ -187,12 +185,12 @@ class Options:
     @cached_property
     def user_white(self) -> frozenset[str]:
         """Op types of white_list, with the names of other frameworks translated."""
-        return frozenset(op for name in self.white_list for op in ops_named(name))
+        return frozenset(chain.from_iterable(map(ops_named, self.white_list)))
 
     @cached_property
     def user_black(self) -> frozenset[str]:
         """Op types of black_list, with the names of other frameworks translated."""
-        return frozenset(op for name in self.black_list for op in ops_named(name))
+        return frozenset(chain.from_iterable(map(ops_named, self.black_list)))
 
     @cached_property
     def white(self) -> frozenset[str]:
@@ -202,11 +200,9 @@ class Options:
     @cached_property
     def black(self) -> frozenset[str]:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
-        preset = (
-            frozenset[str]()
-            if self.level == Level.O3
-            else frozenset(self.preset.black)
-        )
+        if self.level == Level.O3:
+            return self.user_black
+        preset = frozenset(self.preset.black)
         return (preset - self.trusted - self.user_white) | self.user_black
 
     @cached_property
@@ -299,12 +295,12 @@ class Options:
 
     def keywords(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as keyword arguments, without the level."""
-        values = (
-            (item, getattr(self, item.name))
-            for item in fields(self)
-            if item.name != "level"
-        )
-        return {item.name: value for item, value in values if value != item.default}
+        keywords = dict[str, Any]()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name != "level" and value != item.default:
+                keywords[item.name] = value
+        return keywords
 
     def written(self) -> tuple[str, ...]:
         """Return the options that the command line can express, as arguments.
@@ -321,6 +317,7 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """Return the options that affect decisions, except ``rule``, as JSON values for :meth:`from_json`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        # JSON cannot express a function, and how names are checked changes no decision.
         del values["rule"], values["strict_options"]
         if not isinstance(self.keep_io_types, bool):
             values["keep_io_types"] = sorted(self.keep_io_types)

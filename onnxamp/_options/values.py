@@ -55,12 +55,12 @@ def check_level(level: object) -> Level:
         raise ArgumentTypeError(
             f"level must be a string such as 'O2', not {type(level).__name__}."
         )
-    found = next((known for known in Level if known.lower() == level.lower()), None)
-    if found is None:
+    match = next((known for known in Level if known.lower() == level.lower()), None)
+    if match is None:
         raise ArgumentError(
             f"Unknown level {level!r}: choose one of {', '.join(Level)}."
         )
-    return found
+    return match
 
 
 TOLERANCE: Final = 1e-2
@@ -80,11 +80,14 @@ def is_auto(
 
     Raises:
         ArgumentError: it is not, but an argument is given that only "auto" takes; with ``measures``, samples are
-            accepted as well, and with ``validates``, a tolerance.
+            accepted as well, and with ``validates``, a tolerance and a way to compare outputs.
     """
-    unasked = samples is not None and not measures
-    is_unheld = tolerance not in (None, TOLERANCE) and not validates
-    given = {"tolerance": is_unheld, "samples": unasked, "metric": metric != "auto"}
+    compares = validates and metric in get_args(DiffMetric)
+    given = {
+        "tolerance": tolerance not in (None, TOLERANCE) and not validates,
+        "samples": samples is not None and not measures,
+        "metric": metric != "auto" and not compares,
+    }
     unused = [name for name, is_given in given.items() if is_given]
     if check_level(level) != Level.AUTO and unused:
         also = ", rescale, data_max or rounding" if unused[0] == "samples" else ""
@@ -133,11 +136,9 @@ class Rescaling(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values for :meth:`from_json`."""
-        rows = {
-            name: [list(row) for row in getattr(self, name)]
-            for name in ("scaled", "unfit")
-        }
-        return rows | {
+        return {
+            "scaled": [list(row) for row in self.scaled],
+            "unfit": [list(row) for row in self.unfit],
             "made_up": self.made_up,
             "sums": list(self.sums),
             "gap": self.gap,
@@ -169,6 +170,7 @@ def check_magnitude(what: str, number: object) -> float:
         raise ArgumentTypeError(
             f"{what} must be a number, not {type(number).__name__}."
         )
+    # "not >" rather than "<=", so that NaN is refused as well.
     if not float(number) > 0:
         raise ArgumentError(f"{what} must be a positive number, not {number}.")
     return float(number)
@@ -207,6 +209,7 @@ def checked_number(
         ArgumentTypeError: it has another type. ArgumentError: it does not meet the condition.
     """
     said = f"{name} must be {what}, not {value!r}."
+    # In Python, a bool is an int.
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ArgumentTypeError(said)
     if not holds(value):
@@ -231,19 +234,18 @@ def flags(options: Any) -> dict[str, bool | None]:
     Raises:
         ArgumentTypeError: one has another type, such as "no", which counts as true in Python.
     """
-    found: dict[str, bool | None] = {}
+    checked: dict[str, bool | None] = {}
     for item in fields(options):
-        if item.type in (bool, bool | None):
-            value = getattr(options, item.name)
-            may_be_none = item.type is not bool
-            if not (
-                isinstance(value, bool | np.bool_) or (value is None and may_be_none)
-            ):
-                raise ArgumentTypeError(
-                    f"{item.name} must be a bool{' or None' * may_be_none}, not {value!r}."
-                )
-            found[item.name] = None if value is None else bool(value)
-    return found
+        if item.type not in (bool, bool | None):
+            continue
+        value = getattr(options, item.name)
+        may_be_none = item.type is not bool
+        is_fine = isinstance(value, bool | np.bool_) or (value is None and may_be_none)
+        if not is_fine:
+            kinds = "a bool or None" if may_be_none else "a bool"
+            raise ArgumentTypeError(f"{item.name} must be {kinds}, not {value!r}.")
+        checked[item.name] = None if value is None else bool(value)
+    return checked
 
 
 def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
@@ -252,11 +254,9 @@ def checked_names(what: str, names: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         ArgumentTypeError: the argument is not a list of names.
     """
-    return (
-        ()
-        if names is None
-        else tuple(dict.fromkeys(_listed(what, names, "names", "strings")))
-    )
+    if names is None:
+        return ()
+    return tuple(dict.fromkeys(_listed(what, names, "names", "strings")))
 
 
 def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
@@ -265,12 +265,9 @@ def checked_texts(what: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
     Raises:
         ArgumentTypeError: the argument is neither.
     """
-    kind = "regular expressions"
-    return (
-        (patterns,)
-        if isinstance(patterns, str)
-        else _listed(what, patterns, kind, kind)
-    )
+    if isinstance(patterns, str):
+        return (patterns,)
+    return _listed(what, patterns, "regular expressions", "regular expressions")
 
 
 def _listed(what: str, given: Iterable[str], kind: str, held: str) -> tuple[str, ...]:
@@ -292,15 +289,15 @@ def compiled(what: str, patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     Raises:
         ArgumentError: a text is not a regular expression.
     """
-    found = []
+    expressions = []
     for text in patterns:
         try:
-            found.append(re.compile(text))
+            expressions.append(re.compile(text))
         except re.error as error:
             raise ArgumentError(
                 f"{what}: {text!r} is not a regular expression: {error}."
             ) from None
-    return tuple(found)
+    return tuple(expressions)
 
 
 def meant(name: str, known: Sequence[str]) -> str:
@@ -329,6 +326,7 @@ def check_opset(opset: object) -> int | OpsetWord:
         raise ArgumentError(
             f"opset must be 'auto', 'keep' or a number, not {opset!r}."
         )
+    # Schemas of newer opsets are unknown, and no op can be upgraded to them.
     newest = onnx_opset_version()
     if isinstance(opset, int) and opset < 1:
         raise ArgumentError(f"There is no opset {opset}: opsets start at 1.")

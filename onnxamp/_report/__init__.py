@@ -18,19 +18,19 @@ _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[kMG]?B|dB|[mµ]?s)\b|%)")
 
 
 def glued(text: str) -> str:
-    """Text whose lines never end between a number and its unit."""
+    """Return text whose lines never end between a number and its unit."""
     return _UNIT.sub("\xa0", text)
 
 
 def named(text: str, longest: int = _LONGEST_NAME) -> str:
-    """:func:`printable` text of bounded length."""
+    """Return :func:`printable` text of bounded length."""
+    # Escapes only lengthen a text, so the ends of a very long one suffice.
     bounded = text if len(text) <= 4 * longest else text[:longest] + text[-longest:]
     safe = printable(bounded)
-    return (
-        safe
-        if len(safe) <= longest
-        else f"{safe[: longest // 2]} … {safe[-longest // 2 :]}"
-    )
+    if len(safe) <= longest:
+        return safe
+    half = longest // 2
+    return f"{safe[:half]} … {safe[-half:]}"
 
 
 def said(text: str) -> str:
@@ -47,6 +47,7 @@ def number(x: float | None, digits: int = 3) -> str:
     if not isfinite(x):
         return "∞" if x > 0 else "−∞"
     x += 0.0  # no negative zero
+    # The format g alone would write exponents only below 1e-4.
     text = f"{x:.{digits - 1}e}" if 0 < abs(x) < 1e-3 else f"{x:.{digits}g}"
     return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
@@ -67,7 +68,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def count(number_of: int, noun: str) -> str:
-    """``1 node``, ``1,200 nodes``."""
+    """Return a number with its noun: ``1 node``, ``1,200 nodes``."""
     return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
 
 
@@ -87,7 +88,7 @@ def shape(dims: tuple[int, ...]) -> str:
 
 
 def size(bytes_: int) -> str:
-    """Bytes for people: 12.3 MB (10^6 bytes)."""
+    """Return bytes for people: 12.3 MB (10^6 bytes)."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if bytes_ >= factor:
             return f"{bytes_ / factor:.1f} {unit}"
@@ -97,11 +98,10 @@ def size(bytes_: int) -> str:
 def tally(names: Iterable[str], longest: int | None = None) -> str:
     """Return names with how often they occur, most frequent first."""
     counts = Counter(names).most_common()
-    shown = ", ".join(
-        f"{name} ×{times}" if times > 1 else name for name, times in counts[:longest]
-    )
-    more = 0 if longest is None else len(counts) - longest
-    return f"{shown} and {count(more, 'more op type')}" if more > 0 else shown
+    texts = [f"{name} ×{times}" if times > 1 else name for name, times in counts]
+    shown = ", ".join(texts[:longest])
+    more = len(texts[longest:]) if longest is not None else 0
+    return f"{shown} and {count(more, 'more op type')}" if more else shown
 
 
 def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
@@ -112,5 +112,5 @@ def detailed(rows: Iterable[Any]) -> tuple[str, ...]:
 
 
 def opset_text(opsets: Iterable[tuple[str, int]]) -> str:
-    """Opset imports: ``ai.onnx 17, com.microsoft 1``."""
+    """Return opset imports as text: ``ai.onnx 17, com.microsoft 1``."""
     return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets)

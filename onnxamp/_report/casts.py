@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from onnxamp._convert.cast_trace import CastTrace, Side
-from onnxamp._report.parts import Item, Report, Row, Table, section, table
+from onnxamp._report.parts import Report, Statement, Table, TableRow, section, table
 
 
 def casts_report(model: str, traces: Sequence[tuple[str, CastTrace]]) -> Report:
@@ -23,13 +23,17 @@ def casts_report(model: str, traces: Sequence[tuple[str, CastTrace]]) -> Report:
     )
 
 
-def _items(trace: CastTrace) -> Sequence[Item]:
+def _items(trace: CastTrace) -> Sequence[Statement]:
     """Return an item for each Cast."""
     if not trace.casts:
         return [
-            Item("There is no Cast at this value: its producer and readers agree.")
+            Statement(
+                "There is no Cast at this value: its producer and readers agree."
+            )
         ]
-    return [Item(one.text, label=one.cast, action=one.option) for one in trace.casts]
+    return [
+        Statement(one.text, label=one.cast, action=one.option) for one in trace.casts
+    ]
 
 
 def _sides(trace: CastTrace) -> Table:
@@ -38,6 +42,6 @@ def _sides(trace: CastTrace) -> Table:
     return table("sides", (_row(role, side) for role, side in sides))
 
 
-def _row(role: str, side: Side) -> Row:
+def _row(role: str, side: Side) -> TableRow:
     why = f"{side.why} (nearest: {side.asked_by})" if side.asked_by else side.why
-    return Row((role, side.node, side.op, side.precision, why, side.option))
+    return TableRow((role, side.node, side.op, side.precision, why, side.option))

@@ -14,15 +14,15 @@ from onnxamp._report.comparison import first_bad_sentence, steps_of, where_it_ra
 from onnxamp._report.parts import (
     Bars,
     Figure,
-    Item,
-    Level,
+    Headline,
+    NextStep,
     Part,
     Report,
-    Row,
+    Severity,
+    Statement,
     Status,
-    Step,
     Table,
-    Verdict,
+    TableRow,
     node_bar,
     node_figure,
     section,
@@ -32,7 +32,7 @@ from onnxamp._report.parts import (
 )
 
 _ROWS: Final = 12
-"""Values that go wrong and are shown without -v on the terminal."""
+"""The number of values that go wrong and that the terminal shows without -v."""
 
 
 def check_report(
@@ -81,38 +81,33 @@ def check_status(audit: Audit | None, run: RunCheck | None) -> Status:
     return Status.INEXACT if "warning" in severities else Status.PASSED
 
 
-def _verdict(audit: Audit | None, run: RunCheck | None) -> Verdict:
+def _verdict(audit: Audit | None, run: RunCheck | None) -> Headline:
     status = check_status(audit, run)
     findings = audit.findings if audit else ()
     counts = Counter(finding.severity for finding in findings)
-    told = " and ".join(
-        count(counts[severity], severity)
-        for severity in ("error", "warning")
-        if counts[severity]
-    )
-    found = (f"The check found {told}.",) if told else ()
+    kinds = [kind for kind in ("error", "warning") if counts[kind]]
+    told = " and ".join(count(counts[kind], kind) for kind in kinds)
+    details = (f"The check found {told}.",) if told else ()
     if run is not None and run.first_bad is not None:
-        return Verdict(
-            status,
-            "A value goes wrong when the model runs.",
-            (first_bad_sentence(run.first_bad), *found, *_fits(run)),
-        )
+        first_bad = first_bad_sentence(run.first_bad)
+        sentence = "A value goes wrong when the model runs."
+        return Headline(status, sentence, (first_bad, *details, *_fits(run)))
     if status is Status.FAILED:
         worst = next(finding for finding in findings if finding.severity == "error")
         where = f"{worst.op} {worst.node!r}: " if worst.node else ""
-        found = (*found, f"{where}{finding_text(worst)}")
-        return Verdict(status, "The model fails to load or is known to break.", found)
+        fault = f"{where}{finding_text(worst)}"
+        sentence = "The model fails to load or is known to break."
+        return Headline(status, sentence, (*details, fault))
     if run is None or run.skipped:
         skipped = (run and run.skipped) or "The model was not run."
         sentence = "Nothing is known to break, but nothing was run."
-        return Verdict(status, sentence, (skipped, *found))
+        return Headline(status, sentence, (skipped, *details))
     seen = f"{count(len(run.values), 'value')} checked: no NaN, no overflow, nothing lost."
-    found = (*found, *_fits(run))
+    details = (*details, *_fits(run))
     if status is Status.INEXACT:
-        return Verdict(
-            status, "Nothing breaks, but there are warnings.", (*found, seen)
-        )
-    return Verdict(status, "Nothing breaks.", (seen, *found))
+        sentence = "Nothing breaks, but there are warnings."
+        return Headline(status, sentence, (*details, seen))
+    return Headline(status, "Nothing breaks.", (seen, *details))
 
 
 def finding_text(finding: Finding) -> str:
@@ -121,8 +116,8 @@ def finding_text(finding: Finding) -> str:
     return f"{text} {finding.action}".strip()
 
 
-def finding_items(audit: Audit | None) -> list[Item]:
-    """Findings, worst first: one item for those that differ only by their node."""
+def finding_items(audit: Audit | None) -> list[Statement]:
+    """Return findings, worst first: one statement for those that differ only by their node."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in audit.findings if audit else ():
         key = finding.severity, finding.kind, finding.text, finding.action
@@ -131,10 +126,10 @@ def finding_items(audit: Audit | None) -> list[Item]:
     for (severity, kind, text, action), members in groups.items():
         ops = tally(finding.op for finding in members if finding.op)
         names = tuple(finding.node for finding in members if finding.node)
-        level = Level[severity.upper()]
-        items.append(
-            Item(f"{ops}: {text}" if ops else text, level, kind, names, action)
-        )
+        level = Severity[severity.upper()]
+        sentence = f"{ops}: {text}" if ops else text
+        items.append(Statement(sentence, level, kind, names, action))
+    # Neighbors with the same action show it once (listed_parts).
     items.sort(key=lambda item: (-item.level, item.label, item.action))
     return items
 
@@ -175,7 +170,7 @@ def _scales(audit: Audit) -> Table:
     """Return scales that do not fit low precision; those that are low come first."""
     ranked = sorted(audit.scales, key=lambda scale: scale.stored != scale.low)
     rows = (
-        Row(
+        TableRow(
             (scale.node, scale.op, scale.type, scale.stored, scale.why),
             Status.FAILED if scale.stored == scale.low else None,
         )
@@ -207,22 +202,21 @@ def _providers(audit: Audit) -> Iterator[Figure]:
         told = [count(casts, "Cast")] if casts else []
         if bodies := len(uncounted) - casts:
             told.append(f"{count(bodies, 'node')} of control flow")
-        others += [f"counting {' and '.join(told)}"] if told else []
+        others += [f"including {' and '.join(told)}"] if told else []
         yield Figure(f"nodes on {home}", f"{providers[home]:,}", ", ".join(others))
 
 
 def _placement(audit: Audit) -> Table:
     """Return where op types run, and in which precision; op types that the target does not run come first."""
-    rows = Counter(
-        (node.op, node.provider, node.precision)
-        for node in audit.nodes
-        if node.provider
-    )
+    placed = [node for node in audit.nodes if node.provider]
+    counts = Counter((node.op, node.provider, node.precision) for node in placed)
     home = device_of(audit.target).upper()
-    ranked = sorted(rows.items(), key=lambda row: (row[0][1] == home, -row[1], row[0]))
-    cells = (
-        (op, provider, precision, f"{n:,}") for (op, provider, precision), n in ranked
-    )
+
+    def rank(kind: tuple[str, str, str]) -> tuple[bool, int, tuple[str, str, str]]:
+        _, provider, _ = kind
+        return provider == home, -counts[kind], kind
+
+    cells = ((*kind, f"{counts[kind]:,}") for kind in sorted(counts, key=rank))
     return table("placement", cells)
 
 
@@ -264,25 +258,24 @@ def _out_of_range(row: OutOfRange) -> tuple[str, ...]:
     return row.value, row.op or "input", number(row.largest), told
 
 
-def _exponents_step(run: RunCheck | None) -> tuple[Step, ...]:
+def _exponents_step(run: RunCheck | None) -> tuple[NextStep, ...]:
     """Return the step that suggests exponents, if a trial showed that they help."""
     if run is None or run.fit is None or not run.fit.tried or run.first_bad is None:
         return ()
     if run.cure is not None and run.cure.command == "--rescale":
         return ()
     text = "Tried: no fault is left with exponents. Convert the original again with"
-    return (Step(text, "--rescale", is_options=True),)
+    return (NextStep(text, "--rescale", is_options=True),)
 
 
 def _values(bad: Sequence[ValueCheck], values: Iterable[ValueCheck]) -> Table:
     """Return the values that go wrong or inherit a fault, followed by all others."""
-    rows = map(
-        _value, (*bad, *(row for row in values if not row.fault and not row.inherited))
-    )
+    good = (row for row in values if not row.fault and not row.inherited)
+    rows = map(_value, (*bad, *good))
     return table("checked-values", rows, shown=min(len(bad), _ROWS))
 
 
-def _value(row: ValueCheck) -> Row:
+def _value(row: ValueCheck) -> TableRow:
     m = row.measured
     peaks = (
         magnitude(m.found_max, m.found_zero),
@@ -291,7 +284,7 @@ def _value(row: ValueCheck) -> Row:
     counts = (str(n or "") for n in (m.found_nan, m.found_inf, m.flushed))
     problem = row.fault or ("inherited" if row.inherited else "")
     cells = (row.value, row.op, row.dtype, *peaks, *counts, problem)
-    return Row(cells, Status.FAILED if row.fault else None)
+    return TableRow(cells, Status.FAILED if row.fault else None)
 
 
 def check_facts(

@@ -18,14 +18,14 @@ from onnxamp._numerics.results import (
 from onnxamp._report import change, count, magnitude, number, percent, shape
 from onnxamp._report.parts import (
     Figure,
+    Headline,
+    NextStep,
     Part,
     Report,
-    Row,
     Section,
     Status,
-    Step,
     Table,
-    Verdict,
+    TableRow,
     hint,
     notes,
     section,
@@ -34,13 +34,13 @@ from onnxamp._report.parts import (
 from onnxamp._runtime.starting import disabled_sentence
 
 _CLAUSES: Final = 3
-"""Parts of a model that were not run, of which the head tells."""
+"""The number of parts of a model that were not run and that the head names."""
 _ROWS: Final = 12
-"""Outputs that the terminal shows without -v."""
+"""The number of outputs that the terminal shows without -v."""
 
 
 class TextResults(Protocol):
-    """What two language models made of texts: of a comparison, or of a model in a folder."""
+    """What texts show about two language models: the fields that comparisons and rows of folders share."""
 
     @property
     def outputs(self) -> Sequence[TensorDiff]:
@@ -85,7 +85,7 @@ def status_of(diff: DiffReport | None) -> Status:
     return Status.INEXACT if diff.warnings or diff.disabled else Status.PASSED
 
 
-def diff_verdict(diff: DiffReport) -> Verdict:
+def diff_verdict(diff: DiffReport) -> Headline:
     """Return the verdict on a comparison, with the first bad value."""
     status = status_of(diff)
     sentence = {
@@ -94,7 +94,7 @@ def diff_verdict(diff: DiffReport) -> Verdict:
         Status.INEXACT: "The models agree, but less closely than usual.",
         Status.PASSED: f"The models agree: {outputs_match(diff)} the reference.",
     }[status]
-    return Verdict(status, sentence, details_of(diff))
+    return Headline(status, sentence, details_of(diff))
 
 
 def details_of(diff: DiffReport) -> tuple[str, ...]:
@@ -103,8 +103,8 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
         return (diff.skipped,)
     opens = disabled_sentence(diff.disabled, f"opens {diff.result}")
     start = first_bad_sentence(diff.first_bad) if diff.first_bad else None
-    found = (diff.unopened, opens, diff.failure, *diff.warnings, start, not_run(diff))
-    return tuple(filter(None, found))
+    faults = (diff.unopened, opens, diff.failure, *diff.warnings, start)
+    return tuple(filter(None, (*faults, not_run(diff))))
 
 
 def not_run(diff: DiffReport) -> str | None:
@@ -116,32 +116,29 @@ def not_run(diff: DiffReport) -> str | None:
 
 
 def first_bad_sentence(bad: FirstBad) -> str:
-    """The op that goes wrong first, or the value at which the accumulated error becomes too large."""
-    where = (
-        f"output of {bad.op} node {bad.node!r}" if bad.node != bad.value else bad.op
-    )
-    made = f"{bad.value!r} ({where})"
+    """Return the op that goes wrong first, or the value at which the accumulated error becomes too large."""
+    # An unnamed node is called by its output.
+    where = bad.op
+    if bad.node != bad.value:
+        where = f"output of {bad.op} node {bad.node!r}"
+    value = f"{bad.value!r} ({where})"
     if bad.breaks:
-        return f"The first bad value is {made}: {bad.alarm}."
-    return f"No single op is at fault: errors accumulate, and stay above the limit from {made} on: {bad.alarm}."
+        return f"The first bad value is {value}: {bad.alarm}."
+    return f"No single op is at fault: errors accumulate, and stay above the limit from {value} on: {bad.alarm}."
 
 
 def outputs_match(diff: DiffReport) -> str:
-    """Return the start of a clause: ``all 3 outputs match``. Of those without a number to compare, that is not said."""
-    all_of_them = len(diff.outputs)
-    told = sum(not _is_blank(output) for output in diff.outputs)
-    if told < all_of_them:
-        those = f"the {told:,}"
-        holds = "hold"
-        match = "match"
-        if told == 1:
-            those = "the one"
-            holds = "holds"
-            match = "matches"
-        return f"{those} of {all_of_them:,} outputs that {holds} numbers {match}"
-    if all_of_them == 1:
+    """Return the start of a clause: ``all 3 outputs match``. Outputs without a number to compare are not counted."""
+    every = len(diff.outputs)
+    compared = sum(not _is_blank(output) for output in diff.outputs)
+    if compared < every:
+        subject = f"the {compared:,} of {every:,} outputs that contain numbers match"
+        if compared == 1:
+            subject = f"the one of {every:,} outputs that contains numbers matches"
+        return subject
+    if every == 1:
         return "the output matches"
-    return f"{'both' if all_of_them == 2 else f'all {all_of_them:,}'} outputs match"
+    return f"{'both' if every == 2 else f'all {every:,}'} outputs match"
 
 
 def _is_blank(output: TensorDiff) -> bool:
@@ -168,34 +165,33 @@ def _loads(diff: DiffReport) -> str:
     return f"loads in {diff.loaded}{without}"
 
 
-def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[Step, ...]:
-    """Yield the outcome of the search for options that fix the failure, if there was one."""
+def steps_of(cure: Cure | None, *, is_options: bool = False) -> tuple[NextStep, ...]:
+    """Return the outcome of the search for options that fix the failure, if there was one."""
     if cure is None or cure.applied:
         return ()
-    return (Step(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),)
+    return (
+        NextStep(cure.outcome, cure.command, cure.nodes, cure.confirmed, is_options),
+    )
 
 
 def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
-    """The output that is farthest from the reference, and how far distributions of the next token are apart."""
+    """Return the error of the output that is farthest from the reference, and the metrics of language models."""
     if diff is None or diff.skipped or not diff.outputs:
         return ()
     if diff.detections:
-        found = max(diff.detections, key=lambda detections: detections.error)
+        list_ = max(diff.detections, key=lambda detections: detections.error)
         label = "largest error of a detection"
-        output = found.outputs[0]
-        error = found.error
+        output = list_.outputs[0]
+        error = list_.error
     else:
-        worst = max(
-            diff.outputs, key=lambda output: (isnan(output.rel_l2), output.rel_l2)
-        )
+        # NaN compares with nothing, and is the worst error.
+        worst = max(diff.outputs, key=lambda one: (isnan(one.rel_l2), one.rel_l2))
         label = "largest relative L2 error"
         output = worst.name
         error = worst.rel_l2
-    return (
-        Figure(label, number(error), f"output {output}", f"error {number(error)}"),
-        *text_figures(diff),
-        *range_figures(diff),
-    )
+    text = number(error)
+    figure = Figure(label, text, f"output {output}", f"error {text}")
+    return (figure, *text_figures(diff), *range_figures(diff))
 
 
 def range_figures(diff: DiffReport) -> Iterator[Figure]:
@@ -213,13 +209,12 @@ def range_figures(diff: DiffReport) -> Iterator[Figure]:
 
 def text_figures(diff: TextResults) -> Iterator[Figure]:
     """Yield metrics of language models: next tokens, the prediction of texts, and generated tokens."""
-    for found in diff.outputs:
-        if found.kl_divergence is not None:
-            where = f"output {found.name}"
-            yield Figure(
-                "KL divergence", number(found.kl_divergence), f"nats, {where}"
-            )
-            agreed = _share(found.argmax_agreement)
+    for output in diff.outputs:
+        if output.kl_divergence is not None:
+            where = f"output {output.name}"
+            divergence = number(output.kl_divergence)
+            yield Figure("KL divergence", divergence, f"nats, {where}")
+            agreed = _share(output.argmax_agreement)
             yield Figure("top-1 agreement", agreed, f"of rows, {where}")
     if (text := diff.perplexity) is not None:
         both = f"{number(text.reference, 5)} → {number(text.result, 5)}"
@@ -273,7 +268,7 @@ def comparison_notes(diff: DiffReport | None) -> Iterator[str]:
     low = FORMATS.get(diff.lowest)
     if low is not None and not diff.skipped and "emulated" in diff.ran_on:
         yield (
-            "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. Another"
+            "Low precision is emulated: every low-precision value is rounded, but sums run in the CPU's order. A different"
             f" order alone moves outputs by up to {low.moved_by_order}."
         )
 
@@ -286,42 +281,38 @@ def _extra(extra: Extra) -> str:
 
 def partings(diff: TextResults) -> Iterator[str]:
     """Yield where sequences of tokens differ first."""
-    return (_parting(found) for found in diff.tokens if found.parted)
+    return (_parting(parting) for parting in diff.tokens if parting.parted)
 
 
-def _parting(found: Parting) -> str:
-    if not found.output:
-        where = f"The first token that differs is number {found.position + 1} after prompt {found.sample // 2 + 1}"
-        return f"{where}: {_change(found)}."
-    where = f"position {found.position}"
-    where += f" of sequence {found.sequence}" if found.sequences > 1 else ""
-    where += f" of sample {found.sample}" if found.sample else ""
-    parted = f"{found.parted:,} of {count(found.sequences, 'sequence')} of tokens"
-    return f"Output {found.output!r}: {parted} diverge, the first at {where}: {_change(found)}."
+def _parting(parting: Parting) -> str:
+    if not parting.output:
+        where = f"The first token that differs is number {parting.position + 1} after prompt {parting.sample // 2 + 1}"
+        return f"{where}: {_change(parting)}."
+    where = f"position {parting.position}"
+    where += f" of sequence {parting.sequence}" if parting.sequences > 1 else ""
+    where += f" of sample {parting.sample}" if parting.sample else ""
+    parted = f"{parting.parted:,} of {count(parting.sequences, 'sequence')} of tokens"
+    return f"Output {parting.output!r}: {parted} diverge, the first at {where}: {_change(parting)}."
 
 
-def _change(found: Parting) -> str:
+def _change(parting: Parting) -> str:
     """Return the tokens where sequences diverge, and how close they are."""
     gap = ""
-    if found.gap is not None:
-        gap = f", where the reference's logits are {number(found.gap)} apart"
-    return f"{found.result} instead of {found.reference}{gap}"
+    if parting.gap is not None:
+        gap = f", where the reference's logits are {number(parting.gap)} apart"
+    return f"{parting.result} instead of {parting.reference}{gap}"
 
 
 def _outputs(diff: DiffReport) -> Table:
-    missed = {
-        judgement.output for judgement in diff.judgements if not judgement.passed
-    }
-    rows = [
-        _output(output, is_missed=output.name in missed) for output in diff.outputs
-    ]
+    missed = {one.output for one in diff.judgements if not one.passed}
+    rows = [_output(one, is_missed=one.name in missed) for one in diff.outputs]
     if len(rows) > _ROWS:  # rows with faults must be among those that are shown
         rows.sort(key=lambda row: row.status is Status.PASSED)
     return table("outputs", rows)
 
 
-def _output(d: TensorDiff, *, is_missed: bool) -> Row:
-    """Metrics of one output; its status joins its alarm with the limits held against it."""
+def _output(d: TensorDiff, *, is_missed: bool) -> TableRow:
+    """Return the metrics of one output, with a status that combines its alarm and its limits."""
     status = Status.UNKNOWN if _is_blank(d) else Status.PASSED
     if d.alarm or is_missed:
         status = Status.FAILED if d.alarm else Status.INEXACT
@@ -338,7 +329,7 @@ def _output(d: TensorDiff, *, is_missed: bool) -> Row:
         change(d.reference_inf, d.result_inf),
         change(d.reference_zero, d.result_zero),
     )
-    return Row(cells, status, d.alarm or _worst(d))
+    return TableRow(cells, status, d.alarm or _worst(d))
 
 
 def _worst(d: TensorDiff) -> str:
@@ -374,7 +365,7 @@ def _costs(diff: DiffReport) -> list[Part]:
     if not diff.costs:
         return []
     rows = [
-        Row(
+        TableRow(
             (cost.output, *map(number, (cost.quantized, cost.result, cost.limit))),
             Status.of(cost.passed),
         )
@@ -388,14 +379,11 @@ def _detections(diff: DiffReport) -> list[Part]:
     """Return the table of matched, lost and new detections."""
     if not diff.detections:
         return []
-    rows = (
-        (
-            ", ".join(d.outputs),
-            *(f"{n:,}" for n in (d.rows, d.matched, d.lost, d.new)),
-            *map(number, (d.worst_overlap, d.worst_score, d.error)),
-        )
-        for d in diff.detections
-    )
+    rows = []
+    for d in diff.detections:
+        counts = [f"{n:,}" for n in (d.rows, d.matched, d.lost, d.new)]
+        errors = map(number, (d.worst_overlap, d.worst_score, d.error))
+        rows.append((", ".join(d.outputs), *counts, *errors))
     told = (
         "These outputs list what the model selected by value. onnxamp matches rows before it compares them,"
         " because near-equal ones may swap places (--metric elements compares them in place)."
@@ -421,9 +409,10 @@ def _limits(diff: DiffReport) -> Table:
     """Return the limits, broken ones first."""
     rows = []
     for one in sorted(diff.judgements, key=lambda judgement: judgement.passed):
-        found = number(one.found, 7 if one.metric == "cosine" else 3)
-        cells = (one.output, metric_name(one.metric), found, number(one.limit, 7))
-        rows.append(Row(cells, Status.of(one.passed)))
+        # Cosines are near 1, where three digits would all be nines.
+        measured = number(one.found, 7 if one.metric == "cosine" else 3)
+        cells = (one.output, metric_name(one.metric), measured, number(one.limit, 7))
+        rows.append(TableRow(cells, Status.of(one.passed)))
     return table("limits", rows)
 
 
@@ -432,7 +421,8 @@ def _layers(diff: DiffReport) -> list[Part]:
     if not diff.layers:
         return []
     rows = map(_layer, sorted(diff.layers, key=_badness, reverse=True))
-    told = f"{count(len(diff.layers), 'value')} in both models; errors are relative L2, local ones those of the op alone."
+    values = count(len(diff.layers), "value")
+    told = f"{values} in both models. Errors are relative L2; a local error is that of the op alone."
     return [hint(told), table("layers", rows)]
 
 

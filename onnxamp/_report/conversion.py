@@ -29,14 +29,14 @@ from onnxamp._report.comparison import (
 from onnxamp._report.parts import (
     Bars,
     Figure,
-    Item,
-    Level,
+    Headline,
+    NextStep,
     Part,
     Report,
+    Severity,
+    Statement,
     Status,
-    Step,
     Table,
-    Verdict,
     expected_figures,
     expected_parts,
     hint,
@@ -51,30 +51,32 @@ from onnxamp._report.parts import (
 )
 
 _OPS: Final = 12
-"""Op types that a sentence names."""
+"""The number of op types that a sentence names."""
 _SIZES: Final = 40
-"""Characters of the sizes of inputs that a figure gives."""
+"""The longest list of input sizes, in characters, that a figure shows."""
 _READERS: Final = 3
-"""Readers of a weight that a table names."""
+"""The number of readers of a weight that a table names."""
 
 
-def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
+def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Report:
     """Return the report of a conversion and its validation; ``audit`` is of the result."""
-    plan = made.plan
-    validation = made.validation
-    told = notes([*conversion_notes(made), *comparison_notes(validation)])
-    causes = [cause for cause in made.causes if cause.casts]
-    costs = (Item(sentence_of(one), label=count(one.casts, "Cast")) for one in causes)
+    plan = conversion.plan
+    validation = conversion.validation
+    told = notes([*conversion_notes(conversion), *comparison_notes(validation)])
+    causes = [cause for cause in conversion.causes if cause.casts]
+    costs = (
+        Statement(sentence_of(one), label=count(one.casts, "Cast")) for one in causes
+    )
     return Report(
         f"convert, {plan.level} {plan.dtype} for {plan.target}",
-        _verdict(made, validation),
-        (str(made.source), str(made.target)),
+        _verdict(conversion, validation),
+        (str(conversion.source), str(conversion.target)),
         where_it_ran(validation),
         (
             *error_figures(validation),
             *expected_figures(plan.expected),
-            *_figures(made),
-            *_speed_up(made),
+            *_figures(conversion),
+            *_speed_up(conversion),
         ),
         (
             section("Warnings", warning_items(plan), is_detail=True),
@@ -84,9 +86,9 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
             section("What float32 costs", costs),
             section(_hazard_title(plan), _hazards(plan), on_page=False),
             *quantized_sections(plan),
-            section("Large weights that stay float32", _kept(made)),
-            section("Weights that lost elements", _losses(made)),
-            section("Nodes and weights", _sizes(made, audit), is_detail=True),
+            section("Large weights that stay in float32", _kept(conversion)),
+            section("Weights that lost elements", _losses(conversion)),
+            section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
             section("Decisions", decision_table(plan), is_detail=True, on_page=False),
             section("Notes", told),
         ),
@@ -94,59 +96,59 @@ def conversion_report(made: Conversion, audit: Audit | None = None) -> Report:
     )
 
 
-def preview_report(made: Conversion, audit: Audit, command: str) -> Report:
+def preview_report(conversion: Conversion, audit: Audit, command: str) -> Report:
     """Return the report of a planned conversion; ``command`` runs it, and ``audit`` describes the model that it would
     write.
     """
-    plan = made.plan
-    nodes = _by_precision(made.summary.nodes, made.plan.dtype)
+    plan = conversion.plan
+    nodes = _by_precision(conversion.summary.nodes, conversion.plan.dtype)
     low = nodes.get(plan.dtype, 0) + nodes.get("mixed", 0)
     floats = sum(nodes.values()) - nodes.get("no floats", 0)
     sentence = f"Level {plan.level} puts {low:,} of {count(floats, 'float node')} in {plan.dtype}."
-    why = () if any(row.low for row in plan.rows) else (_why_nothing(made),)
+    why = () if any(row.low for row in plan.rows) else (_why_nothing(conversion),)
     text = "This command converts the model and compares the result with the original."
-    return conversion_report(made, audit)._replace(
+    return conversion_report(conversion, audit)._replace(
         task=f"view, {plan.level} {plan.dtype} for {plan.target}",
-        verdict=Verdict(
+        verdict=Headline(
             Status.UNKNOWN, sentence, (*why, "Nothing ran, and no model was written.")
         ),
-        models=(str(made.source),),
-        steps=(Step(text, command),),
+        models=(str(conversion.source),),
+        steps=(NextStep(text, command),),
     )
 
 
-def conversion_notes(made: Conversion) -> Iterator[str]:
+def conversion_notes(conversion: Conversion) -> Iterator[str]:
     """Yield sentences that are worth knowing about a conversion."""
-    yield from made.notes
-    found = made.summary
-    target = made.plan.target
-    if found.fallbacks:
-        subject = f"{len(found.fallbacks):,} nodes have"
+    yield from conversion.notes
+    summary = conversion.summary
+    target = conversion.plan.target
+    if summary.fallbacks:
+        subject = f"{len(summary.fallbacks):,} nodes have"
         verb = "they run"
-        if len(found.fallbacks) == 1:
+        if len(summary.fallbacks) == 1:
             subject = "1 node has"
             verb = "it runs"
-        ops = tally((op for _, op in found.fallbacks), _OPS)
+        ops = tally((op for _, op in summary.fallbacks), _OPS)
         yield f"{subject} no kernel on {target} in any precision, so {verb} on the CPU: {ops}."
-    if found.overridable:
+    if summary.overridable:
         yield (
-            f"{count(len(found.overridable), 'weight')} are also graph inputs, so callers can override them: each"
+            f"{count(len(summary.overridable), 'weight')} are also graph inputs, so callers can override them: each"
             " keeps the type of its input, and every run casts it where needed. --freeze-defaults makes them plain weights."
         )
-    if found.unknown:
+    if summary.unknown:
         yield (
-            f"No schema is known for {', '.join(found.unknown)}: these nodes stay float32. If these are custom ops,"
+            f"No schema is known for {', '.join(summary.unknown)}: these nodes stay in float32. If they are custom ops,"
             " --custom-ops declares their types. Otherwise, check the spelling and the opset imports."
         )
-    subnormal = sum(counts.subnormal for counts in made.weights.values())
+    subnormal = sum(counts.subnormal for counts in conversion.weights.values())
     if subnormal:
-        elements = sum(counts.elements for counts in made.weights.values())
+        elements = sum(counts.elements for counts in conversion.weights.values())
         yield f"{subnormal:,} of {elements:,} converted weight elements became subnormal and lost digits."
 
 
-def warning_items(plan: Plan) -> Iterator[Item]:
+def warning_items(plan: Plan) -> Iterator[Statement]:
     """Return messages that commands print at once, and that reports repeat only with -v."""
-    return (Item(text, Level.WARNING) for text in plan.warnings)
+    return (Statement(text, Severity.WARNING) for text in plan.warnings)
 
 
 def _by_precision(counts: Mapping[str, int], dtype: str) -> dict[str, int]:
@@ -162,25 +164,25 @@ def decision_table(plan: Plan) -> Table:
     return table("decisions", rows)
 
 
-def _figures(made: Conversion) -> Iterator[Figure]:
+def _figures(conversion: Conversion) -> Iterator[Figure]:
     """Yield nodes in low precision, Casts and weights."""
-    summary = made.summary
-    dtype = made.plan.dtype
+    summary = conversion.summary
+    dtype = conversion.plan.dtype
     after = summary.casts_after
     casts = f"{summary.casts_before:,} before, +{summary.casts_added:,} −{summary.casts_removed:,}"
     if summary.pairs_removed:
         casts += f"; {count(summary.pairs_removed, 'redundant Cast pair')} removed"
     yield Figure("Casts", f"{after:,}", casts, count(after, "Cast"))
     yield from node_figure(dtype, _by_precision(summary.nodes, dtype))
-    if made.bytes_before:
-        weights = size(made.bytes_after)
-        share = f"{percent(made.bytes_after, made.bytes_before)} of {size(made.bytes_before)}"
+    if conversion.bytes_before:
+        weights = size(conversion.bytes_after)
+        share = f"{percent(conversion.bytes_after, conversion.bytes_before)} of {size(conversion.bytes_before)}"
         yield Figure("weights", weights, share, f"weights {weights}")
 
 
-def _speed_up(made: Conversion) -> Iterator[Figure]:
+def _speed_up(conversion: Conversion) -> Iterator[Figure]:
     """Return the estimated gain of the conversion."""
-    if (expected := made.speed_up) is None:
+    if (expected := conversion.speed_up) is None:
         return
     shapes = expected.shapes.items()
     sizes = ", ".join(
@@ -197,9 +199,9 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
     cure = validation and validation.cure
     if not validation or not cure or not cure.applied:
         return
-    yield Item(f"The first result failed: {cure.failure}", Level.WARNING)
+    yield Statement(f"The first result failed: {cure.failure}", Severity.WARNING)
     if cure.first_bad is not None:
-        yield Item(first_bad_sentence(cure.first_bad))
+        yield Statement(first_bad_sentence(cure.first_bad))
     told = cure.outcome
     if cure.confirmed:
         kept = "Known hazards stay in float32, see below"
@@ -207,12 +209,12 @@ def _healed(validation: DiffReport | None) -> Iterator[Part]:
             kept = cure.outcome.removesuffix(".")
         elif cure.nodes:
             stay = "stays" if len(cure.nodes) == 1 else "stay"
-            kept = f"{count(len(cure.nodes), 'node')} {stay} float32"
+            kept = f"{count(len(cure.nodes), 'node')} {stay} in float32"
         trials = f"; found in {count(cure.trials, 'trial')}" if cure.trials else ""
         told = f"{kept}{_price(cure)}{trials}."
-    yield Item(told, members=cure.nodes)
+    yield Statement(told, members=cure.nodes)
     if validation.inputs.startswith("random"):
-        yield Item(
+        yield Statement(
             "The inputs are random. The conversion may pass without this fix on real ones (--inputs)."
         )
     yield hint(
@@ -228,37 +230,37 @@ def _price(cure: Cure) -> str:
     return f", with {count(now, 'Cast')}{', as many as without' if now == literal else f' instead of {literal:,}'}"
 
 
-def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
-    plan = made.plan
+def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
+    plan = conversion.plan
     status = status_of(validation)
     verb = "Stored weights in" if plan.options.weights_only else "Converted to"
     head = f"{verb} {plan.dtype}"
     why = tuple[str, ...]()
     cure = validation and validation.cure
-    if validation and cure and made.kept_original:
+    if validation and cure and conversion.kept_original:
         sentence = "Not worth it: the original model was written as it is."
         told = (cure.failure, cure.outcome, not_run(validation) or "")
-        return Verdict(status, sentence, tuple(filter(None, told)))
+        return Headline(status, sentence, tuple(filter(None, told)))
     if validation and cure and cure.applied and not cure.confirmed:
         sentence = "The model stays in float32: no conversion passed validation."
         told = (cure.failure, cure.outcome, validation.skipped or "")
-        return Verdict(status, sentence, tuple(filter(None, told)))
+        return Headline(status, sentence, tuple(filter(None, told)))
     if cure and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = (
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
         )
         head += f", {with_what} to pass validation"
-    if made.not_worth:
+    if conversion.not_worth:
         head += ", which is not worth it"
-        why = (made.not_worth,)
+        why = (conversion.not_worth,)
     if not any(row.low for row in plan.rows):
-        more = " more" if made.summary.nodes_before.get("low") else ""
+        more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
-        why = (_why_nothing(made),)
+        why = (_why_nothing(conversion),)
     if validation is None:
         why = (*why, "The result was not compared with the original.")
-        return Verdict(status, f"{head}; not validated.", why)
+        return Headline(status, f"{head}; not validated.", why)
     unknown = "not validated"
     if validation.unopened and validation.passed:
         unknown = f"{outputs_match(validation)} the original, but neither loads"
@@ -268,7 +270,7 @@ def _verdict(made: Conversion, validation: DiffReport | None) -> Verdict:
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
         Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
     }[status]
-    return Verdict(status, sentence, (*why, *details_of(validation)))
+    return Headline(status, sentence, (*why, *details_of(validation)))
 
 
 def _weakness(validation: DiffReport) -> str:
@@ -278,32 +280,31 @@ def _weakness(validation: DiffReport) -> str:
     return "but ONNX Runtime opens it only with other options than its default"
 
 
-def _why_nothing(made: Conversion) -> str:
+def _why_nothing(conversion: Conversion) -> str:
     """Return the most frequent reason why nodes do not change."""
-    plan = made.plan
-    before = _by_precision(made.summary.nodes_before, made.plan.dtype)
+    plan = conversion.plan
+    before = _by_precision(conversion.summary.nodes_before, conversion.plan.dtype)
     if plan.level == "O0":
         return "Level O0 keeps every precision as it is."
-    kinds = [
-        kind for kind in FORMATS if before.get(kind, 0) > before.get("float32", 0)
-    ]
+    float32 = before.get("float32", 0)
+    kinds = [kind for kind in FORMATS if before.get(kind, 0) > float32]
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
-    reasons = Counter(
-        row.reason for row in plan.rows if row.reason not in ("constant", "tie")
-    )
+    # Constants follow their readers, and tied variables others, so neither is a reason of its own.
+    every = (row.reason for row in plan.rows)
+    reasons = Counter(reason for reason in every if reason not in ("constant", "tie"))
     if not plan.rows:
         return "The model does not compute in float32."
     if not reasons:
         return "Only constants are float32."
     ((reason, _),) = reasons.most_common(1)
-    general = f"Most nodes stay float32 for this reason: {title_of(reason)}."
+    general = f"Most nodes stay in float32 for this reason: {title_of(reason)}."
     return _NOTHING.get(reason, general)
 
 
 _NOTHING: Final = {
-    "cut": "Most nodes stay float32 because the Casts around them would cost more than they gain.",
+    "cut": "Most nodes stay in float32 because the Casts around them would cost more than they gain.",
     "measured": "No conversion that was tried is both faster and within the tolerance: onnxamp tune shows them.",
 }
 """The most frequent reason why nodes do not change -> the sentence about it, where its title is not enough."""
@@ -313,21 +314,22 @@ def _hazard_title(plan: Plan) -> str:
     hazards = _decisive_hazards(plan)
     low = {row.node for row in hazards if row.low}
     kept = {row.node for row in hazards} - low
-    fates = [f"{count(len(kept), 'node')} kept float32"] if kept else []
+    fates = [f"{count(len(kept), 'node')} kept in float32"] if kept else []
     fates += [f"{count(len(low), 'node')} in {plan.dtype} anyway"] if low else []
-    twice = sum(times > 1 for times in Counter(row.node for row in hazards).values())
+    reasons = Counter(row.node for row in hazards)
+    twice = sum(times > 1 for times in reasons.values())
     several = f" ({twice:,} of them for more than one reason)" if twice else ""
     return f"Hazards: {', '.join(fates)}{several}"
 
 
 def _hazards(plan: Plan) -> Iterator[Part]:
-    """One item per kind of hazard, with its nodes."""
+    """Yield one statement per kind of hazard, with its nodes."""
     hazards = _decisive_hazards(plan)
     for reason, _ in Counter(row.reason for row in hazards).most_common():
         mine = [row for row in hazards if row.reason == reason]
-        level = Level.WARNING if any(row.low for row in mine) else Level.NOTE
+        level = Severity.WARNING if any(row.low for row in mine) else Severity.NOTE
         nodes = count(len({row.node for row in mine}), "node")
-        yield Item(as_sentence(title_of(reason)), level, nodes, detailed(mine))
+        yield Statement(as_sentence(title_of(reason)), level, nodes, detailed(mine))
     if hazards and plan.options.hazards:
         yield hint(
             "--force-low REGEX lowers some of these nodes anyway, with all that share their precision; --no-hazards"
@@ -345,22 +347,27 @@ def _decisive_hazards(plan: Plan) -> Sequence[HazardRow]:
     return [row for row in plan.hazards if row.reason in reasons]
 
 
-def _losses(made: Conversion) -> list[Part]:
-    """Weights with elements that lost more than digits."""
-    lost = [(name, c) for name, c in made.weights.items() if c.overflowed or c.flushed]
+def _losses(conversion: Conversion) -> list[Part]:
+    """Return the weights with elements that lost more than digits."""
+    # Subnormal elements keep some digits; a note counts them.
+    weights = conversion.weights
+    lost = [name for name, c in weights.items() if c.overflowed or c.flushed]
     if not lost:
         return []
-    lost.sort(key=lambda item: (-item[1].overflowed, -item[1].flushed, item[0]))
-    rows = (
-        (name, *(f"{n:,}" for n in (c.elements, c.overflowed, c.flushed, c.subnormal)))
-        for name, c in lost
+    lost.sort(
+        key=lambda name: (-weights[name].overflowed, -weights[name].flushed, name)
     )
-    told = f"{len(lost):,} of {count(len(made.weights), 'converted tensor')}."
+    rows = []
+    for name in lost:
+        c = weights[name]
+        counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
+        rows.append((name, *map("{:,}".format, counts)))
+    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
     return [hint(told), table("lost-weights", rows)]
 
 
-def _kept(made: Conversion) -> Table:
-    """Weights of more than 1 % of the result that stay float32, and why."""
+def _kept(conversion: Conversion) -> Table:
+    """Return the weights of more than 1 % of the result that stay in float32, and why."""
     rows = (
         (
             weight.name,
@@ -368,7 +375,7 @@ def _kept(made: Conversion) -> Table:
             _shortened([*weight.readers]),
             _shortened([*dict.fromkeys(weight.readers.values())], 1),
         )
-        for weight in made.summary.kept_weights
+        for weight in conversion.summary.kept_weights
     )
     return table("kept-weights", rows)
 
@@ -378,32 +385,35 @@ def _shortened(texts: Sequence[str], shown: int = _READERS) -> str:
     return f"{', '.join(texts[:shown])}{more}"
 
 
-def _sizes(made: Conversion, audit: Audit | None) -> Iterator[Part]:
+def _sizes(conversion: Conversion, audit: Audit | None) -> Iterator[Part]:
     """Yield nodes and weights before and after."""
-    summary = made.summary
-    dtype = made.plan.dtype
-    sizes = audit.weight_bytes if audit is not None else {"weights": made.bytes_after}
+    summary = conversion.summary
+    dtype = conversion.plan.dtype
+    sizes: Mapping[str, int] = {"weights": conversion.bytes_after}
+    if audit is not None:
+        sizes = audit.weight_bytes
     nodes = {"before": summary.nodes_before, "after": summary.nodes}
-    weights = {"before": {"weights": made.bytes_before}, "after": sizes}
-    yield Bars(
-        "nodes", tuple(node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items())
-    )
-    yield Bars(
-        "weights", tuple(weight_bar(label, found) for label, found in weights.items())
-    )
+    weights = {"before": {"weights": conversion.bytes_before}, "after": sizes}
+    node_bars = (node_bar(k, _by_precision(v, dtype)) for k, v in nodes.items())
+    yield Bars("nodes", tuple(node_bars))
+    weight_bars = (weight_bar(label, bytes_) for label, bytes_ in weights.items())
+    yield Bars("weights", tuple(weight_bars))
     yield from traffic_figures(audit)
 
 
-def conversion_facts(made: Conversion) -> dict[str, Any]:
+def conversion_facts(conversion: Conversion) -> dict[str, Any]:
     """Return a conversion without its decisions (``--save-plan`` writes those), and its validation."""
-    judged = {"verdict": status_of(made.validation), "validation": made.validation}
-    return conversion_data(made) | judged
+    judged = {
+        "verdict": status_of(conversion.validation),
+        "validation": conversion.validation,
+    }
+    return conversion_data(conversion) | judged
 
 
-def conversion_data(made: Conversion) -> dict[str, Any]:
+def conversion_data(conversion: Conversion) -> dict[str, Any]:
     """Return a conversion in JSON's types, without its decisions and its validation."""
     facts: dict[str, Any] = as_data(
-        replace(made, plan=replace(made.plan, rows=()), validation=None)
+        replace(conversion, plan=replace(conversion.plan, rows=()), validation=None)
     )
     del facts["validation"]
     del facts["plan"]["rows"]

@@ -21,13 +21,13 @@ from onnxamp._report.comparison import status_of
 from onnxamp._report.parts import (
     Bars,
     Figure,
-    Item,
-    Level,
+    NextStep,
     Part,
     Report,
     Section,
+    Severity,
+    Statement,
     Status,
-    Step,
     Table,
     bars_table,
     shown_rows,
@@ -42,15 +42,15 @@ _MARKS: Final = {
     Status.UNKNOWN: "❔",
 }
 _SIGNS: Final = {
-    Level.NONE: "",
-    Level.NOTE: "",
-    Level.WARNING: "⚠️",
-    Level.ERROR: "❌",
+    Severity.NONE: "",
+    Severity.NOTE: "",
+    Severity.WARNING: "⚠️",
+    Severity.ERROR: "❌",
 }
 _MEMBERS: Final = 5
-"""Members of an item that are shown without -v."""
+"""The number of members of a statement that are shown without -v."""
 _ROWS: Final = 12
-"""Rows of a detail of which the terminal shows none without -v."""
+"""The number of rows of a detail of which the terminal shows none without -v."""
 _ACTIVE: Final = re.compile(r"[\\`*\[\]<>|~$&#]|(?<!\w)_|_(?!\w)")
 """Characters with a meaning in Markdown, except for underscores within words."""
 _LINKED: Final = re.compile(r"@|https?:|www", re.IGNORECASE)
@@ -83,8 +83,8 @@ def load_diff(path: Path) -> DiffReport:
             raise ArgumentError(
                 f"{str(path)!r} is not a comparison that this version of onnxamp reads: save one with --save."
             )
-        found: DiffReport = from_data(DiffReport, data)
-        _check(found)
+        report: DiffReport = from_data(DiffReport, data)
+        _check(report)
     except OSError as error:
         raise cannot_read(f"the comparison {str(path)!r}", error) from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -93,29 +93,26 @@ def load_diff(path: Path) -> DiffReport:
         raise ArgumentError(
             f"{str(path)!r} is not a comparison: save one with onnxamp diff --save."
         ) from None
-    return found
+    return report
 
 
-def _check(found: DiffReport) -> None:
+def _check(report: DiffReport) -> None:
     """Check constraints that types do not express.
 
     Raises:
         ValueError: the numbers cannot come from a comparison.
     """
-    measured = (
-        m
-        for row in found.layers
-        for m in (row.local, row.accumulated)
-        if m is not None
-    )
-    if found.lowest not in LOWNESS or any(
-        m.error_energy < 0 or m.reference_energy < 0 for m in measured
-    ):
-        raise ValueError(found.lowest)
+    is_known = report.lowest in LOWNESS
+    for row in report.layers:
+        for side in (row.local, row.accumulated):
+            if side is not None and min(side.error_energy, side.reference_energy) < 0:
+                is_known = False
+    if not is_known:
+        raise ValueError(report.lowest)
 
 
 def document(kind: str, facts: Mapping[str, Any]) -> str:
-    """One JSON object: ``kind`` is the command that made it. It precedes the facts, with the version."""
+    """Return facts as one JSON object, after the command that made them (``kind``) and the version of the format."""
     return json.dumps(
         {"onnxamp": kind, "format": _FORMAT, **as_data(facts)},
         indent=1,
@@ -143,7 +140,7 @@ def error_markdown(sentence: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Text without effects."""
+    """Return text without effects in Markdown."""
     inert = _ACTIVE.sub(r"\\\g<0>", glued(said(text)))
     return _LINKED.sub(r"\g<0><!-- -->", inert)
 
@@ -162,23 +159,27 @@ def _head(report: Report) -> Iterator[str]:
 
 
 def _figures(figures: Iterable[Figure]) -> Iterator[str]:
-    """Key figures side by side."""
-    shown = list(figures)
-    if shown:
-        cells = (
-            f"**{_text(figure.value)}**<br>{_text(figure.remark)}".removesuffix("<br>")
-            for figure in shown
+    """Yield key figures side by side."""
+    titles = list[str]()
+    cells = list[str]()
+    for figure in figures:
+        remark = _text(figure.remark)
+        titles.append(_text(figure.label))
+        cells.append(
+            f"**{_text(figure.value)}**" + (f"<br>{remark}" if remark else "")
         )
-        yield _grid([_text(figure.label) for figure in shown], [[*cells]])
+    if cells:
+        yield _grid(titles, [cells])
 
 
 def _grid(
     titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
     """Return a table of cells that are Markdown already, without its empty columns."""
-    held = [at for at in range(len(titles)) if any(row[at] for row in rows)]
     rule = ["---:" if at in right else "---" for at in range(len(titles))]
-    lines = ([line[at] for at in held] for line in (titles, rule, *rows))
+    columns = zip(titles, rule, *rows, strict=True)
+    filled = [column for column in columns if any(column[2:])]
+    lines = zip(*filled, strict=True)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -187,9 +188,11 @@ def _section(section: Section, *, verbose: bool) -> Iterator[str]:
     is_folded = section.is_detail or not section.on_page
     title = _text(section.title)
     yield f"<details><summary>{title}</summary>" if is_folded else f"#### {title}"
-    for is_item, parts in groupby(section.parts, lambda part: isinstance(part, Item)):
+    for is_item, parts in groupby(
+        section.parts, lambda part: isinstance(part, Statement)
+    ):
         if is_item:
-            items = [part for part in parts if isinstance(part, Item)]
+            items = [part for part in parts if isinstance(part, Statement)]
             yield _items(items, verbose=verbose)
         else:
             yield from _parts(parts, verbose=verbose)
@@ -208,6 +211,7 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
 
 
 def _table(part: Table, *, verbose: bool) -> Iterator[str]:
+    # The terminal may show no row of a detail, which is folded here and costs no space.
     rows = shown_rows(part, verbose=verbose) or part.rows[:_ROWS]
     cells = []
     for row in rows:
@@ -224,12 +228,11 @@ def _table(part: Table, *, verbose: bool) -> Iterator[str]:
         yield f"… and {left:,} more (-v shows all)"
 
 
-def _items(items: Sequence[Item], *, verbose: bool) -> str:
+def _items(items: Sequence[Statement], *, verbose: bool) -> str:
     """Yield statements: a table if they have subjects, otherwise a list."""
     if not any(item.label or item.members or item.action for item in items):
-        return "\n\n".join(
-            f"{_SIGNS[item.level]} {_text(item.text)}".strip() for item in items
-        )
+        lines = (f"{_SIGNS[item.level]} {_text(item.text)}" for item in items)
+        return "\n\n".join(map(str.strip, lines))
     rows = []
     for item in items:
         members = item.members if verbose else item.members[:_MEMBERS]
@@ -241,7 +244,7 @@ def _items(items: Sequence[Item], *, verbose: bool) -> str:
     return _grid(("", "", "what", "where", "what to do"), rows)
 
 
-def _step(step: Step) -> str:
+def _step(step: NextStep) -> str:
     """Return a next step with a command to copy, or an attempt that failed."""
     text = f"{'' if step.confirmed else '⚠️ '}{_text(step.text)}"
     if not step.command:

@@ -1,7 +1,7 @@
 """Reports of what is in a model: its contents, the op lists, and the effect of each level."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,9 @@ from onnxamp._report import count, opset_text, size
 from onnxamp._report.conversion import decision_table, warning_items
 from onnxamp._report.parts import (
     Figure,
-    Item,
     Report,
+    Section,
+    Statement,
     Table,
     expected_figures,
     expected_parts,
@@ -58,7 +59,15 @@ def inspection_report(
     opsets = opset_text(opset_imports(model).items())
     nodes = sum(operators.values())
     decided = {level: plan for level, (plan, _) in plans.items()}
-    none = Item(
+    errors = list[Section]()
+    decisions = list[Section]()
+    for level, plan in decided.items():
+        expected = expected_parts(plan.expected)
+        errors.append(section(f"Error to expect at level {level}", expected))
+        every = decision_table(plan)
+        title = f"Decisions at level {level}"
+        decisions.append(section(title, every, is_detail=not with_decisions))
+    none = Statement(
         "No level applies, because the opset is too old: upgrade it with --opset."
     )
     return Report(
@@ -73,35 +82,28 @@ def inspection_report(
         sections=(
             section("Operators", _operators(operators)),
             section("Levels", _levels(plans) if plans else none),
-            *(
-                section(
-                    f"Error to expect at level {level}", expected_parts(plan.expected)
-                )
-                for level, (plan, _) in plans.items()
-            ),
+            *errors,
             section("Quantized nodes", quantized_table(decided)),
             section("Units between integers", units_table(decided)),
-            section(
-                "Notes",
-                notes(
-                    f"{', '.join(level for level in hints if hints[level] == told)}: {told}"
-                    for told in filter(None, hints.values())
-                ),
-            ),
-            *(
-                section(
-                    f"Decisions at level {level}",
-                    decision_table(plan),
-                    is_detail=not with_decisions,
-                )
-                for level, (plan, _) in plans.items()
-            ),
+            section("Notes", notes(_hint_texts(hints))),
+            *decisions,
         ),
     )
 
 
+def _hint_texts(hints: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield each hint after the levels that it is about."""
+    levels = dict[str, list[str]]()
+    for level, text in hints.items():
+        if text:
+            levels.setdefault(text, []).append(level)
+    for text, names in levels.items():
+        yield f"{', '.join(names)}: {text}"
+
+
 def plan_report(plan: Plan) -> Report:
-    """A plan: a summary, why nodes stay float32, and each decision."""
+    """Return a plan: a summary, why nodes stay in float32, and each decision."""
+    # Constants follow their readers, so counting them would count decisions twice.
     rows = tuple(row for row in plan.rows if row.op not in CONSTANTS)
     low = {row.node for row in rows if row.low}
     high = {row.node: row.reason for row in rows if not row.low}
@@ -120,10 +122,7 @@ def plan_report(plan: Plan) -> Report:
         sections=(
             section("Warnings", warning_items(plan)),
             section("Error to expect", expected_parts(plan.expected)),
-            section(
-                "Why nodes stay float32",
-                table("reasons", counts),
-            ),
+            section("Why nodes stay in float32", table("reasons", counts)),
             *quantized_sections(plan),
             section(
                 "Decisions",
@@ -134,44 +133,40 @@ def plan_report(plan: Plan) -> Report:
 
 
 def lists_report(presets: Sequence[Preset]) -> Report:
-    """White and black lists, with the source of each entry, and the frameworks' names for ops."""
-    lists = (
-        section(
-            f"{preset.name}: {kind} list, {len(entries)} op types",
-            table("op-list", entries.items()),
-        )
-        for preset in presets
-        for kind, entries in (("white", preset.white), ("black", preset.black))
-    )
-    names = (
-        section(
-            f"{preset.name}: {len(preset.names)} names of the framework",
-            table(
-                "op-names",
-                (
-                    (name, ", ".join((*ops, *preset.forms.get(name, ()))))
-                    for name, ops in preset.names.items()
-                ),
-            ),
-        )
-        for preset in presets
-    )
+    """Return white and black lists, with the source of each entry, and the frameworks' names for ops."""
+    lists = list[Section]()
+    names = list[Section]()
     figures = []
     for preset in presets:
+        for kind, entries in (("white", preset.white), ("black", preset.black)):
+            title = f"{preset.name}: {kind} list, {len(entries)} op types"
+            lists.append(section(title, table("op-list", entries.items())))
+        title = f"{preset.name}: {len(preset.names)} names of the framework"
+        names.append(section(title, table("op-names", _framework_rows(preset))))
         counts = f"{len(preset.white)} white, {len(preset.black)} black"
         brief = f"{preset.name} {counts}"
         figures.append(Figure(preset.name, counts, preset.summary, brief))
     return Report("lists", figures=tuple(figures), sections=(*lists, *names))
 
 
+def _framework_rows(preset: Preset) -> Iterator[tuple[str, str]]:
+    """Yield the framework's names, each with the ops that exporters write for it."""
+    for name, ops in preset.names.items():
+        yield name, ", ".join((*ops, *preset.forms.get(name, ())))
+
+
 def _operators(counts: Mapping[tuple[str, str], int]) -> Table:
-    """Op types by the precisions that their nodes touch, as paddle.amp.debugging.collect_operator_stats has them."""
+    """Return op types by the precisions of their nodes, as paddle.amp.debugging.collect_operator_stats does."""
     rows: dict[str, list[int]] = {}
     for op in sorted({op for op, _ in counts}):
         rows[op] = [counts.get((op, dtype), 0) for dtype in PRECISIONS]
     ops = sorted(rows, key=lambda op: -sum(rows[op]))
-    cells = ((op, *(str(times or "") for times in rows[op])) for op in ops)
+    cells = [(op, *map(_count_or_blank, rows[op])) for op in ops]
     return table("operators", cells, more=PRECISIONS)
+
+
+def _count_or_blank(times: int) -> str:
+    return str(times or "")
 
 
 def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
@@ -179,7 +174,6 @@ def _levels(plans: Mapping[str, tuple[Plan, Mapping[str, int]]]) -> Table:
     for level, (plan, nodes) in plans.items():
         low = nodes.get("low", 0) + nodes.get("mixed", 0)
         kept = len({row.node for row in plan.hazards if not row.low})
-        rows.append(
-            (level, *map(str, (low, nodes.get("float32", 0), plan.casts, kept)))
-        )
+        counts = (low, nodes.get("float32", 0), plan.casts, kept)
+        rows.append((level, *map(str, counts)))
     return table("levels", rows)

@@ -13,20 +13,12 @@ def op_report(view: OpView) -> Report:
 
 def ops_report(views: Sequence[OpView]) -> Report:
     """Return all that is known of some ops: a row for each fact."""
-    return Report(
-        "lists",
-        models=tuple(view.op for view in views),
-        sections=tuple(
-            section(
-                view.op,
-                table(
-                    "op-facts",
-                    (
-                        (fact.topic, fact.target, fact.text, fact.file, fact.source)
-                        for fact in view.facts
-                    ),
-                ),
-            )
-            for view in views
-        ),
-    )
+    sections = []
+    for view in views:
+        rows = (
+            (fact.topic, fact.target, fact.text, fact.file, fact.source)
+            for fact in view.facts
+        )
+        sections.append(section(view.op, table("op-facts", rows)))
+    names = tuple(view.op for view in views)
+    return Report("lists", models=names, sections=tuple(sections))

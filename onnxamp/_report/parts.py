@@ -40,11 +40,11 @@ class Status(StrEnum):
 
     @classmethod
     def of(cls, passed: bool) -> Self:
-        """Return the verdict on what either holds or does not."""
+        """Return the verdict on a condition that was checked."""
         return cls.PASSED if passed else cls.FAILED
 
 
-class Level(IntEnum):
+class Severity(IntEnum):
     """Severity of a message. WARNING and ERROR are problems."""
 
     NONE = 0
@@ -53,7 +53,7 @@ class Level(IntEnum):
     ERROR = 3
 
 
-class Verdict(NamedTuple):
+class Headline(NamedTuple):
     """``sentence`` is the headline, ``details`` are the sentences that follow it."""
 
     status: Status
@@ -70,7 +70,7 @@ class Figure(NamedTuple):
     brief: str = ""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table. ``remark`` follows the row; ``is_strong`` sets it off from the others."""
 
     cells: tuple[str, ...]
@@ -89,18 +89,18 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...]
     right: Sequence[int]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     shown: int | None = None
     key: str = ""
     prose: Sequence[int] = ()
     drop: Sequence[int] | None = None
 
 
-class Item(NamedTuple):
+class Statement(NamedTuple):
     """A statement, and its subject: ``members`` are names, or "name: detail". ``action`` says what to do."""
 
     text: str
-    level: Level = Level.NOTE
+    level: Severity = Severity.NOTE
     label: str = ""
     members: tuple[str, ...] = ()
     action: str = ""
@@ -129,7 +129,7 @@ class Bars(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-Part: TypeAlias = Table | Item | Bars | Figure
+Part: TypeAlias = Table | Statement | Bars | Figure
 
 
 class Section(NamedTuple):
@@ -150,7 +150,7 @@ class Section(NamedTuple):
         return self.title.lower().replace(" ", "-")
 
 
-class Step(NamedTuple):
+class NextStep(NamedTuple):
     """A next step, or an attempt: ``command`` is meant to be copied; ``nodes`` are those that it keeps in float32.
 
     ``is_options``: the command is only options, for converting the original. ``confirmed`` is False if no trial was
@@ -172,17 +172,17 @@ class Report(NamedTuple):
     """
 
     task: str
-    verdict: Verdict | None = None
+    verdict: Headline | None = None
     models: tuple[str, ...] = ()
     ran: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[NextStep, ...] = ()
 
 
 def table(
     name: str,
-    rows: Iterable[Row | Sequence[str]],
+    rows: Iterable[TableRow | Sequence[str]],
     *,
     more: Iterable[str] = (),
     dtype: str = "",
@@ -199,6 +199,7 @@ def table(
     """
     layout = _layouts()[name]
     titles = layout["columns"]
+    # Layouts name columns, tables number them.
     places = {
         role: tuple(map(titles.index, layout[role]))
         for role in ("right", "prose", "drop")
@@ -208,7 +209,9 @@ def table(
     return Table(
         columns,
         (*places.get("right", ()), *range(len(titles), len(columns))),
-        tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows),
+        tuple(
+            row if isinstance(row, TableRow) else TableRow(tuple(row)) for row in rows
+        ),
         layout.get("shown") if shown is None else shown,
         layout.get("key", ""),
         places.get("prose", ()),
@@ -238,38 +241,37 @@ def _holds(part: Part) -> bool:
     return not isinstance(part, Table) or bool(part.rows)
 
 
-def hint(text: str) -> Item:
+def hint(text: str) -> Statement:
     """Return a sentence without a sign."""
-    return Item(text, Level.NONE)
+    return Statement(text, Severity.NONE)
 
 
-def notes(texts: Iterable[str]) -> list[Item]:
+def notes(texts: Iterable[str]) -> list[Statement]:
     """Return each sentence once, as an item."""
-    return [Item(text) for text in dict.fromkeys(texts)]
+    return [Statement(text) for text in dict.fromkeys(texts)]
 
 
 def listed_parts(parts: Iterable[Part]) -> Iterator[Part]:
     """Yield parts for a list, with each action after the last item that needs it."""
-    for part, behind in pairwise(chain(parts, [None])):
-        if isinstance(part, Item) and isinstance(behind, Item):
-            is_repeated = (part.label, part.action) == (behind.label, behind.action)
+    for part, after in pairwise(chain(parts, [None])):
+        if isinstance(part, Statement) and isinstance(after, Statement):
+            is_repeated = (part.label, part.action) == (after.label, after.action)
             yield part._replace(action="") if is_repeated else part
         elif part is not None:
             yield part
 
 
-def shown_rows(table: Table, *, verbose: bool) -> tuple[Row, ...]:
+def shown_rows(table: Table, *, verbose: bool) -> tuple[TableRow, ...]:
     """Return the rows that the terminal shows."""
     return table.rows if verbose else table.rows[: table.shown]
 
 
-def problems(report: Report) -> Iterator[Item]:
-    """All items that are warnings or errors, but for those in details."""
+def problems(report: Report) -> Iterator[Statement]:
+    """Yield all warnings and errors except those in details."""
     for one in report.sections:
-        items = (
-            part for part in one.parts if isinstance(part, Item) and not one.is_detail
-        )
-        yield from (item for item in items if item.level >= Level.WARNING)
+        for part in one.parts if not one.is_detail else ():
+            if isinstance(part, Statement) and part.level >= Severity.WARNING:
+                yield part
 
 
 PRECISIONS: Final = (*FORMATS, "mixed", "float32", "float64", "no floats")
@@ -299,7 +301,7 @@ def node_bar(label: str, counts: Mapping[str, int]) -> Bar:
 
 
 def weight_bar(label: str, sizes: Mapping[str, int]) -> Bar:
-    """Bytes of weights by type."""
+    """Return bytes of weights by type."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
     shares = (Share(kind, bytes_, size(bytes_)) for kind, bytes_ in ordered if bytes_)
     return Bar(label, size(sum(sizes.values())), tuple(shares))
@@ -311,36 +313,30 @@ def traffic_figures(audit: Audit | None) -> tuple[Figure, ...]:
         return ()
     casts = audit.casts
     redundant = f"{casts.redundant:,} redundant; " if casts.redundant else ""
-    at = (
-        f" at {listed(casts.assumed)} (assumed)"
-        if casts.assumed and casts.count
-        else ""
-    )
+    at = f" at {listed(casts.assumed)} (assumed)" if casts.assumed else ""
     left = f"; {casts.unsized:,} of unknown size" if casts.unsized else ""
-    return (
-        Figure(
-            "Casts between floats",
-            f"{casts.count:,}",
-            f"{redundant}about {size(casts.bytes)} moved per run{at}{left}"
-            if casts.count
-            else "",
-            count(casts.count, "Cast"),
-        ),
-    )
+    remark = ""
+    if casts.count:
+        remark = f"{redundant}about {size(casts.bytes)} moved per run{at}{left}"
+    brief = count(casts.count, "Cast")
+    return (Figure("Casts between floats", f"{casts.count:,}", remark, brief),)
 
 
 def bars_table(bars: Bars) -> Table:
     """Return bars as columns of a table."""
-    kinds = dict.fromkeys(share.kind for bar in bars.bars for share in bar.shares)
-    texts = [{share.kind: share.text for share in bar.shares} for bar in bars.bars]
-    rows = [Row((kind, *(text.get(kind, "") for text in texts))) for kind in kinds]
+    cells: dict[str, list[str]] = {}
+    for column, bar in enumerate(bars.bars):
+        for share in bar.shares:
+            row = cells.setdefault(share.kind, [""] * len(bars.bars))
+            row[column] = share.text
+    rows = [TableRow((kind, *texts)) for kind, texts in cells.items()]
     titles = (bars.title, *(bar.label for bar in bars.bars))
-    total = Row(("in all", *(bar.total for bar in bars.bars)))
+    total = TableRow(("in all", *(bar.total for bar in bars.bars)))
     return Table(titles, range(1, len(titles)), (*rows, total))
 
 
 def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
-    """The error to expect in one number."""
+    """Yield the expected error in one number."""
     if expected is None or expected.error is None or not expected.samples:
         return
     error = number(expected.error)
@@ -352,37 +348,34 @@ def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:
 def expected_parts(
     expected: ExpectedError | None, measured: DiffReport | None = None
 ) -> Iterator[Part]:
-    """What is expected, beside what was measured, and the nodes that contribute most."""
+    """Yield the expected error beside the measured one, and the nodes that contribute most."""
     if expected is None:
         return
     if expected.error is None:
-        yield Item(f"Unknown: {expected.why}", Level.WARNING)
+        yield Statement(f"Unknown: {expected.why}", Severity.WARNING)
         return
     if not expected.samples:
-        yield Item("None: all floats stay float32.")
+        yield Statement("None: all floats stay in float32.")
         return
     cells = [number(expected.error), number(expected.bound or 0.0)]
-    errors = [
-        output.rel_l2
-        for output in (measured.outputs if measured is not None else ())
-        if output.is_float
-    ]
+    outputs = measured.outputs if measured is not None else ()
+    errors = [output.rel_l2 for output in outputs if output.is_float]
     if errors:
         cells.append(number(max(errors)))
     yield table("expected", [cells], more=["measured"] if errors else ())
     told = f"Relative L2 errors of the worst output, from one backward pass through {count(expected.samples, 'sample')}."
     if expected.samples > 1 and expected.least is not None:
         told = f"{told[:-1]}; on the best one {number(expected.least)} is expected."
-    yield Item(told)
+    yield Statement(told)
     if expected.jumps:
-        yield Item(
+        yield Statement(
             f"{count(len(expected.jumps), 'node')} select by value, and may select something else: the effect of that is"
             " not predicted.",
-            Level.WARNING,
+            Severity.WARNING,
             members=expected.jumps,
         )
     if expected.spread:
-        yield Item(
+        yield Statement(
             f"Errors upstream of {count(len(expected.spread), 'node')} without a gradient are known less exactly.",
             members=expected.spread,
         )
@@ -401,32 +394,29 @@ def quantized_sections(plan: Plan) -> Iterator[Section]:
 def quantized_table(plans: Mapping[str, Plan]) -> Table:
     """Return nodes of a quantized network by type and role, under each of some plans."""
     is_alone = "" in plans
-    rows = (
-        (
-            *(() if is_alone else (level,)),
-            part.type,
-            _ROLES[part.role],
-            f"{sum(part.ops.values()):,}",
-            f"{part.low:,}",
-            f"{len(part.float32):,}",
-            tally(part.ops),
-        )
-        for level, plan in plans.items()
-        for part in plan.quantized
-    )
+    rows = []
+    for level, plan in plans.items():
+        lead = () if is_alone else (level,)
+        for part in plan.quantized:
+            total = sum(part.ops.values())
+            counts = (f"{n:,}" for n in (total, part.low, len(part.float32)))
+            ops = tally(part.ops)
+            rows.append((*lead, part.type, _ROLES[part.role], *counts, ops))
     dtype = next((plan.dtype for plan in plans.values()), "")
     return table("quantized" if is_alone else "quantized-by-level", rows, dtype=dtype)
 
 
 def units_table(plans: Mapping[str, Plan]) -> Table:
     """Return a drawing of the ops between integers, under each of some plans."""
-    units = [(level, unit) for level, plan in plans.items() for unit in plan.units]
+    units = list[tuple[str, QuantizedUnit]]()
+    for level, plan in plans.items():
+        units += ((level, unit) for unit in plan.units)
     units.sort(key=lambda row: -row[1].count)
     is_alone = "" in plans
-    rows = (
-        (*(() if is_alone else (level,)), f"{unit.count:,}", _drawn(unit))
-        for level, unit in units
-    )
+    rows = []
+    for level, unit in units:
+        lead = () if is_alone else (level,)
+        rows.append((*lead, f"{unit.count:,}", _drawn(unit)))
     return table("units" if is_alone else "units-by-level", rows)
 
 
@@ -436,9 +426,11 @@ def _drawn(unit: QuantizedUnit) -> str:
     return " → ".join(part or "floats" for part in parts)
 
 
-def _kept(plan: Plan) -> Iterator[Item]:
+def _kept(plan: Plan) -> Iterator[Statement]:
     """Yield the reasons for which floats stay float32, most frequent first, with the nodes."""
-    kept = {node: why for part in plan.quantized for node, why in part.float32.items()}
+    kept = dict[str, str]()
+    for part in plan.quantized:
+        kept |= part.float32
     rows = {row.node: row for row in plan.rows if not row.low and row.node in kept}
     titles = {
         node: title_of(rows[node].reason) if node in rows else why
@@ -449,7 +441,7 @@ def _kept(plan: Plan) -> Iterator[Item]:
         mine = [rows[node] for node in nodes if node in rows]
         ops = f": {tally(row.op for row in mine)}" if mine else ""
         is_bare = all(row.why == title for row in mine)
-        yield Item(
+        yield Statement(
             as_sentence(f"{title}{ops}"),
             label=count(times, "node"),
             members=tuple(nodes) if is_bare else detailed(mine),

@@ -1,4 +1,4 @@
-"""The progress of every command: a bar on a terminal, or in a notebook, and elsewhere a line now and then."""
+"""The progress of every command: a bar on a terminal or in a notebook, and elsewhere a line now and then."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,9 +24,9 @@ _LINES: Final = 10.0
 
 
 def progress_lines(write: Callable[[str], object], every: float = _LINES) -> _Bar:
-    """Writes a line with the activity, its share and the time since the start, at a given interval in seconds.
+    """Return a callback that writes a line with the activity, its share and the time since the start.
 
-    Shorter jobs write nothing.
+    It writes one line per interval, given in seconds, so shorter jobs write nothing.
     """
     start = last = monotonic()
 
@@ -90,7 +90,7 @@ def _shown() -> AbstractContextManager[_Bar]:
 
 
 def _folder_text(running: Sequence[str]) -> str:
-    """Name the models that are being converted; between two of them there are none."""
+    """Return the names of the models that are being converted; between two of them there are none."""
     names = ", ".join(name.rpartition("/")[2] for name in running)
     return f"converting: {names}" if names else "converting"
 
@@ -118,6 +118,7 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
 
         def told(text: str, done: int, total: int) -> None:
             nonlocal task, current
+            # The estimate of the time left must not mix the speeds of different activities.
             kind = text.partition(":")[0]
             if kind != current:
                 bar.remove_task(task)
@@ -130,7 +131,7 @@ def _terminal(console: "Console") -> Iterator[_Bar]:
 
 @contextmanager
 def _notebook() -> Iterator[_Bar]:
-    """An element of HTML that is updated in place, in every kind of notebook; rich's own bar needs ipywidgets."""
+    """Show an HTML element that is updated in place, in every kind of notebook; rich's own bar needs ipywidgets."""
     ipython: Any = import_module("IPython.display")  # there is one in a notebook
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0

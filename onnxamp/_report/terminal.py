@@ -29,12 +29,12 @@ from onnxamp._report import glued
 from onnxamp._report.parts import (
     Bars,
     Figure,
-    Item,
-    Level,
+    NextStep,
     Part,
     Report,
+    Severity,
+    Statement,
     Status,
-    Step,
     Table,
     bars_table,
     listed_parts,
@@ -49,7 +49,7 @@ _ENDLESS: Final = 1 << 16
 _SCREEN: Final = 20
 """Lines after which the verdict is repeated."""
 _MEMBERS: Final = 3
-"""Members of an item that are shown without -v."""
+"""The number of members of a statement that are shown without -v."""
 _GAP: Final = 2
 """Columns of the terminal between those of a table, and before the first."""
 _FOLDED: Final = 20
@@ -71,10 +71,10 @@ _MARKS: Final = {
     Status.UNKNOWN: ("?", "yellow"),
 }
 _SIGNS: Final = {
-    Level.NONE: (" ", ""),
-    Level.NOTE: ("•", ""),
-    Level.WARNING: ("!", "yellow"),
-    Level.ERROR: ("✘", "red"),
+    Severity.NONE: (" ", ""),
+    Severity.NOTE: ("•", ""),
+    Severity.WARNING: ("!", "yellow"),
+    Severity.ERROR: ("✘", "red"),
 }
 
 
@@ -92,7 +92,7 @@ def print_report(
         console.width = _ENDLESS
     with console.capture() as capture:
         console.print(
-            _Shown(report, verbose, whole, brief, has_steps=True), crop=False
+            _Rendering(report, verbose, whole, brief, has_steps=True), crop=False
         )
     # Rich would not raise an error for a closed pipe.
     console.file.write(capture.get())
@@ -101,17 +101,17 @@ def print_report(
 
 def as_text(
     report: Report, *, verbose: bool = False, more: str = " (-v shows all)"
-) -> "_Shown":
+) -> "_Rendering":
     """Return a report without its steps, as a renderable for rich; ``more`` says how to see the rest."""
-    return _Shown(report, verbose, more=more)
+    return _Rendering(report, verbose, more=more)
 
 
-def fitted(text: str, behind: str = "") -> str:
-    """Return text for standard error, folded if that is a terminal, to follow the prefix ``behind``."""
+def fitted(text: str, prefix: str = "") -> str:
+    """Return text for standard error, folded if that is a terminal, to follow a prefix."""
     console = make_console(stderr=True)
     if not is_screen(console):
         return text
-    lines = _text(text).wrap(console, console.width - len(behind))
+    lines = _text(text).wrap(console, console.width - len(prefix))
     return "\n".join(line.plain for line in lines).translate(_SHOWN)
 
 
@@ -138,7 +138,7 @@ def is_screen(console: Console) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Rendering:
     """The form of a report: complete, with unshortened names (``whole``), or only the verdict (``brief``)."""
 
     report: Report
@@ -153,25 +153,24 @@ class _Shown:
     ) -> RenderResult:
         report = self.report
         width = options.max_width
-        shown = Group(*(_brief(report, width) if self.brief else self._all(width)))
-        lines = list(Segment.split_lines(console.render(shown, options)))
+        body = Group(*(_brief(report, width) if self.brief else self._all(width)))
+        lines = list(Segment.split_lines(console.render(body, options)))
         last: list[RenderableType] = []
         if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
             last = [Text(), _summary(report, width)]
         is_fine = report.verdict is None or report.verdict.status is Status.PASSED
         if self.has_steps and not (self.brief and is_fine):
             last += _steps(report.steps)
-        for line in (
-            *lines,
-            *Segment.split_lines(console.render(Group(*last), options)),
-        ):
+        lines += Segment.split_lines(console.render(Group(*last), options))
+        for line in lines:
+            # Rich pads lines to the width of the console, which would spoil copied text and diffs.
             while line and not line[-1].text.strip():
                 line.pop()
             for number, (text, style, control) in enumerate(line, 1):
-                told = text.translate(_SHOWN)
-                yield Segment(
-                    told.rstrip() if number == len(line) else told, style, control
-                )
+                shown = text.translate(_SHOWN)
+                if number == len(line):
+                    shown = shown.rstrip()
+                yield Segment(shown, style, control)
             yield Segment.line()
 
     def _all(self, width: int) -> Iterator[RenderableType]:
@@ -198,22 +197,19 @@ class _Shown:
         if figures.row_count:
             yield figures
         for part in listed_parts(parts):
-            if isinstance(part, Item):
+            if isinstance(part, Statement):
                 yield from self._item(part)
             elif isinstance(part, Table):
                 yield from self._table(part, width)
             elif isinstance(part, Bars):
                 yield from self._table(bars_table(part), width)
 
-    def _item(self, item: Item) -> Iterator[RenderableType]:
+    def _item(self, item: Statement) -> Iterator[RenderableType]:
         """Yield a statement after its sign, and its subject."""
-        below = " " if item.level is Level.NONE else "  "
+        below = " " if item.level is Severity.NONE else "  "
         label = f"{item.label}: " if item.label else ""
-        yield _hanging(
-            _SIGNS[item.level],
-            Text.assemble(_text(label, "bold"), _text(item.text)),
-            below[1:],
-        )
+        text = Text.assemble(_text(label, "bold"), _text(item.text))
+        yield _hanging(_SIGNS[item.level], text, below[1:])
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
             yield _hanging(below, _text(member, "dim"))
         left = len(item.members) - _MEMBERS
@@ -226,10 +222,8 @@ class _Shown:
         """Yield a table, its first rows without -v. Columns that do not fit are named below it."""
         rows = shown_rows(part, verbose=self.verbose)
         lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
-        columns = [
-            [_text(title), *(_text(row.cells[at]) for row in rows)]
-            for at, title in enumerate(part.columns)
-        ]
+        lines = [part.columns, *(row.cells for row in rows)]
+        columns = [list(map(_text, column)) for column in zip(*lines, strict=True)]
         widths, total = self._widths(part, columns, width - lead + _GAP)
         wide = lead - _GAP + total
         grid = Grid(
@@ -251,46 +245,47 @@ class _Shown:
             cells = (columns[at][number] for at in widths)
             grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
         yield grid
-        told = [row.remark for row in rows if self.verbose and row.remark]
+        remarks = [row.remark for row in rows if self.verbose and row.remark]
         if len(rows) < len(part.rows):
-            told.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
-        if left := [
-            title
-            for at, title in enumerate(part.columns)
-            if title and at not in widths
-        ]:
-            told.append(f"Left out for lack of space: {', '.join(left)}.")
-        yield from (_hanging(" ", _text(text, "dim")) for text in told)
+            remarks.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
+        hidden = (part.columns[at] for at in range(len(columns)) if at not in widths)
+        if left := ", ".join(filter(None, hidden)):
+            remarks.append(f"Left out for lack of space: {left}.")
+        yield from (_hanging(" ", _text(text, "dim")) for text in remarks)
 
     def _widths(
         self, part: Table, columns: list[list[Text]], room: int
     ) -> tuple[dict[int, int | None], int]:
-        """The columns that are shown, each with its width if it is not rich that finds one; and the width of all."""
+        """Return the columns to show, each with its width or None if rich finds one, and the total width."""
         every = range(len(columns))
         uncut = set(every) - set(part.prose) if self.whole else part.right
         least = [
             _least(column, is_whole=at in uncut) + _GAP
             for at, column in enumerate(columns)
         ]
-        natural = [max(text.cell_len for text in column) + _GAP for column in columns]
+        natural = [_natural(column) + _GAP for column in columns]
         shown = list(every)
         for at in () if self.whole else _leaving(part, columns):
             if at in shown and sum(least[position] for position in shown) > room:
                 shown.remove(at)
-        is_tight = sum(natural[at] for at in shown) > room and not (
-            self.whole and not part.prose
-        )
+        # A complete table without prose has nothing to fold, however wide it is.
+        can_fold = not self.whole or part.prose
+        is_tight = can_fold and sum(natural[at] for at in shown) > room
         total = sum((least if is_tight else natural)[at] for at in shown)
-        return {
-            at: least[at] - _GAP if is_tight and at in uncut else None for at in shown
-        }, total
+        fixed = {at for at in shown if is_tight and at in uncut}
+        widths = {at: least[at] - _GAP if at in fixed else None for at in shown}
+        return widths, total
 
 
 def _text(text: str, style: str = "") -> Text:
     """Return printable text in which numbers stay with their units, and names fold between their parts."""
-    return Text(
-        _JOINTS.sub(_JOINT, glued(printable(text)).replace("\xa0", _GLUE)), style
-    )
+    inert = glued(printable(text)).replace("\xa0", _GLUE)
+    return Text(_JOINTS.sub(_JOINT, inert), style)
+
+
+def _natural(column: list[Text]) -> int:
+    """Return the width of a column that is not folded."""
+    return max(text.cell_len for text in column)
 
 
 def _least(column: list[Text], *, is_whole: bool) -> int:
@@ -299,19 +294,21 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
     natural = max((text.cell_len for text in cells), default=0)
     if not is_whole:
         return min(max(natural, title.cell_len), _FOLDED)
-    return max(
-        natural, *(min(cell_len(word), _WORD) for word in title.plain.split(" "))
-    )
+    words = [min(cell_len(word), _WORD) for word in title.plain.split(" ")]
+    return max(natural, *words)
 
 
 def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
     """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
-    yield from (at for at, (_, *cells) in enumerate(columns) if at and not any(cells))
-    yield from range(len(columns) - 1, 0, -1) if part.drop is None else part.drop
+    for at, (_, *cells) in enumerate(columns):
+        if at and not any(cells):
+            yield at
+    last_to_second = range(len(columns) - 1, 0, -1)
+    yield from last_to_second if part.drop is None else part.drop
 
 
 def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
-    """Text after a sign; folded lines are indented."""
+    """Return text after a sign; folded lines are indented."""
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -320,7 +317,7 @@ def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
 
 
 def _head(report: Report, width: int) -> Iterator[RenderableType]:
-    """Verdict and files."""
+    """Yield the verdict and the files."""
     models = " → ".join(report.models)
     ran = ", ".join(report.ran)
     verdict = report.verdict
@@ -342,10 +339,10 @@ def _summary(report: Report, width: int) -> Grid:
     """Return the verdict in one line: the file, the sentence, and as many key figures as fit."""
     assert report.verdict is not None
     name = f"{report.models[-1]}: " if report.models else ""
-    told = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
-    while len(told) > 1 and cell_len(printable(", ".join(told))) + _GAP > width:
-        told.pop()
-    return _hanging(_MARKS[report.verdict.status], _text(", ".join(told), "bold"))
+    parts = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
+    while len(parts) > 1 and cell_len(printable(", ".join(parts))) + _GAP > width:
+        parts.pop()
+    return _hanging(_MARKS[report.verdict.status], _text(", ".join(parts), "bold"))
 
 
 def _briefly(report: Report) -> list[str]:
@@ -367,7 +364,7 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
         yield _hanging(_SIGNS[item.level], _text(label + item.text))
 
 
-def _steps(steps: tuple[Step, ...]) -> Iterator[RenderableType]:
+def _steps(steps: tuple[NextStep, ...]) -> Iterator[RenderableType]:
     for step in steps:
         yield Text()
         sign = ("→", "bold cyan") if step.confirmed else ("!", "yellow")

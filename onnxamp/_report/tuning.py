@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import inf, log10
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from onnxamp._audit import Audit
 from onnxamp._base.state import as_data
@@ -17,28 +17,25 @@ from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.parts import (
     Figure,
-    Item,
+    Headline,
+    NextStep,
     Part,
     Report,
-    Row,
+    Statement,
     Status,
-    Step,
     Table,
-    Verdict,
+    TableRow,
     hint,
     notes,
     section,
     table,
 )
-from onnxamp._tuning.results import Candidate, Compensation, Exponents, Tuned
-
-if TYPE_CHECKING:
-    pass
+from onnxamp._tuning.results import Candidate, CompensationEffect, Exponents, Tuned
 
 _OPS: Final = 6
-"""Op types that an item names."""
+"""The number of op types that a statement names."""
 _WHY: Final = {
-    "never run": "No sample runs them: they are decided as at level O2",
+    "never run": "No sample runs them, so level O2 decides about them",
     "costs accuracy": "The tolerance is better spent elsewhere",
     "breaks on its own": "They overflow or vanish on their own, or break the outputs",
     "goes with others": "They share their precision with others",
@@ -46,15 +43,9 @@ _WHY: Final = {
     "not measured": "Their effect could not be measured",
 }
 _EXPECTED: Final = (
-    "≈ marks an error that is expected from the sensitivities and from what converted models showed. Errors without"
-    " it were measured on the converted model with all samples."
+    "≈ marks an expected error, from the sensitivities and the errors of other converted models. All other errors were"
+    " measured on the converted model with all samples."
 )
-_TIMES: Final = (
-    "Models were decided in this order, the least error per time saved first. Each is as fast as the tolerance allows"
-    " with those before it. Times are estimates for {}, per run of the pipeline."
-)
-_UP: Final = 1.06
-"""The factor that keeps a number of two digits from being rounded below itself."""
 _UNMEASURED: Final = frozenset(
     {
         "no kernel",
@@ -71,7 +62,7 @@ _UNMEASURED: Final = frozenset(
 
 
 def tuning_report(
-    made: Conversion,
+    conversion: Conversion,
     tuned: Tuned,
     *,
     state: Path | None = None,
@@ -81,16 +72,16 @@ def tuning_report(
     """Return the report of a tuning.
 
     Args:
-        made: the conversion.
+        conversion: the conversion.
         tuned: the outcome of the search.
         state: the file with its measurements.
         audit: of the result.
         compared: the result against the original on texts, if it was not judged.
     """
-    base = conversion_report(made, audit)
+    base = conversion_report(conversion, audit)
     mine = outcome_report(tuned, state)
     several = len(tuned.candidates) > 1 and state is not None
-    told = Step(
+    told = NextStep(
         "--pick K with the same --state writes candidate K without measuring again."
     )
     report = base._replace(
@@ -106,7 +97,7 @@ def tuning_report(
         ),
         steps=(*base.steps, *([told] if several else [])),
     )
-    if made.validation is not None:
+    if conversion.validation is not None:
         return report
     return report._replace(
         task=base.task.replace("convert", "tune", 1),
@@ -124,7 +115,7 @@ def outcome_report(tuned: Tuned, state: Path | None = None) -> Report:
         figures=_figures(tuned),
         sections=(
             section("Candidates", _candidates(tuned), _notes(tuned, state)),
-            section("Kept float32", _kept(tuned)),
+            section("Kept in float32", _kept(tuned)),
             section("Effort", notes(effort(tuned))),
         ),
     )
@@ -134,11 +125,9 @@ def effort(tuned: Tuned) -> Iterator[str]:
     """Yield sentences about the effort of the search, and about nodes that no sample reaches."""
     samples = tuned.runs + tuned.recalled
     recalled = f" ({tuned.recalled:,} in the state file)" if tuned.recalled else ""
-    measured = (
-        f"Sensitivities come from {count(samples, 'sample')}{recalled}. "
-        if samples
-        else ""
-    )
+    measured = ""
+    if samples:
+        measured = f"Sensitivities come from {count(samples, 'sample')}{recalled}. "
     yield (
         f"{measured}{count(tuned.conversions, 'converted model')} ran on all samples ({tuned.ran_on})."
         f" {count(tuned.units, 'computing node')} could be in low precision."
@@ -151,8 +140,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
         yield _room(tuned, tuned.room)
     if tuned.coarse:
         yield (
-            "The model rounds values to integers, so that any other rounding may move outputs: the default tolerance"
-            f" allows for {number(tuned.coarse)} more. --tolerance X allows only for X."
+            "The model rounds values to integers, so any other rounding may move its outputs. The default tolerance"
+            f" therefore allows {number(tuned.coarse)} more; --tolerance X allows exactly X."
         )
     if tuned.stopped:
         yield "The search reached its time limit: --search-time SECONDS raises it."
@@ -163,8 +152,8 @@ def effort(tuned: Tuned) -> Iterator[str]:
     never = len(tuned.unseen) + sum(row.why == "never run" for row in tuned.kept)
     if never:
         yield (
-            f"No sample runs {count(never, 'node')}: they are decided as at level O2 ({len(tuned.unseen):,} low),"
-            " and its error is unknown. Add inputs that reach them."
+            f"No sample runs {count(never, 'node')}, so level O2 decides about them ({len(tuned.unseen):,} low), and their"
+            " error is unknown. Add inputs that reach them."
         )
 
 
@@ -172,44 +161,42 @@ def _room(tuned: Tuned, room: float) -> str:
     """Return the bound on the time that a better choice within the tolerance could save."""
     written = tuned.candidates[tuned.chosen]
     if not any(one.time < written.time for one in tuned.candidates):
-        return (
-            "No candidate is faster than the one that was written, whatever its error."
-        )
+        return "No candidate is faster than the written one, regardless of its error."
     return (
-        "Going by the errors of the faster candidates, using the rest of the tolerance would save at most"
+        "By the errors of the faster candidates, using the rest of the tolerance would save at most"
         f" {percent(room, 1.0)} of the time."
     )
 
 
-def _exponents(tuned: Tuned, found: Exponents) -> str:
+def _exponents(tuned: Tuned, effect: Exponents) -> str:
     """Say whether exponents are used, and what they save."""
-    what = f"{count(found.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
-    if found.other is None:
+    what = f"{count(effect.values, 'value')} can be stored as multiples of powers of two so that they do not overflow"
+    if effect.other is None:
         return f"{what}: with these exponents, all nodes can be in low precision (--no-rescale leaves them out)."
-    with_them, without = _ways(tuned, found)
-    verdict = "used" if found.used else "not used"
+    with_them, without = _ways(tuned, effect)
+    verdict = "used" if effect.used else "not used"
     return f"{what}. These exponents are {verdict}: with them {with_them}; without {without}."
 
 
-def _compensation(tuned: Tuned, found: Compensation) -> str:
+def _compensation(tuned: Tuned, effect: CompensationEffect) -> str:
     """Say whether weights are rounded with compensation, and what that saves or why it was not tried."""
-    if found.other is None:
-        asked = " --rounding compensated asks for it." if found.share else ""
-        return f"Weights are rounded to nearest, not with compensation: {found.why}.{asked}"
-    with_it, without = _ways(tuned, found)
+    if effect.other is None:
+        asked = " --rounding compensated requests it." if effect.share else ""
+        return f"Weights are rounded to nearest, not with compensation: {effect.why}.{asked}"
+    with_it, without = _ways(tuned, effect)
     ways = [f"with compensation: {with_it}", f"to nearest: {without}"]
-    taken, left = ways if found.used else reversed(ways)
+    taken, left = ways if effect.used else reversed(ways)
     return f"Weights are rounded {taken}; {left}."
 
 
-def _ways(tuned: Tuned, found: Exponents | Compensation) -> list[str]:
+def _ways(tuned: Tuned, effect: Exponents | CompensationEffect) -> list[str]:
     """Return the choices with and without a method, in this order."""
-    assert found.other is not None
-    error = tuned.error if found.error is None else found.error
-    ways = [(tuned.candidates[tuned.chosen], tuned.error), (found.other, error)]
+    assert effect.other is not None
+    error = tuned.error if effect.error is None else effect.error
+    ways = [(tuned.candidates[tuned.chosen], tuned.error), (effect.other, error)]
     return [
         f"{time_text(way.time)}, {count(way.casts, 'Cast')}, error {error_text(tuned, reached)}"
-        for way, reached in (ways if found.used else reversed(ways))
+        for way, reached in (ways if effect.used else reversed(ways))
     ]
 
 
@@ -231,11 +218,9 @@ def tolerance_text(tuned: Tuned) -> str:
 
 def time_text(microseconds: float) -> str:
     """Return a time for people: 3.2 µs, 1.25 ms."""
-    return (
-        f"{microseconds / 1000:.2f} ms"
-        if microseconds >= 1000
-        else f"{microseconds:.3g} µs"
-    )
+    if microseconds >= 1000:
+        return f"{microseconds / 1000:.2f} ms"
+    return f"{microseconds:.3g} µs"
 
 
 def speedup_text(before: float, after: float) -> str:
@@ -244,12 +229,13 @@ def speedup_text(before: float, after: float) -> str:
 
 
 def measured_error(tuned: Tuned, position: int) -> float | None:
-    """Return the error of a candidate, None if only predicted; for the written one, that of the model on
-    all samples.
+    """Return the error of a candidate; None if it is only predicted.
+
+    The error of the written candidate is that of the result on all samples.
     """
-    return (
-        tuned.error if position == tuned.chosen else tuned.candidates[position].error
-    )
+    if position == tuned.chosen:
+        return tuned.error
+    return tuned.candidates[position].error
 
 
 def known_error(tuned: Tuned, position: int) -> float:
@@ -258,19 +244,19 @@ def known_error(tuned: Tuned, position: int) -> float:
     return tuned.candidates[position].predicted if measured is None else measured
 
 
-def _verdict(tuned: Tuned) -> Verdict:
+def _verdict(tuned: Tuned) -> Headline:
     written = tuned.candidates[tuned.chosen]
     verb = "is" if written.verified else "is expected to be"
     text = f"{tuned.metric} {verb} {error_text(tuned, tuned.error)}; the tolerance is {tolerance_text(tuned)}."
     if not tuned.held:
         sentence = "The result does not meet the tolerance."
-        return Verdict(Status.FAILED, sentence, (text,))
+        return Headline(Status.FAILED, sentence, (text,))
     if not written.nodes:
         return _unconverted(tuned, text)
     share = percent(written.bytes, 1.0)
     sentence = f"The tolerance is met with {share} of the float traffic in {tuned.plan.dtype}."
     details = (text, _slower(tuned, written)) if tuned.is_slower else (text,)
-    return Verdict(Status.PASSED, sentence, details)
+    return Headline(Status.PASSED, sentence, details)
 
 
 def _slower(tuned: Tuned, candidate: Candidate) -> str:
@@ -284,29 +270,32 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
     )
     if candidate not in tuned.candidates:
         return f"{text}. --allow-slower converts them anyway."
-    return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything float32."
+    return f"{text}. --pick {len(tuned.candidates) - 1} keeps everything in float32."
 
 
-def _unconverted(tuned: Tuned, text: str) -> Verdict:
+def _unconverted(tuned: Tuned, text: str) -> Headline:
     """Return the verdict if everything stays float32: whether that was picked, or why nothing better was found."""
     sentence = (
         "Nothing was converted: no node gains from low precision within the tolerance."
     )
     details = [text]
+    # Times of whole models, where they were measured, say more than estimates.
     timed = dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         sentence = "No candidate is faster: the model stays as it is."
         details.insert(0, f"Timed whole, the candidate takes {lead}.")
-    elif any(
-        one.nodes and one.best_known_error <= tuned.tolerance
-        for one in tuned.candidates
-    ):
-        sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything float32."
+    elif any(_is_low_enough(tuned, one) for one in tuned.candidates):
+        sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything in float32."
     elif tuned.rejected is not None:
         sentence = "No candidate is faster by the estimate: the model stays as it is."
         details.insert(0, _slower(tuned, tuned.rejected))
-    return Verdict(Status.PASSED, sentence, tuple(details))
+    return Headline(Status.PASSED, sentence, tuple(details))
+
+
+def _is_low_enough(tuned: Tuned, candidate: Candidate) -> bool:
+    """Return whether a candidate lowers something, and meets the tolerance by what is known."""
+    return bool(candidate.nodes) and candidate.best_known_error <= tuned.tolerance
 
 
 def _figures(tuned: Tuned) -> tuple[Figure, ...]:
@@ -321,7 +310,7 @@ def _figures(tuned: Tuned) -> tuple[Figure, ...]:
     )
 
 
-def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
+def _notes(tuned: Tuned, state: Path | None) -> Iterator[Statement]:
     """Yield notes about the candidates."""
     yield hint(f"Times are {tuned.times}.")
     if tuned.timed:
@@ -329,9 +318,7 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
             f"{name} {seconds * 1e3:.3f} ms" for name, seconds in tuned.timed
         )
         yield hint(f"Timed whole on {tuned.ran_on}: {each}.")
-    if any(
-        candidate.nodes and not candidate.verified for candidate in tuned.candidates
-    ):
+    if any(one.nodes and not one.verified for one in tuned.candidates):
         yield hint(_EXPECTED)
     if len(tuned.candidates) > 1:
         free = "" if state else "; with --state FILE, without measuring again"
@@ -339,13 +326,11 @@ def _notes(tuned: Tuned, state: Path | None) -> Iterator[Item]:
 
 
 def _candidates(tuned: Tuned) -> Table:
-    rows = (
-        _candidate(tuned, place, one) for place, one in enumerate(tuned.candidates)
-    )
-    return table("candidates", rows)
+    numbered = enumerate(tuned.candidates)
+    return table("candidates", (_candidate(tuned, k, one) for k, one in numbered))
 
 
-def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
+def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> TableRow:
     measured = measured_error(tuned, position)
     is_chosen = position == tuned.chosen
     about = "" if candidate.verified else "≈ "
@@ -362,7 +347,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
         size(candidate.weights),
         "← written" if is_chosen else "",
     )
-    return Row(
+    return TableRow(
         cells,
         Status.of(known_error(tuned, position) <= tuned.tolerance),
         is_strong=is_chosen,
@@ -370,34 +355,31 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> Row:
 
 
 def _kept(tuned: Tuned) -> Iterator[Part]:
-    """Return the nodes that stay in float32, by reason."""
+    """Yield the nodes that stay in float32, by reason."""
     for why, times in Counter(row.why for row in tuned.kept).most_common():
         mine = [row for row in tuned.kept if row.why == why]
         text = f"{_WHY[why]}: {tally((row.op for row in mine), _OPS)}."
-        yield Item(text, label=count(times, "node"), members=detailed(mine))
+        yield Statement(text, label=count(times, "node"), members=detailed(mine))
     nodes = {
         (row.scope, row.node): row
         for row in tuned.plan.rows
         if row.op not in CONSTANTS
     }
-    for reason, times in Counter(
-        row.reason for row in nodes.values() if not row.low
-    ).most_common():
+    reasons = Counter(row.reason for row in nodes.values() if not row.low)
+    for reason, times in reasons.most_common():
         if reason in _UNMEASURED:
             text = as_sentence(f"{title_of(reason)}, as at other levels")
-            yield Item(text, label=count(times, "node"))
+            yield Statement(text, label=count(times, "node"))
 
 
 def tuning_facts(
-    made: Conversion, tuned: Tuned, compared: DiffReport | None = None
+    conversion: Conversion, tuned: Tuned, compared: DiffReport | None = None
 ) -> dict[str, Any]:
-    """Return a conversion in JSON's types, the tuning under "tuning", and a comparison that nothing judged under
-    "comparison".
-    """
+    """Return a conversion in JSON's types, with its tuning, and a comparison that did not decide about the result."""
     facts = as_data(tuned)
     del facts["plan"]
     for row, candidate in zip(facts["candidates"], tuned.candidates, strict=True):
         row["low"] = sorted(candidate.low)
     verdict = Status.of(tuned.held)
-    found = {"verdict": verdict, "tuning": facts, "comparison": compared}
-    return conversion_data(made) | found
+    judged = {"verdict": verdict, "tuning": facts, "comparison": compared}
+    return conversion_data(conversion) | judged

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 100
 _LINES: Final = 30
-"""A screen."""
+"""The size of a screen, to which interactive shells shorten a report."""
 
 
 class _View(NamedTuple):
@@ -84,7 +84,9 @@ def as_screen(result: Any) -> str:
     with console.capture() as capture:
         console.print(as_text(_view(result).report(result), more=""))
     lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"])
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], "…"]
+    return "\n".join(lines)
 
 
 def as_html(result: Any) -> str:
@@ -98,7 +100,7 @@ def as_html(result: Any) -> str:
 
 
 def as_frame(result: Any, table: str) -> "pd.DataFrame":
-    """Records of a result, with a column for each field; fields of records within records follow a dot.
+    """Return the records of a result, with a column for each field; fields of records within records follow a dot.
 
     Raises:
         ArgumentError: the result has no records of that name. MissingPackageError: pandas is not installed.
@@ -126,16 +128,14 @@ def as_frame(result: Any, table: str) -> "pd.DataFrame":
 def _flat(record: Any) -> dict[str, Any]:
     """Return the fields of a record, and the properties computed from them."""
     names = [item.name for item in fields(record)]
-    names += [
-        name
-        for name, member in vars(type(record)).items()
-        if isinstance(member, property)
-    ]
+    members = vars(type(record)).items()
+    names += [name for name, member in members if isinstance(member, property)]
     row: dict[str, Any] = {}
     for name in names:
         value = getattr(record, name)
         if is_dataclass(value):
-            row |= {f"{name}.{inner}": found for inner, found in _flat(value).items()}
+            for inner, own in _flat(value).items():
+                row[f"{name}.{inner}"] = own
         else:
             row[name] = value
     return row

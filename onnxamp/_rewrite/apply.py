@@ -149,7 +149,8 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
     ):
         for tensor in graph.initializer:
             value = scope.names[tensor.name]
-            tensor.name = edits.renamed.get(value, tensor.name)
+            if value in edits.renamed:
+                tensor.name = edits.renamed[value]
             if value in edits.weights or value in copies:
                 lowered[value] = tensor
     weights = [

@@ -333,6 +333,9 @@ class Pairs:
 
     def find(self) -> None:
         """Find Casts to wider types, and all data movement that reads nothing else."""
+        casts = self.graph.nodes_of({"Cast"})
+        if all(self.widened(cast) == ABSENT for cast in casts):
+            return
         for node in self.graph.order:
             if node.key == "Cast" and (origin := self.widened(node)) != ABSENT:
                 self.wide.add(node.index)

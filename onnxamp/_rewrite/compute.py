@@ -42,9 +42,9 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
     """Return the single numbers that are computed from constants alone, by value. Linear in nodes."""
     found = dict[int, Numbers]()
     evaluator = Evaluator(graph)
-    stored = graph.constants.tensors
+    known = {*graph.constants.tensors}
     for node in graph.nodes_of(ARITHMETIC):
-        if not all(value in stored or value in found for value in node.inputs):
+        if not known.issuperset(node.inputs):
             continue
         given = [evaluator.numbers_of(value, found) for value in node.inputs]
         arrays = [numbers[0].array for numbers in given if numbers]
@@ -54,6 +54,7 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
         results = evaluator.run(node, arrays)
         if results is not None and graph.types[node.outputs[0]] == FLOAT:
             found[node.outputs[0]] = (Number(results[0]),)
+            known.add(node.outputs[0])
     return found
 
 

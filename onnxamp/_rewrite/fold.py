@@ -167,9 +167,15 @@ def apply(draft: Draft, options: Options) -> Passed:
     with_weights = options.folds or BATCH_NORM in kinds
 
     def selected(*, with_weights: bool) -> list[Fold]:
+        # Folds into weights hold these in memory, so they are not cached.
+        found = (
+            find_folds(graph)
+            if with_weights
+            else graph.ask(find_folds, with_weights=False)
+        )
         return [
             fold
-            for fold in find_folds(graph, with_weights=with_weights)
+            for fold in found
             if options.folds
             or output_of(graph, fold) in outputs
             or (fold.kind in kinds and fold.nodes.isdisjoint(spared))

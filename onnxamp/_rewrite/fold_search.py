@@ -1,6 +1,6 @@
 """Every fold that a model offers: each kind has conditions in addition to its form, which cannot express them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, prod
@@ -390,7 +390,7 @@ _RULES: Final[Mapping[str, Callable[[Graph, Kind, Match], Fold | None]]] = {
 """Conditions that a form alone cannot express, by op."""
 
 
-def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
+def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
     """Return the folds, none of which shares a node with another, producers first.
 
     Args:
@@ -399,19 +399,25 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> list[Fold]:
     Complexity: linear in the matches of forms, see :func:`onnxamp._decide.patterns.find_forms`.
     """
     folds = batch_norms(graph) if with_weights else []
+    if with_weights and not folds:
+        return graph.ask(find_folds, with_weights=False)
     taken = {node for fold in folds for node in fold.nodes}
-    ended = set[int]()
-    for match in graph.ask(find_forms):
-        if match.core in ended or match.core in taken:
+    for core, found in find_forms(graph):
+        if core.index in taken:
             continue
-        kind = form_table().kinds[match.kind]
-        fold = _RULES[kind.op](graph, kind, match)
+        fold = next(_complete(graph, found), None)
         if fold is None:
             continue
-        ended.add(
-            match.core
-        )  # of several matches that end at one node, the first complete one counts
         if taken.isdisjoint(fold.nodes) and graph.hidden.isdisjoint(fold.reads):
             taken |= fold.nodes
             folds.append(fold)
     return folds
+
+
+def _complete(graph: Graph, found: Iterable[Match]) -> Iterator[Fold]:
+    """Yield the folds of those matches that meet the conditions of their kinds."""
+    for match in found:
+        kind = form_table().kinds[match.kind]
+        fold = _RULES[kind.op](graph, kind, match)
+        if fold is not None:
+            yield fold

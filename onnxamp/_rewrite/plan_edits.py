@@ -70,13 +70,15 @@ def _inputs(
     """Return (node, input) -> the name of the version that it reads, where that is not the value's own."""
     ports, values = problem.ports, problem.graph.values
     inputs = dict[tuple[int, int], str]()
+    low_of = decision.of_ports()
     for node in problem.graph.nodes:
+        consumed = ports.consumed[node.index]
         for port, value in enumerate(node.inputs):
-            variable = ports.consumed[node.index][port]
+            variable = consumed[port]
             is_alias = value in names.aliases
             if value == ABSENT or (variable == NONE and not is_alias):
                 continue
-            is_low = decision.is_low(variable)
+            is_low = low_of[variable]
             if variable == LOW and node.key == "Cast":
                 # An original Cast reads what the producer delivers.
                 is_made_low = decision.is_low(ports.produced[value])

@@ -142,6 +142,7 @@ class _Namer:
     Attributes:
         shadowed: see :func:`shadowing`.
         hidden: the names of the graph's hidden values.
+        low_of: variable -> whether it is low, as of ``Decision.of_ports``.
         down_casts: float32 value -> original Casts of it to low precision.
         doubled: nodes that dequantize in both precisions.
     """
@@ -151,6 +152,7 @@ class _Namer:
         self.graph, self.ports = problem.graph, problem.ports
         self.suffix = problem.options.low.suffix
         self.is_low = decision.is_low
+        self.low_of = decision.of_ports()
         self.names = dict[int, dict[bool, str]]()
         self.versions = list[Version]()
         self.outputs = dict[tuple[int, int], str]()
@@ -182,7 +184,7 @@ class _Namer:
             variable = consumed[node][port]
             is_own_cast = variable == LOW and self.graph.nodes[node].key == "Cast"
             if variable != NONE and not is_own_cast:
-                needed.add(self.is_low(variable))
+                needed.add(self.low_of[variable])
         for key in self.graph.results[value]:
             if key in self.ports.returned:
                 needed.add(self.is_low(self.ports.returned[key]))

@@ -276,11 +276,12 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     facts = op_facts()
     passed = set[tuple[object, ...]]()
     varying = facts.dtype_attribute.keys() | facts.output_parameter.keys()
+    types = graph.types
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple(graph.types_of(node.inputs))
-        outputs = tuple(graph.types_of(node.outputs))
+        inputs = tuple([types[value] for value in node.inputs])
+        outputs = tuple([types[value] for value in node.outputs])
         form = node.signature, inputs, outputs
         if form not in passed:
             text = _node_fault(node, inputs, outputs)

@@ -36,9 +36,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._facts.formulas import compute
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._facts.providers import Profile
-from onnxamp._facts.relations import compute
 from onnxamp._graph.constants import summed_terms, terms_of
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Shape
@@ -296,7 +296,7 @@ class _Writer(NamedTuple):
     def off(
         self, raw: str, kept: str, grown: str, otherwise: str, *, little: bool = False
     ) -> str:
-        """``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is no such error.
+        """Return ``kept``, off by the error of rounding ``raw`` times a number; ``otherwise`` where there is none.
 
         ``little`` is for numbers of a few: the error is one that does not vanish when the result is rounded.
         """

@@ -134,10 +134,10 @@ class _Move:
         """Replace the Ifs."""
         staying = self.staying()
         self.name_values([scope for scope in staying if scope.index])
-        labels = NewNames(
-            {self.view.nodes[i].proto.name for scope in staying for i in scope.nodes}
-        )
-        labels.taken.add("")
+        labels = NewNames({""})
+        for scope in staying:
+            nodes = (self.view.nodes[index] for index in scope.nodes)
+            labels.taken.update(node.proto.name for node in nodes)
         graph = self.editor.graphs[0]
         declared = {
             entry.name for entry in (*graph.input, *graph.output, *graph.value_info)
@@ -149,7 +149,7 @@ class _Move:
         return self.editor.finish()
 
     def staying(self) -> list[Scope]:
-        """The scopes that stay. Taken branches are moved; others, and the bodies in them, are dropped."""
+        """Return the scopes that stay. Taken branches are moved; others, and the bodies in them, are dropped."""
         gone: set[int] = set()
         for scope in self.view.scopes[1:]:  # a scope comes after the one around it
             replaced = self.branches.get(scope.owner, scope.index) != scope.index
@@ -163,8 +163,9 @@ class _Move:
 
         As names are unique in the whole result, no body can hide a moved value from its readers.
         """
-        inner = {name for scope in bodies for name in scope.names}
+        inner = set[str]().union(*(scope.names for scope in bodies))
         used = inner | self.view.scopes[0].names.keys()
+        # Results come first: those that get the name of the If's output need no other name.
         for index, branch in self.branches.items():
             self.pass_results(self.view.nodes[index], self.view.scopes[branch], inner)
         for branch in self.branches.values():
@@ -214,7 +215,7 @@ class _Move:
                 declared.add(name)
 
     def moved_nodes(self, branch: Scope, labels: NewNames) -> Iterator[NodeProto]:
-        """Copies of a branch's nodes with the new names of values, in their bodies as well."""
+        """Yield copies of a branch's nodes with the new names of values, in their bodies as well."""
         for index in branch.nodes:
             node = self.view.nodes[index]
             copy = copied(node.proto)
@@ -279,7 +280,8 @@ def settled_flow(
         ModelError, OpsetError, ExternalDataError: as :func:`~onnxamp._runtime.flow.make_flow`.
         RuntimeFailure: a condition cannot be computed.
     """
-    if before is not None and _is_told(before.choices, feeds):
+    # Where conditions are inputs, the sample itself shows that it takes the same branches, and nothing needs to run.
+    if before is not None and _meets(before.choices, feeds):
         return before
     settled = settle(
         model, base_dir, feeds, emulated=emulated, provider=provider, forced=forced
@@ -300,7 +302,7 @@ def settled_flow(
     )
 
 
-def _is_told(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
+def _meets(choices: Sequence[tuple[str, bool]], feeds: Feeds) -> bool:
     """Return whether a sample meets these conditions, as far as its inputs show, and leaves the same inputs empty."""
     known = dict(choices)
     if any(feed is None and name not in known for name, feed in feeds.items()):
@@ -318,7 +320,7 @@ def _truth(feed: Feed) -> bool | None:
     return bool(feed) if is_one else None
 
 
-class Settled(NamedTuple):
+class SettledModel(NamedTuple):
     """A model as one sample runs it, with functions inlined and branches resolved.
 
     Attributes:
@@ -343,7 +345,7 @@ def settle(
     provider: Provider = "cpu",
     keep: int = WEIGHTS_IN_GRAPH,
     forced: Mapping[str, bool] = MappingProxyType({}),
-) -> Settled:
+) -> SettledModel:
     """Return the model as one sample runs it.
 
     ``keep`` is as for :func:`~onnxamp._runtime.flow.make_flow`; other arguments and errors as :func:`settled_flow`.
@@ -374,7 +376,7 @@ def settle(
 
         resolved = resolve_branches(shell.model, decide, taken)
         shell = shell._replace(model=resolved)
-    return Settled(shell, tuple(choices.items()), conditions, frozenset(taken))
+    return SettledModel(shell, tuple(choices.items()), conditions, frozenset(taken))
 
 
 def _without_empty(model: ModelProto, feeds: Feeds) -> ModelProto:

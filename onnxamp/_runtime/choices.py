@@ -5,6 +5,7 @@ the same inputs take that branch, with the captured values as they are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -66,7 +67,7 @@ def stamped(
     """
     graph = Graph.of(model)
     editor = GraphEditor(graph)
-    found: dict[str, Condition] = {}
+    conditions: dict[str, Condition] = {}
     keys = dict(_keys(graph))
     busy = _computing(graph)
     paths = {0: Condition("", "")}
@@ -79,14 +80,15 @@ def stamped(
             key = keys[index]
             node = graph.nodes[index]
             here = paths[scope.index]._replace(key=key, label=node.label)
-            known = found.setdefault(key, here)
+            # Several Ifs may read one condition: the first gives it its label and path.
+            known = conditions.setdefault(key, here)
             sides = {_holds(node, body) for _, body in node.bodies if body in busy}
-            found[key] = known._replace(computes=known.computes | sides)
+            conditions[key] = known._replace(computes=known.computes | sides)
             proto = editor.node(index)
             proto.metadata_props.add(key=_STAMP, value=key)
             if key in forced:
                 proto.input[0] = editor.constant(np.array(forced[key]), "branch")
-    return editor.finish(), tuple(found.values())
+    return editor.finish(), tuple(conditions.values())
 
 
 def stamp_of(node: NodeProto) -> str | None:
@@ -133,20 +135,22 @@ def _holds(node: Node, scope: int) -> bool:
 
 def _computing(graph: Graph) -> set[int]:
     """Return the scopes in which a node computes floats, there or in a body."""
-    facts = op_facts()
-    idle = facts.exact | facts.relabels | facts.control_flow
     busy = set[int]()
-    for scope in reversed(graph.scopes):
+    for scope in reversed(graph.scopes):  # a body comes after the scope around it
         nodes = (graph.nodes[index] for index in scope.nodes)
-        computes = any(
-            node.key not in idle
-            and any("float" in (graph.types[v] or "") for v in node.writes)
-            for node in nodes
-        )
-        if computes or scope.index in busy:
+        if scope.index in busy or any(_computes_floats(graph, node) for node in nodes):
             busy.add(scope.index)
             busy.add(scope.parent)
     return busy
+
+
+def _computes_floats(graph: Graph, node: Node) -> bool:
+    """Return whether a node itself computes floats, rather than moving them or leaving that to a body."""
+    facts = op_facts()
+    is_moving = node.key in facts.exact or node.key in facts.relabels
+    if is_moving or node.key in facts.control_flow:
+        return False
+    return any("float" in (graph.types[value] or "") for value in node.writes)
 
 
 def _ends(graph: Graph, loop: Node) -> bool:
@@ -169,10 +173,10 @@ def uncovered(
 ) -> list[tuple[Condition, bool]]:
     """Return the branches that compute floats, and that nothing ran, outer ones first."""
     seen = frozenset(taken)
+    branches = product(conditions, (True, False))
     return [
         (condition, holds)
-        for condition in conditions
-        for holds in (True, False)
+        for condition, holds in branches
         if holds in condition.computes and (condition.key, holds) not in seen
     ]
 

@@ -123,14 +123,19 @@ _PAYLOAD = frozenset(
 
 def upcast_attribute(item: AttributeProto, base_dir: BaseDir) -> None:
     """Replace low element types in the tensors and types of an attribute by float32, in place; graphs are left."""
-    tensors = [*([item.t] if item.HasField("t") else []), *item.tensors]
-    sparse = [
-        *([item.sparse_tensor] if item.HasField("sparse_tensor") else []),
-        *item.sparse_tensors,
-    ]
-    for tensor in (*tensors, *(one.values for one in sparse)):
+    # Reading a field that is not set would set it.
+    tensors = [*item.tensors]
+    tensors += [sparse.values for sparse in item.sparse_tensors]
+    types = [*item.type_protos]
+    if item.HasField("t"):
+        tensors.append(item.t)
+    if item.HasField("sparse_tensor"):
+        tensors.append(item.sparse_tensor.values)
+    if item.HasField("tp"):
+        types.append(item.tp)
+    for tensor in tensors:
         tensor.CopyFrom(upcast_tensor(tensor, base_dir))
-    for proto in (*([item.tp] if item.HasField("tp") else []), *item.type_protos):
+    for proto in types:
         upcast_type(proto)
 
 
@@ -175,10 +180,10 @@ def emulate_graph(
     arithmetic: Profile | None = None,
     shapes: Sequence[Shape | None] = (),
 ) -> ModelProto:
-    """:func:`emulate` of a model without functions that is resolved already; :func:`without_rounding` if asked.
+    """Return :func:`emulate`, or :func:`without_rounding`, of a model without functions that is resolved already.
 
-    Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts behind or in
-    front of them; but not sequences and optionals, of which there is no Cast.
+    Without rounding, the inputs and outputs that ``keeps`` names have the types of the model, with Casts after or
+    before them; but not sequences and optionals, of which there is no Cast.
 
     With ``arithmetic``, float16 sums have the errors of that target (:mod:`onnxamp._runtime.accumulate`); ``shapes``,
     by value, give their lengths. ``hollow`` are initializers of the main graph without data.

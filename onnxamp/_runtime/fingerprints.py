@@ -41,6 +41,7 @@ def model_print(model: Model) -> str:
         weights.append(
             fingerprint(f"{tensor.name} {tensor.data_type} {tensor.dims}", *blocks)
         )
+    # Where data lie does not matter: their contents are in the fingerprints of weights.
     for tensor in tensors_of(shell):
         tensor.ClearField("external_data")
     return fingerprint(shell.SerializeToString(deterministic=True), *weights)

@@ -2,8 +2,9 @@
 are still needed stay in memory.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -64,7 +65,10 @@ LARGE: Final = 64 * 2**10
 
 
 def with_defined_windows(graph: Graph) -> Graph:
-    """Return a model with zeros in such rows of the main graph; itself if it has no such caches."""
+    """Return the model with zeros in the rows of sliding caches that no token has reached; itself without such caches.
+
+    Such rows are undefined, so that two runs of one model may differ in them.
+    """
     windows = op_facts().windows
     sliding = [
         node
@@ -84,6 +88,7 @@ def _defined(editor: GraphEditor, graph: Graph, node: Node) -> Iterator[NodeProt
     given = copied(node.proto)
     make = editor.make
     window = op_facts().windows[node.key]
+    # Tokens are on the third axis of a cache: [batch, heads, rows, width].
     zero, one, axis = (editor.ints(n, f"window/{n}") for n in range(3))
 
     def fresh(part: str) -> str:
@@ -173,6 +178,7 @@ def take_weights(
         for name, tensor in named.items()
         if tensor.data_type in FLOAT_ELEMS and stored_bytes(tensor) >= large
     }
+    # Constants let kernels prepare and optimizers fold, which is worth more than memory in a small model.
     if sum(map(stored_bytes, taken.values())) <= keep:
         taken = {}
     graph = result.graph
@@ -187,12 +193,12 @@ def take_weights(
                 _hollow(node.output[0], constants[node.output[0]])
             )
         elif is_constant and (sparse := attribute(node, "sparse_value")) is not None:
-            # ONNX Runtime cannot return such a node's output.
+            # ONNX Runtime cannot return the output of a Constant that is sparse.
             graph.sparse_initializer.append(sparse)
             graph.sparse_initializer[-1].values.name = node.output[0]
         else:
             graph.node.append(node)
-    # Also of nodes, bodies and functions: ONNX Runtime sees no path outside.
+    # Tensors of nodes, bodies and functions as well: ONNX Runtime loads the model from bytes, and finds no files.
     for tensor in tensors_of(result):
         embed(tensor, folder)
     return Shell(result, taken, folder)
@@ -258,6 +264,15 @@ class DataflowGraph(Asked):
     taken: frozenset[Branch] = frozenset()
     """The branches that the sample takes, as far as they are known."""
 
+    def reads_of(self, nodes: Iterable[int]) -> list[str]:
+        """Return the values that nodes read, apart from constants; a value occurs once per node that reads it."""
+        return [*chain.from_iterable(self.reads[node] for node in nodes)]
+
+    def outputs_of(self, nodes: Iterable[int]) -> list[str]:
+        """Return the values that nodes compute, in order."""
+        names = chain.from_iterable(self.nodes[node].output for node in nodes)
+        return [name for name in names if name]
+
 
 def make_flow(
     model: ModelProto,
@@ -298,13 +313,14 @@ def flow_of(
     shapes: Mapping[str, Sequence[int]] | None = None,
     arithmetic: Profile | None = None,
 ) -> DataflowGraph:
-    """:func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
+    """Return :func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model
     graph = Graph.of(written)
+    # Names and types of the model as written, before nodes are added to it.
     names = graph.scopes[0].names
     lowest = lowest_precision(graph.types)
     kinds = {
@@ -318,6 +334,7 @@ def flow_of(
             graph, hollow=shell.weights, arithmetic=arithmetic, shapes=sizes
         )
         graph = Graph.of(written)
+    # A sample may replace the default of an input, so that defaults are fed as weights are, whatever their size.
     defaults = {value.name for value in graph.overridable()}
     weights = {
         t.name: t for t in shell.model.graph.initializer if t.name in defaults
@@ -326,36 +343,29 @@ def flow_of(
     given = constants.keys() | weights.keys()
     main_nodes = [node for node in graph.order if node.scope == 0]
     wiring = wire(graph)
-    order = [node.index for node in main_nodes]
-    needs = {
-        at: [graph.values[value].name for value in wiring.needs[at]] for at in order
-    }
+    reads = []
+    held = []
+    maker = dict[str, int]()
+    for rank, node in enumerate(main_nodes):
+        needs = [graph.values[value].name for value in wiring.needs[node.index]]
+        reads.append(tuple(name for name in needs if name not in constants))
+        held.append(tuple(name for name in needs if name in constants))
+        maker |= dict.fromkeys(filter(None, node.proto.output), rank)
     inferred = graph.shapes_of(shapes or {})
     rest = ModelProto(graph=GraphProto(name=written.graph.name))
     copy_fields(written, rest, but={"graph"})
     return DataflowGraph(
         nodes=tuple(node.proto for node in main_nodes),
-        reads=tuple(
-            tuple(name for name in needs[index] if name not in constants)
-            for index in order
-        ),
-        held=tuple(
-            tuple(name for name in needs[index] if name in constants)
-            for index in order
-        ),
-        maker={
-            name: rank
-            for rank, node in enumerate(main_nodes)
-            for name in node.proto.output
-            if name
-        },
+        reads=tuple(reads),
+        held=tuple(held),
+        maker=maker,
         constants=constants,
         fixed=fixed_values(graph, main_nodes, wiring, given - defaults),
         types={name: graph.types[at] for name, at in graph.scopes[0].names.items()},
         low={name: kind.elem for name, kind in kinds.items() if kind is not None},
         own=frozenset(names),
         lowest=lowest,
-        sizes=_sizes(graph, order, inferred),
+        sizes=_sizes(graph, main_nodes, inferred),
         ranks=_ranks(graph, inferred) if shapes else {},
         emulated=emulated,
         large=bool(shell.weights),
@@ -393,38 +403,36 @@ def _without_shortcuts(model: ModelProto) -> ModelProto:
     return result
 
 
-def _ranks(view: View, shapes: Sequence[Shape | None]) -> dict[str, int]:
-    """Ranks of main-graph values, apart from outputs, whose declarations may be wrong.
+def _ranks(graph: Graph, shapes: Sequence[Shape | None]) -> dict[str, int]:
+    """Return the ranks of main-graph values, apart from outputs, whose declarations may be wrong.
 
     Inputs of ops that take sizes are left out: if ONNX Runtime knows the rank of Resize's input, it mistakes unknown
     ``sizes`` for empty ones.
     """
-    sized = op_facts().size_inputs
-    beside = {
-        value for node in view.nodes if node.key in sized for value in node.inputs
-    }
-    names = view.scopes[0].names.items()
-    named = (
-        (name, shapes[value])
-        for name, value in names
-        if not view.results[value] and value not in beside
-    )
-    return {name: len(shape) for name, shape in named if shape is not None}
+    sized = graph.nodes_of(op_facts().size_inputs)
+    left_out = frozenset(chain.from_iterable(node.inputs for node in sized))
+    ranks = {}
+    for name, value in graph.scopes[0].names.items():
+        shape = shapes[value]
+        is_output = bool(graph.results[value])
+        if shape is not None and not is_output and value not in left_out:
+            ranks[name] = len(shape)
+    return ranks
 
 
 def _sizes(
-    view: View, order: Sequence[int], known: Sequence[Shape | None]
+    view: View, nodes: Iterable[Node], known: Sequence[Shape | None]
 ) -> dict[str, int]:
-    """Bytes by main-graph value; of unknown shape they are assumed to be as large as their node's inputs."""
+    """Return bytes by main-graph value; one of unknown shape counts as its node's largest input."""
     sizes: dict[str, int] = {}
     for name, value in view.scopes[0].names.items():
         shape = known[value]
         if shape is not None and None not in shape:
             sizes[name] = _WIDTH * elements(shape)
-    for index in order:
-        node = view.nodes[index].proto
-        largest = max((sizes.get(name, 0) for name in node.input), default=0)
-        for name in node.output:
+    for node in nodes:
+        proto = node.proto
+        largest = max((sizes.get(name, 0) for name in proto.input), default=0)
+        for name in proto.output:
             sizes.setdefault(name, largest)
     return sizes
 
@@ -440,10 +448,10 @@ def origin(flow: DataflowGraph, name: str) -> tuple[str, int]:
     if node.op_type != "Cast" or attribute(node, "to") not in LOW_ELEMS:
         return name, maker
     exact = node.input[0]
-    behind = (
-        flow.nodes[flow.maker[exact]].metadata_props if exact in flow.maker else ()
-    )
-    exact = next((item.value for item in behind if item.key == EXACT), exact)
+    if exact in flow.maker:
+        # Emulated accumulators add nodes to a sum; the last of them names the sum.
+        metadata = flow.nodes[flow.maker[exact]].metadata_props
+        exact = next((item.value for item in metadata if item.key == EXACT), exact)
     if exact in flow.maker:
         return exact, first if exact in flow.own else flow.maker[exact]
     return exact if exact in flow.inputs else name, first
@@ -496,13 +504,10 @@ def expose(
         make_session(model, provider, optimized_to=path)
         optimized = onnx.load(path)
     given = {entry.name for entry in optimized.graph.output}
-    shown = [
-        name
-        for node in optimized.graph.node
-        for name in node.output
-        if name in names and name not in given
-    ]
+    computed = chain.from_iterable(node.output for node in optimized.graph.node)
+    shown = [name for name in computed if name in names and name not in given]
     optimized.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in shown
     )
+    # More outputs would prevent fusions that the first session made, so the graph is not optimized again.
     return make_session(optimized, provider, optimize=False), tuple(shown)

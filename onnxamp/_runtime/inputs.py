@@ -77,15 +77,15 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, entries: Iterable[ValueInfoProto]) -> "Sizes":
-        """The sizes of the given inputs."""
+        """Return the sizes of the given inputs."""
         entries = list(entries)
         counted = _counted(entries)
         leading = set[str]()
         elsewhere = set[str]()
         alone = set[str]()
         unnamed = set[str]()
-        shapes = ((entry, shape) for entry in entries for shape in _shapes(entry.type))
-        for entry, shape in shapes:
+        for entry, shape in _shapes(entries):
+            # The only axis of an input may count tokens as well as a batch; other inputs tell.
             first = leading if len(shape.dim) > 1 else alone
             for axis, dim in enumerate(shape.dim):
                 if is_open(dim):
@@ -95,17 +95,13 @@ class Sizes(NamedTuple):
         formulas = {
             name: _formula(name) for name in sorted(leading | elsewhere | alone)
         }
-        within = {
-            part.id
-            for formula in filter(None, formulas.values())
-            for part in ast.walk(formula)
-            if isinstance(part, ast.Name)
-        } - formulas.keys()
-        batches = (
-            leading
-            | (alone - elsewhere)
-            | {name for name in within if "batch" in name.lower()}
-        )
+        within = set[str]()
+        for formula in filter(None, formulas.values()):
+            parts = ast.walk(formula)
+            within.update(part.id for part in parts if isinstance(part, ast.Name))
+        within -= formulas.keys()
+        named_batch = {name for name in within if "batch" in name.lower()}
+        batches = leading | (alone - elsewhere) | named_batch
         return cls(
             formulas | dict.fromkeys(sorted(within)),
             frozenset(batches - counted.keys()),
@@ -150,12 +146,12 @@ class Sizes(NamedTuple):
     def totals(self) -> dict[str, tuple[str, str | None]]:
         """Total lengths -> the past and new lengths that they are the sum of, by the names that exporters use."""
         known = set(self.plain)
-        found = {}
+        totals = {}
         for name in known:
             length = name.removeprefix("total_")
             if name != length and f"{_PAST}{length}" in known:
-                found[name] = f"{_PAST}{length}", length if length in known else None
-        return found
+                totals[name] = f"{_PAST}{length}", length if length in known else None
+        return totals
 
     @property
     def pasts(self) -> list[str]:
@@ -189,30 +185,33 @@ class Sizes(NamedTuple):
         """
         fixed = {*given, *self.batches, *self.counted, *self.totals, *self.pasts}
         free = [name for name in self.plain if name not in fixed]
+        ones = {name: 1 for name in free if name in self.unnamed}
+
         for size in _TRIED if free else ():
             yield dict.fromkeys(free, size)
-            yield from ({name: size} for name in free if len(free) > 1)
-            ones = dict.fromkeys((name for name in free if name in self.unnamed), 1)
-            yield from (
-                ones | {name: size} for name in ones if len(ones) > 1 and size > 1
-            )
+            if len(free) > 1:
+                yield from ({name: size} for name in free)
+            if len(ones) > 1 and size > 1:
+                yield from (ones | {name: size} for name in ones)
         sides = [name for name in free if _IMAGE.search(name)]
-        yield from (dict.fromkeys(sides, size) for size in _SIDES if sides)
+        if sides:
+            yield from (dict.fromkeys(sides, size) for size in _SIDES)
 
 
 def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
-    """Leading dimensions of matrices of patches (with their grid) and of features (with tokens) -> usual sizes."""
-    leading = {
-        entry.name: dim_name(entry.name, 0, shape.dim[0])
-        for entry in entries
-        for shape in _shapes(entry.type)
-        if shape.dim and is_open(shape.dim[0])
-    }
+    """Return the leading dimensions that are not batches, with their usual sizes.
+
+    They are those of matrices of patches, which come with their grid, and of features, which come with tokens.
+    """
+    leading = {}
+    for entry, shape in _shapes(entries):
+        if shape.dim and is_open(shape.dim[0]):
+            leading[entry.name] = dim_name(entry.name, 0, shape.dim[0])
     names = [entry.name for entry in entries]
     has_grid = any(map(GRID.search, names))
     has_tokens = "input_ids" in names
     shared = Counter(leading.values())
-    found = {}
+    counted = {}
     for entry in entries:
         kind = entry.type.tensor_type
         size = None
@@ -222,9 +221,10 @@ def _counted(entries: Sequence[ValueInfoProto]) -> dict[str, int]:
             size = _FEATURES
         is_matrix = kind.elem_type in _FLOATS and len(kind.shape.dim) == 2
         name = leading.get(entry.name, "")
+        # A dimension that several inputs share is their batch.
         if is_matrix and size is not None and shared[name] == 1:
-            found[name] = size
-    return found
+            counted[name] = size
+    return counted
 
 
 def is_open(dim: TensorShapeProto.Dimension) -> bool:
@@ -260,28 +260,32 @@ _MATRIX: Final = TensorShapeProto(
 """Two open dimensions."""
 
 
-def _shapes(kind: TypeProto) -> Iterator[TensorShapeProto]:
-    """Yield the shape of the tensors of a type, if there are any."""
-    shape = shape_within(kind)
-    if shape is not None:
-        yield shape
+def _shapes(
+    entries: Iterable[ValueInfoProto],
+) -> Iterator[tuple[ValueInfoProto, TensorShapeProto]]:
+    """Yield the inputs that hold tensors, each with the shape of its tensors."""
+    for entry in entries:
+        shape = shape_within(entry.type)
+        if shape is not None:
+            yield entry, shape
 
 
 def _formula(name: str) -> _Formula | None:
     """Return the formula that a dimension's name is; None if it is a name ("batch-size"), or nothing that can be
     read.
     """
+    # A hyphen or slash between letters joins words; exporters write spaces around operators.
     if re.search(r"[^\W\d][-/][^\W\d]", name):
         return None
+    text = re.sub(r"(?<=\w) x (?=\w)", " * ", name.strip())
     try:
-        formula = ast.parse(
-            re.sub(r"(?<=\w) x (?=\w)", " * ", name.strip()), mode="eval"
-        ).body
+        formula = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # names are arbitrary text: nested brackets exhaust the parser
+    is_plain = isinstance(formula, ast.Name | ast.Constant)
+    if is_plain or not all(map(_is_known, ast.walk(formula))):
         return None
-    if isinstance(formula, ast.Name | ast.Constant):
-        return None
-    return formula if all(map(_is_known, ast.walk(formula))) else None
+    return formula
 
 
 def _is_known(part: ast.AST) -> bool:
@@ -306,9 +310,8 @@ _OPERATORS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
 def _value(formula: _Formula, sizes: Mapping[str, int]) -> int:
     """Return the value of a formula, from the leaves up: division rounds down, and by zero it gives zero."""
     values: dict[_Formula, int] = {}
-    for part in reversed(
-        [part for part in ast.walk(formula) if isinstance(part, ast.expr)]
-    ):
+    parts = [part for part in ast.walk(formula) if isinstance(part, ast.expr)]
+    for part in reversed(parts):  # ast.walk yields an expression before its operands
         if isinstance(part, ast.Name):
             values[part] = sizes[part.id]
         elif isinstance(part, ast.Constant):
@@ -411,9 +414,9 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
         return Use(Role.ADDED)
     if by_name is not None:
         return Use(by_name)
-    return Use(
-        next((role for role in (Role.MASK, Role.SIZE) if role in roles), Role.PLAIN)
-    )
+    if Role.MASK in roles:
+        return Use(Role.MASK)
+    return Use(Role.SIZE if Role.SIZE in roles else Role.PLAIN)
 
 
 def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
@@ -422,17 +425,17 @@ def _named(graph: Graph, value: int, shape: Shape | None) -> Role | None:
     """
     name = graph.values[value].name.lower()
     kind = graph.types[value] or ""
-    roles = (
-        role for role, numbers, part in _NAMES if numbers in kind and part.search(name)
-    )
-    return next(
-        (role for role in roles if role is not Role.LENGTH or len(shape or ()) < 2),
-        None,
-    )
+    may_be_length = len(shape or ()) < 2
+    for role, numbers, part in _NAMES:
+        if role is Role.LENGTH and not may_be_length:
+            continue
+        if numbers in kind and part.search(name):
+            return role
+    return None
 
 
 def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
-    """(node, input position) pairs that read the value, directly or through data movement."""
+    """Yield the nodes and input positions that read the value, directly or through data movement."""
     facts = op_facts()
     seen = {value}
     stack = [value]
@@ -466,7 +469,7 @@ def _readers(view: View, value: int) -> Iterator[tuple[Node, int]]:
 
 
 def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | None:
-    """Size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
+    """Return the size of the axis that a look-up indexes; for GatherND the smallest of those that it may index."""
     value = node.input(lookup.table)
     shape = shapes[value]
     axis = int(attribute(node.proto, lookup.axis) or 0) if lookup.axis else 0
@@ -478,16 +481,17 @@ def _rows(node: Node, lookup: Lookup, shapes: Sequence[Shape | None]) -> int | N
 
 
 def _markers(graph: Graph, node: Node, port: int) -> Iterator[int]:
-    """The token that a node compares with: images are below zero in some models, and a token of their own in others."""
+    """Yield the token that a node compares with: below zero for images in some models, a token of theirs in others."""
     if port or node.key not in ("Equal", "Less"):
         return
     number = graph.constants.scalar(node.input(1))
     if number is not None:
+        # Less holds for the numbers below: the largest of them is a marker.
         yield int(number) - (node.key == "Less")
 
 
 def _negates_mask(view: Graph, node: Node, port: int) -> bool:
-    """``1 - x``, or a Cast to bool."""
+    """Return whether a node is ``1 - x``, or a Cast to bool."""
     if node.key == "Cast":
         return bool(attribute(node.proto, "to") == TensorProto.BOOL)
     return node.key == "Sub" and port == 1 and _is_one(view, node.input(0))

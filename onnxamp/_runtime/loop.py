@@ -53,22 +53,21 @@ def input_failure(
 
 def _advice(draw: Draw, model: Model) -> str:
     """Return sizes with which the model runs, as options, or other advice."""
-    found = draw
+    other = draw
     if not draw.tried:
         session = engine_on("cpu").open(model, whole=True)
-        found = other_sizes(
-            draw, lambda other: session.run(check_inputs(model.proto, other.make(0)))
-        )
-    options = " ".join(
-        f"--dim {name}={size}" for name, size in {**draw.sizes, **found.sizes}.items()
-    )
-    if options and found.sizes != draw.sizes:
+
+        def run(candidate: Draw) -> object:
+            return session.run(check_inputs(model.proto, candidate.make(0)))
+
+        other = other_sizes(draw, run)
+    sizes = {**draw.sizes, **other.sizes}
+    options = " ".join(f"--dim {name}={size}" for name, size in sizes.items())
+    if options and other.sizes != draw.sizes:
         return f"The inputs are random and their sizes do not suit the model, but these do: {options}"
-    tried = (
-        f" (tried without success: {'; '.join(map(listed, found.tried))})"
-        if found.tried
-        else ""
-    )
+    tried = ""
+    if other.tried:
+        tried = f" (tried without success: {'; '.join(map(listed, other.tried))})"
     return f"Real inputs (--inputs data.npz) or sizes (--dim name=N) may help{tried}."
 
 
@@ -82,7 +81,7 @@ class SentSample(NamedTuple):
     read: Callable[[], Sample]
 
 
-class Item(NamedTuple):
+class LoadedSample(NamedTuple):
     """A sample to measure now: its number, its arrays, and its progress callback."""
 
     number: int
@@ -112,7 +111,7 @@ class Opened(NamedTuple, Generic[T]):
     measure: Measure[T]
 
 
-def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
+def one_by_one(measure: Callable[[LoadedSample], T]) -> Measure[T]:
     """Return a function that measures samples one after the other. ``measure`` raises RuntimeFailure if the model does
     not run.
     """
@@ -122,7 +121,9 @@ def one_by_one(measure: Callable[[Item], T]) -> Measure[T]:
     ) -> Iterator[T | RuntimeFailure]:
         for item in items:
             try:
-                result = measure(Item(item.number, item.read(), told(item.number, 1)))
+                arrays = item.read()
+                sample = LoadedSample(item.number, arrays, told(item.number, 1))
+                result = measure(sample)
             except RuntimeFailure as failure:
                 yield failure
             else:
@@ -156,6 +157,7 @@ def in_groups(
                     done += 1
                     yield result
             except RuntimeFailure as failure:
+                # It counts for all samples of the group that have no result yet.
                 yield from [failure] * (len(group) - done)
 
     return measured

@@ -15,6 +15,7 @@ from onnxamp._model.protos import bytes_of
 
 _UNKNOWN: Final = 4 << 30
 """Bytes that are assumed to be free if the system does not say."""
+# The first pair is that of version 2 of control groups, the second that of version 1.
 _GROUPS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -64,11 +65,12 @@ def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
 
 def free_bytes() -> int:
     """Return the bytes of memory that this process may still allocate, as far as the system says."""
-    found = [_available()]
+    limits = [_available()]
     for limited, used in _GROUPS:
+        # Files of the other version are missing, and a group without a limit says "max".
         with suppress(OSError, ValueError):
-            found.append(int(Path(limited).read_text()) - int(Path(used).read_text()))
-    return max(0, min(found))
+            limits.append(int(Path(limited).read_text()) - int(Path(used).read_text()))
+    return max(0, min(limits))
 
 
 def _available() -> int:

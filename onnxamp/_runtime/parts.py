@@ -33,7 +33,7 @@ def ancestors(
 def parts_of(
     flow: DataflowGraph, nodes: Iterable[int], budget: int
 ) -> Iterator[tuple[int, ...]]:
-    """Groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
+    """Yield groups of consecutive nodes whose values and weights fit the budget; a node that exceeds it is alone.
 
     A model with optionals stays in one piece, as ONNX Runtime cannot be fed empty ones.
     """
@@ -62,7 +62,7 @@ def parts_of(
 
 
 def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in runs of that size; the last may be shorter."""
+    """Return the items in runs of that size; the last may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -85,26 +85,20 @@ def peak_of(
     flow: DataflowGraph, parts: Sequence[Sequence[int]], wanted: Iterable[str]
 ) -> int:
     """Return the most bytes of values that are held between parts. Complexity: linear in what nodes read."""
-    uses = Counter(
-        [
-            *wanted,
-            *(name for part in parts for node in part for name in flow.reads[node]),
-        ]
-    )
+    uses = Counter(wanted)
+    for part in parts:
+        uses.update(flow.reads_of(part))
     held = {name for name in (*flow.inputs, *flow.defaults) if uses[name]}
     size = most = sum(flow.sizes.get(name, 0) for name in held)
     for part in parts:
-        made = [
-            name for node in part for name in flow.nodes[node].output if uses[name]
-        ]
-        reads = [name for node in part for name in flow.reads[node]]
+        new = [name for name in flow.outputs_of(part) if uses[name]]
+        reads = flow.reads_of(part)
         uses.subtract(reads)
-        held.update(made)
+        held.update(new)
         gone = {name for name in reads if uses[name] <= 0} & held
         held -= gone
-        size += sum(flow.sizes.get(name, 0) for name in made) - sum(
-            flow.sizes.get(name, 0) for name in gone
-        )
+        size += sum(flow.sizes.get(name, 0) for name in new)
+        size -= sum(flow.sizes.get(name, 0) for name in gone)
         most = max(most, size)
     return most
 

@@ -53,17 +53,9 @@ class Piece(NamedTuple):
 
 def piece_inputs(flow: DataflowGraph, piece: Piece) -> list[str]:
     """Return values that a piece reads from outside."""
-    renamed = dict(piece.renamed)
-    made = {
-        name
-        for node in piece.nodes
-        for name in flow.nodes[node].output
-        if name and name not in renamed
-    }
-    reads = dict.fromkeys(
-        name for node in piece.nodes for name in flow.reads[node] if name not in made
-    )
-    return list(reads)
+    inside = {*flow.outputs_of(piece.nodes)} - dict(piece.renamed).keys()
+    reads = [name for name in flow.reads_of(piece.nodes) if name not in inside]
+    return list(dict.fromkeys(reads))
 
 
 def piece_model(
@@ -109,9 +101,8 @@ def piece_model(
                 if flow.emulated
                 else [cast(names, source, name, elem)]
             )
-    for name in dict.fromkeys(
-        name for node in piece.nodes for name in flow.held[node]
-    ):
+    held = chain.from_iterable(flow.held[node] for node in piece.nodes)
+    for name in dict.fromkeys(held):
         constant = flow.constants[name]
         if isinstance(constant, TensorProto):
             model.graph.initializer.append(constant)
@@ -141,18 +132,16 @@ def _known(
     values: "Mapping[str, ort.OrtValue]",
 ) -> list[TensorProto]:
     """Return the small constants among the values that a piece reads."""
-    able = (
-        (name, values[name])
-        for name in names
-        if name in flow.fixed and name in values and name not in piece.rounded
-    )
-    return [
-        numpy_helper.from_array(np.asarray(from_value(value)), name)
-        for name, value in able
-        if value.is_tensor()
-        and not FOREIGN.search(value.data_type())
-        and prod(value.shape()) <= _SMALL
-    ]
+    known = []
+    for name in names:
+        if name not in flow.fixed or name not in values or name in piece.rounded:
+            continue
+        value = values[name]
+        is_plain = value.is_tensor() and not FOREIGN.search(value.data_type())
+        if is_plain and prod(value.shape()) <= _SMALL:
+            array = np.asarray(from_value(value))
+            known.append(numpy_helper.from_array(array, name))
+    return known
 
 
 def _size(
@@ -163,13 +152,10 @@ def _size(
 ) -> None:
     """Declare how many sizes there are in inputs that hold sizes: unknown ones would pass for none."""
     sized = op_facts().size_inputs
-    nodes = [flow.nodes[node] for node in piece.nodes]
-    names = {
-        node.input[port]
-        for node in nodes
-        for port in sized.get(op_key(node), ())
-        if port < len(node.input)
-    }
+    names = set[str]()
+    for node in (flow.nodes[index] for index in piece.nodes):
+        ports = sized.get(op_key(node), ())
+        names.update(node.input[port] for port in ports if port < len(node.input))
     for entry in entries:
         if entry.name in names and entry.name in values:
             declare_dims(entry, values[entry.name].shape())
@@ -221,6 +207,7 @@ class Executor:
             RuntimeFailure: ONNX Runtime cannot load or run the piece.
         """
         loaded = self._sessions.get(piece) or self._load(piece, values)
+        # The first pieces stay. Replacing the oldest would never meet a piece again, as they run in a fixed order.
         if len(self._sessions) < _SESSIONS:
             self._sessions[piece] = loaded
         session, entries = loaded
@@ -305,12 +292,10 @@ class Execution:
 
     def run(self, nodes: Sequence[int]) -> None:
         """Run nodes, keep the outputs that are needed, and drop values that have no more readers."""
-        reads = [name for node in nodes for name in self.flow.reads[node]]
+        reads = self.flow.reads_of(nodes)
         self.uses.subtract(reads)
-        made = [
-            name for node in nodes for name in self.flow.nodes[node].output if name
-        ]
-        wanted = tuple(name for name in made if self.uses[name] > 0)
+        outputs = self.flow.outputs_of(nodes)
+        wanted = tuple(name for name in outputs if self.uses[name] > 0)
         if wanted:
             self.values |= self.executor.run(Piece(tuple(nodes), wanted), self.values)
         self._drop(reads)
@@ -369,7 +354,7 @@ def start(
     if running is None:
         running = range(len(flow.nodes))
         others = others + Counter(flow.outputs)
-    uses = others + Counter(name for node in running for name in flow.reads[node])
+    uses = others + Counter(flow.reads_of(running))
     values = {
         name: to_value(feed, flow.types.get(name))
         for name, feed in fitted(flow, feeds).items()
@@ -401,7 +386,7 @@ def observed_values(
     known = [name for name in names if name not in flow.maker]
     running = range(len(flow.nodes)) if nodes is None else nodes
     for part in chain([()], execution.parts(running)):
-        known += (name for node in part for name in flow.nodes[node].output)
+        known += flow.outputs_of(part)
         for name in known:
             if name in wanted and name in execution.values:
                 yield name, execution.values[name]
@@ -435,7 +420,7 @@ def run_together(
     budget: int = BUDGET,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Execution]:
-    """:func:`run_alone` of several samples, which share each weight that is read.
+    """Return :func:`run_alone` of several samples, which share each weight that is read.
 
     If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
     """
@@ -451,6 +436,7 @@ def run_together(
     try:
         return run(parts)
     except RuntimeFailure as error:
+        # Half of the memory is left for what kernels and other processes allocate meanwhile.
         if len(parts) < 2 or peak_together(flow, nodes, wanted) > free_bytes() // 2:
             raise
         try:

@@ -72,7 +72,7 @@ def device_name() -> str:
 
 
 def compute_capability(ordinal: int = 0) -> tuple[int, int]:
-    """Compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
+    """Return the compute capability of a device, (9, 0) for an H100; (0, 0) if there is no such device."""
     found = _device(ordinal)
     major = ctypes.c_int(0)
     minor = ctypes.c_int(0)
@@ -88,7 +88,7 @@ _CAPABILITY: Final = (75, 76)
 
 
 def device_memory_used() -> int | None:
-    """Bytes of the first device's memory in use by all processes; None if the driver does not say.
+    """Return the bytes of the first device's memory that all processes use; None if the driver does not say.
 
     Creates the device's primary context, which ONNX Runtime uses as well, and keeps it.
     """
@@ -183,14 +183,12 @@ class _InstanceInfo(ctypes.Structure):
 
 
 def adapter_name(vendor: int, device: int, *, is_cpu: bool) -> str | None:
-    """Name of the first software device, or of the GPU with these PCI numbers; None where Vulkan has none."""
-    for found in _vulkan_devices():
-        if (
-            found.kind == _CPU
-            if is_cpu
-            else (found.vendor, found.device) == (vendor, device)
-        ):
-            return str(found.name.decode(errors="replace"))
+    """Return the name of the first software device, or of the GPU with these PCI numbers; None if there is none."""
+    for one in _vulkan_devices():
+        is_software = one.kind == _CPU
+        is_same = (one.vendor, one.device) == (vendor, device)
+        if (is_cpu and is_software) or (not is_cpu and is_same):
+            return str(one.name.decode(errors="replace"))
     return None
 
 
@@ -271,7 +269,7 @@ class PluginDevice(NamedTuple):
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """The plugin providers that have short names."""
+    """Return the plugin providers that have short names, by these."""
     rows = {name: target_table(name, "engine") for name in target_names()}
     return {
         name: Plugin(title=target_table(name, "target")["title"], **row)
@@ -377,6 +375,7 @@ def _devices(
     import onnxruntime as ort  # noqa: PLC0415
 
     if not any(device.ep_name in names for device in ort.get_ep_devices()):
+        # Libraries read these variables when they are loaded; those that the user has set count.
         missing = {
             name: value
             for name, value in plugin.environment.items()
@@ -388,8 +387,8 @@ def _devices(
         finally:
             for name in missing:
                 del os.environ[name]
-    found = [device for device in ort.get_ep_devices() if device.ep_name in names]
-    return [device for device in found if plugin.kind in ("", device.device.type.name)]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name in names]
+    return [one for one in devices if plugin.kind in ("", one.device.type.name)]
 
 
 def _start(plugin: Plugin, devices: Sequence[Any]) -> PluginDevice:
@@ -447,6 +446,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
 @contextmanager
 def _printed() -> Iterator[Callable[[], str]]:
     """Catch what libraries print to standard error, where drivers report what is missing; the result reads it."""
+    # Native code writes to the file descriptor itself, so that replacing sys.stderr would catch nothing.
     sys.stderr.flush()
     with TemporaryFile() as file:
         kept = None

@@ -177,18 +177,16 @@ def node_times(
         raise ArgumentError(f"runs must be at least 1, not {runs}.")
     with temporary_folder() as folder:
         if provider == "cuda" and os.environ.get(_BLOCKING) != "1":
-            path = (
-                Path(folder, "model.onnx")
-                if isinstance(model, ModelProto)
-                else Path(model)
-            )
             if isinstance(model, ModelProto):
+                path = Path(folder, "model.onnx")
                 onnx.save(model, path)
-            return times_of(
-                profiled_run(
-                    path, feeds, provider, runs=runs + 1, optimize=optimize
-                ).events
+            else:
+                path = Path(model)
+            # One run more, because the first is the warm-up.
+            profiled = profiled_run(
+                path, feeds, provider, runs=runs + 1, optimize=optimize
             )
+            return times_of(profiled.events)
         session = make_session(
             model, provider, optimize=optimize, profile_to=str(Path(folder, "profile"))
         )
@@ -231,12 +229,14 @@ def times_of(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             spent[node][number] += 0.0 if on_device else event["dur"] * 1e-6
         elif event.get("cat") == "Kernel" and node:
             spent[node][number] += event["dur"] * 1e-6
+    # Run 0 is what happens before the first run begins, and run 1 is the warm-up.
     measured = range(2, len(starts) + 1)
-    return {
-        name: median(by_run.get(k, 0.0) for k in measured)
-        for name, by_run in spent.items()
-        if measured
-    }
+    if not measured:
+        return {}
+    times = {}
+    for name, by_run in spent.items():
+        times[name] = median(by_run.get(run, 0.0) for run in measured)
+    return times
 
 
 def _is_of_node(event: Mapping[str, Any]) -> bool:

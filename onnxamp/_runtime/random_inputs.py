@@ -36,7 +36,7 @@ that neither names nor ops show must be given in ``dims``.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from math import isqrt, prod
 from typing import Any, Final, NamedTuple
@@ -77,7 +77,7 @@ _MOST_BYTES: Final = 16 << 30
 def random_inputs(
     model: ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None
 ) -> dict[str, Feed]:
-    """Seeded random inputs that suit the model, as described by the module's tables.
+    """Return seeded random inputs that suit the model, as described by the module's tables.
 
     Args:
         model: its weights may be missing.
@@ -131,6 +131,7 @@ class InputMaker(NamedTuple):
         )
         feeds = {}
         for value, entry in self.entries.items():
+            # A generator for each input, so that its numbers do not depend on the others.
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
                 feed = _feed(
@@ -245,23 +246,22 @@ class Draw(NamedTuple):
     """Sizes with which it does not run."""
 
     def make(self, number: int) -> dict[str, Feed]:
-        """Return the sample of a position; raises as :func:`random_inputs`. The first sample has the seed itself."""
-        generated = (
-            np.random.SeedSequence((self.seed, number)).generate_state(1, np.uint64)
-            if number
-            else [self.seed]
-        )
-        return self.maker().make(int(generated[0]), number)
+        """Return the sample of a position; raises as :func:`random_inputs`."""
+        seed = self.seed
+        if number:  # the first sample is that of random_inputs for the same seed
+            sequence = np.random.SeedSequence((self.seed, number))
+            seed = int(sequence.generate_state(1, np.uint64)[0])
+        return self.maker().make(seed, number)
 
     def others(self) -> Iterator["Draw"]:
         """Yield copies with sizes to try if the usual ones do not run, starting with those that the weights
         determine.
         """
         maker = self.maker()
-        found = maker.determined or maker.solved({})
-        if maker.determined is None and found.sizes:
-            yield Draw(cache(partial(maker.sized, {})), self.seed, found.sizes)
-        for tried in maker.named.others({*maker.dims, *found.forced}):
+        determined = maker.determined or maker.solved({})
+        if maker.determined is None and determined.sizes:
+            yield Draw(cache(partial(maker.sized, {})), self.seed, determined.sizes)
+        for tried in maker.named.others({*maker.dims, *determined.forced}):
             sizes = {**maker.solved(tried).sizes, **tried}
             yield Draw(cache(partial(maker.sized, tried)), self.seed, sizes)
 
@@ -311,27 +311,16 @@ def _maker(
 ) -> InputMaker:
     sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
-    uses = {value: input_use(graph, value, shapes) for value in entries}
-    dims_of = (
-        (entry.name, enumerate(entry.type.tensor_type.shape.dim))
-        for entry in entries.values()
-    )
-    inner = (
-        dim_name(name, axis, dim)
-        for name, every in dims_of
-        for axis, dim in every
-        if axis and is_open(dim)
-    )
-    length = sizes.get(next(inner, ""), 1)
+
+    length = sizes.get(next(_inner_dims(entries.values()), ""), 1)
     count = next((sizes[name] for name in named.counted), 0)
     extent = _extent(entries, sizes)
     may_be_empty = not _has_infinite(graph)
-    uses = {
-        value: _completed(use, length, count, extent)._replace(
-            may_be_empty=may_be_empty
-        )
-        for value, use in uses.items()
-    }
+    uses = {}
+    for value in entries:
+        use = input_use(graph, value, shapes)
+        completed = _completed(use, length, count, extent)
+        uses[value] = completed._replace(may_be_empty=may_be_empty)
     return InputMaker(
         graph=graph,
         entries=entries,
@@ -345,12 +334,28 @@ def _maker(
     )
 
 
+def _inner_dims(entries: Iterable[ValueInfoProto]) -> Iterator[str]:
+    """Yield the names of the open dimensions of tensors, apart from leading ones."""
+    for entry in entries:
+        for axis, dim in enumerate(entry.type.tensor_type.shape.dim):
+            if axis and is_open(dim):
+                yield dim_name(entry.name, axis, dim)
+
+
 def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Use:
-    """A use with what follows from the sizes of other inputs: ``count`` patches or features, and images' ``extent``."""
+    """Return a use with what follows from the sizes of other inputs.
+
+    Args:
+        use: the use.
+        length: the size of the axis that lengths count along.
+        count: the number of patches or features.
+        extent: height and width of images.
+    """
     match use.role:
         case Role.LENGTH:
             return use._replace(bound=length)
         case Role.GRID:
+            # The divisor closest to the root makes the grid as square as it can be.
             rows = next(
                 n for n in range(isqrt(max(count, 1)), 0, -1) if count % n == 0
             )
@@ -365,7 +370,7 @@ def _completed(use: Use, length: int, count: int, extent: tuple[int, ...]) -> Us
 def _extent(
     entries: Mapping[int, ValueInfoProto], sizes: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Height and width of the images among the inputs."""
+    """Return the height and width of the images among the inputs."""
     shapes = (
         shape_of(entry, sizes)
         for entry in entries.values()
@@ -409,7 +414,7 @@ def _feed(
         )
     shape = _shape(name, kind, sizes)
     dtype = helper.tensor_dtype_to_np_dtype(elem)
-    # Numbers are drawn as eight bytes each.
+    # Numbers are drawn as float64 or int64, eight bytes each, and cast after that.
     if prod(shape) * max(dtype.itemsize, 8) > _MOST_BYTES:
         raise _too_large(name, shape)
     return _tensor(generator, dtype, shape, use)
@@ -485,7 +490,9 @@ def _within(
 def _mask(
     generator: np.random.Generator, shape: tuple[int, ...], use: Use
 ) -> npt.NDArray[Any]:
-    """Elements that count, by row: some, and where there are three rows or more, also all of a row and none."""
+    """Return the elements that count, by row: some of each, but all of the second of three or more, and none of the
+    third.
+    """
     if use.past is not None:
         return np.ones(shape, np.bool_)
     width = max(_last_axis(shape).size, 1)
@@ -496,16 +503,11 @@ def _mask(
 
 
 def _lowest(dtype: "np.dtype[Any]") -> float:
-    """Return the number by which exporters mask, the lowest of float32 or of a narrower type."""
-    low = next(
-        (
-            low
-            for low in FORMATS.values()
-            if helper.tensor_dtype_to_np_dtype(low.elem) == dtype
-        ),
-        None,
-    )
-    return float(np.finfo(np.float32).min) if low is None else -low.max_finite
+    """Return the number by which exporters mask: the lowest of a low-precision type, otherwise that of float32."""
+    for low in FORMATS.values():
+        if helper.tensor_dtype_to_np_dtype(low.elem) == dtype:
+            return -low.max_finite
+    return float(np.finfo(np.float32).min)
 
 
 def _has_infinite(graph: Graph) -> bool:
@@ -528,7 +530,7 @@ def _has_infinite(graph: Graph) -> bool:
 def _indices(
     generator: np.random.Generator, shape: tuple[int, ...], use: Use
 ) -> npt.NDArray[np.int64]:
-    """Indices, of which the first so many are the marker, if there is one, and no others."""
+    """Return indices, of which the first ``use.marked`` are the marker, if there is one, and no others."""
     bound = max(use.bound or 1, 1)
     numbers = generator.integers(0, bound, shape)
     if use.marker is not None and use.marked:
@@ -538,5 +540,5 @@ def _indices(
 
 
 def _last_axis(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """0, 1, 2, ... along the last axis; a scalar 0 for scalars."""
+    """Return 0, 1, 2, ... along the last axis; a scalar 0 for scalars."""
     return np.arange(shape[-1]) if shape else np.zeros((), np.int64)

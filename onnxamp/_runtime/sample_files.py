@@ -69,6 +69,7 @@ _HEADERS: Final = {
     (3, 0): np.lib.format.read_array_header_2_0,
 }
 
+# Zeros compress by more than this factor, so that small archives may expand by any.
 _MAX_RATIO: Final = 100
 _MAX_RATIO_FROM: Final = 2**30
 """Archives that expand by more than this factor, to more than this many bytes, are refused."""
@@ -172,7 +173,7 @@ def _read_npy(stream: BinaryIO, size: int) -> Array:
 
 
 def json_samples(path: Path) -> list[Span]:
-    """Offsets of the samples in a JSON file: the objects of its list, or its one object.
+    """Return the offsets of the samples in a JSON file: of the objects in its list, or of its one object.
 
     Complexity: linear in the size of the file, which is read at once; one sample is parsed at a time.
 
@@ -183,15 +184,15 @@ def json_samples(path: Path) -> list[Span]:
         text = path.read_bytes().decode("latin-1")  # one character for each byte
         spans = list[Span]()
         decoder = json.JSONDecoder()
-        position = _behind_gap(text, len(_MARK) if text.startswith(_MARK) else 0)
+        position = _after_gap(text, len(_MARK) if text.startswith(_MARK) else 0)
         in_list = text.startswith("[", position)
         while not spans or (in_list and text.startswith(",", position)):
-            start = _behind_gap(text, position + in_list)
+            start = _after_gap(text, position + in_list)  # skips the bracket or comma
             if not text.startswith("{", start):
                 raise ValueError("it is neither an object nor a list of objects")
             _, end = decoder.raw_decode(text, start)
             spans.append((start, end))
-            position = _behind_gap(text, end)
+            position = _after_gap(text, end)
         if text[position:].strip() != "]" * in_list:
             raise ValueError("it is not a single list of objects")
     return spans
@@ -202,7 +203,8 @@ _MARK: Final = "\u00ef\u00bb\u00bf"
 _GAP: Final = re.compile(r"[ \t\n\r]*")
 
 
-def _behind_gap(text: str, position: int) -> int:
+def _after_gap(text: str, position: int) -> int:
+    """Return the position of the first character that is not white space."""
     gap = _GAP.match(text, position)
     return position if gap is None else gap.end()
 
@@ -219,7 +221,7 @@ def _json_failures(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
-    """One sample of a JSON file, by name; ``number`` counts them from 1.
+    """Return one sample of a JSON file, by name; ``number`` counts them from 1.
 
     Whole numbers become int64, other numbers float32 (float64 where that would overflow), truth values bool.
 
@@ -244,9 +246,10 @@ def read_json(path: Path, span: Span, number: int = 0) -> dict[str, Array]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    ((name, count),) = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
-    if count > 1:
-        raise ValueError(f"{name!r} appears twice")
+    counts = Counter(name for name, _ in pairs)
+    for name, count in counts.most_common(1):
+        if count > 1:
+            raise ValueError(f"{name!r} appears twice")
     return dict(pairs)
 
 
@@ -290,7 +293,10 @@ def _encoded(content: Mapping[str, Any]) -> Array:
 
 
 def _listed(content: Any) -> Array:
-    """Return nested lists as an array."""
+    """Return nested lists as an array, with float32 for fractions, which most models take.
+
+    Numbers that only float64 holds stay float64.
+    """
     array = np.asarray(content)
     if array.dtype.kind not in "biufU":
         raise ValueError(
@@ -318,11 +324,10 @@ def folder_readers(path: Path) -> list[partial[Mapping[str, Any]]]:
 
 
 def _natural(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Sorts numbers in names by size, and equal ones by how they are written."""
+    """Return a key that sorts numbers in names by size, and equal ones by how they are written."""
     parts = re.split("([0-9]+)", path.name)
-    return [
-        (int(part), "") if part.isdecimal() else (0, part) for part in parts
-    ], path.name
+    key = [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+    return key, path.name
 
 
 def read_one(path: Path) -> Mapping[str, Any]:
@@ -431,7 +436,8 @@ class Spool(Sequence[Callable[[], "Feeds"]]):
     def forget(self, number: int) -> None:
         """Forget the samples before a number, except the first one; they cannot be read again."""
         for at in range(self._first, min(number, len(self._readers))):
-            reader, self._readers[at] = self._readers[at], _forgotten
+            reader = self._readers[at]
+            self._readers[at] = _forgotten
             if isinstance(reader, partial) and reader.func is read_spooled:
                 reader.args[0].unlink(missing_ok=True)
             else:
@@ -474,12 +480,11 @@ def _forgotten() -> "Feeds":
 
 
 def _size(sample: "Feeds") -> int:
-    parts = (
-        part
-        for feed in sample.values()
-        for part in (feed if isinstance(feed, list) else [feed])
-    )
-    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+    size = 0
+    for feed in sample.values():
+        parts = feed if isinstance(feed, list) else [feed]
+        size += sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+    return size
 
 
 def _copied(feed: "Feed") -> "Feed":

@@ -72,13 +72,13 @@ def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
     import ray  # noqa: PLC0415 - there is one, as there is a dataset
 
     blocks = dataset.to_numpy_refs()
-    counts = ray.get(
-        [ray.remote(num_cpus=0)(_length).remote(block) for block in blocks]
-    )
-    pairs = zip(blocks, counts, strict=True)
-    return [
-        partial(read_row, block, row) for block, count in pairs for row in range(count)
-    ]
+    # Counting takes no CPU of the cluster, so that it need not wait for a free one.
+    length_of = ray.remote(num_cpus=0)(_length)
+    counts = ray.get([length_of.remote(block) for block in blocks])
+    readers: list[Callable[[], dict[str, Feed]]] = []
+    for block, count in zip(blocks, counts, strict=True):
+        readers += [partial(read_row, block, row) for row in range(count)]
+    return readers
 
 
 def read_row(block: Any, row: int) -> dict[str, Feed]:
@@ -205,7 +205,7 @@ SamplesLike: TypeAlias = (
 
 
 def given_samples(given: Any, model: ModelSource) -> Samples:
-    """Samples that are in memory, or come out of a loader.
+    """Return samples that are in memory, or come out of a loader.
 
     Raises:
         ArgumentTypeError: they are of another type. ArgumentError: an item has too few arrays.
@@ -222,9 +222,8 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
     if not isinstance(given, (list, tuple)):
         return _streamed(given, model)
     samples = [_sample(item, given, model) for item in given]
-    without = _without(
-        max((_left(*pair) for pair in zip(given, samples, strict=True)), default=0)
-    )
+    left = map(_left, given, samples)
+    without = _without(max(left, default=0))
     return Samples(
         f"{_count(len(given), 'given sample')}{without}",
         [partial(dict, item) for item in samples],
@@ -232,17 +231,15 @@ def given_samples(given: Any, model: ModelSource) -> Samples:
 
 
 def _streamed(given: Iterable[Any], model: ModelSource) -> Samples:
-    """Samples from an iterable, which is read once."""
+    """Return samples from an iterable, which is read once."""
     items = iter(given)
     kind = type(given).__name__
     first = next(items, None)
     if first is None:
         return Samples("no samples", [])
     left = _left(first, _sample(first, given, model))
-    source = chain([first], items)
-    spool = Spool(
-        (_sample(item, given, model) for item in source), kind, length_hint(given)
-    )
+    source = (_sample(item, given, model) for item in chain([first], items))
+    spool = Spool(source, kind, length_hint(given))
     spool.has(1)  # so that a single sample is recognized
     return Samples(f"samples of a {kind}{_without(left)}", spool)
 
@@ -266,10 +263,13 @@ def _sample(item: Any, given: Any, model: ModelSource) -> Sample:
         return {name: as_array(feed) for name, feed in item.items()}
     graph = (model if isinstance(model, ModelProto) else Model.of(model).proto).graph
     names = [entry.name for entry in fed_inputs(graph)]
-    feeds = [item] if is_array(item) else item
-    if not (is_array(item) or (_is_tuple(item) and all(map(is_array, item)))) or (
-        is_array(item) and len(names) != 1
-    ):
+    if is_array(item):
+        fits = len(names) == 1
+        feeds = [item]
+    else:
+        fits = _is_tuple(item) and all(map(is_array, item))
+        feeds = item
+    if not fits:
         raise _wrong_type(
             f"not a {type(given).__name__} that holds a {type(item).__name__}"
         )
@@ -491,7 +491,7 @@ def further(samples: Samples, share: float) -> Samples | None:
 
 
 _TRIES: Final = 64
-"""Other sizes that are tried at most. A limit in seconds would find other sizes on another machine."""
+"""The most sizes that are tried. A limit in seconds would find other sizes on another machine."""
 
 _MOST_BYTES: Final = 2 << 30
 """Bytes that the values of a model may take while sizes are only tried."""
@@ -534,6 +534,7 @@ def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
         shapes = other.maker().shapes()
         if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
             continue
+        # Contradictory sizes are known from the graph, which saves a session and a run.
         if is_consistent(graph, shapes):
             with suppress(OnnxAmpError, MemoryError):
                 run(other)

@@ -111,7 +111,7 @@ def is_plugin(provider: Provider) -> bool:
 
 @Once
 def cuda_trouble() -> str | None:
-    """Why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
+    """Return why no session can run on CUDA here, as a clause; None if one can. Tried once, and only with a device."""
     import onnxruntime as ort  # noqa: PLC0415
 
     if not device_present():
@@ -146,12 +146,10 @@ def _preload(preload: Callable[..., None]) -> str:
     Returns:
         The first library that is missing, or "".
     """
-    folders = (
-        path
-        for entry in sys.path
-        for path in sorted(Path(entry or ".", "nvidia").glob("*/lib"))
-    )
-    for folder in (None, *folders):
+    folders: list[Path | None] = [None]  # ONNX Runtime's own search comes first
+    for entry in sys.path:
+        folders += sorted(Path(entry or ".", "nvidia").glob("*/lib"))
+    for folder in folders:
         said = io.StringIO()
         with redirect_stdout(said), warnings.catch_warnings(action="ignore"):
             preload(directory=None if folder is None else str(folder.resolve()))
@@ -209,11 +207,8 @@ def make_session(
         profile_to=profile_to,
         exact_integers=exact_integers,
     )
-    if (
-        not optimize
-        and isinstance(model, ModelProto)
-        and len(model.graph.node) > _MOST_PLANNED
-    ):
+    count = len(model.graph.node) if isinstance(model, ModelProto) else 0
+    if not optimize and count > _MOST_PLANNED:
         options.enable_mem_pattern = False
     options.use_deterministic_compute = provider == "cuda" and cuda_options is None
     if optimized_to is not None:
@@ -235,11 +230,11 @@ def make_session(
         providers = None
         wanted = engine.provider
     with (
-        source_of(model) as source,
+        source_of(model) as (source, proto),
         session_failures(f"load {name} on {provider}", loaded=False),
     ):
-        disabled = optimizers_to_disable(source.proto, provider) if optimize else ()
-        session = start_session(source.loads, options, providers, disabled)
+        disabled = optimizers_to_disable(proto, provider) if optimize else ()
+        session = start_session(source, options, providers, disabled)
     if provider != "cpu" and session.get_providers()[0] != wanted:
         raise RuntimeFailure(
             f"ONNX Runtime loaded {name} on the CPU, although {provider} was requested."
@@ -266,26 +261,23 @@ def provider_options(
 
 
 def assigned_nodes(session: "ort.InferenceSession") -> list[tuple[str, str, str]]:
-    """(provider, op key, node name) of every node of a session made with ``record``, those of bodies included.
+    """Return (provider, op key, node name) for every node of a session made with ``record``, including bodies.
 
     They are those of the graph before fusions that depend on the provider: functions without a kernel are expanded, and
     Constants and the Casts that ONNX Runtime adds last are missing.
     """
-    return [
-        (
-            short_provider(part.ep_name),
-            node.op_type
-            if node.domain in ("", "ai.onnx")
-            else f"{node.domain}::{node.op_type}",
-            node.name,
-        )
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-    ]
+    nodes = []
+    for part in session.get_provider_graph_assignment_info():
+        provider = short_provider(part.ep_name)
+        for node in part.get_nodes():
+            is_standard = node.domain in ("", "ai.onnx")
+            key = node.op_type if is_standard else f"{node.domain}::{node.op_type}"
+            nodes.append((provider, key, node.name))
+    return nodes
 
 
 def short_provider(name: str) -> str:
-    """``CUDA`` for ``CUDAExecutionProvider``, ``WEBGPU`` for ``WebGpuExecutionProvider``."""
+    """Return a provider's name in reports: "CUDA" for "CUDAExecutionProvider"."""
     return name.removesuffix("ExecutionProvider").upper()
 
 
@@ -381,7 +373,7 @@ def _bound(
 def bind(
     session: "ort.InferenceSession", feeds: Feeds, graph: int | None = None
 ) -> Callable[[], None]:
-    """A function that runs the session on these inputs and returns when the device is done.
+    """Return a function that runs the session on these inputs and returns when the device is done.
 
     Inputs are copied to the device once, here. Outputs go into buffers that a first run, also here, allocates. On CPU
     the arrays are used in place.
@@ -400,15 +392,16 @@ def bind(
         for name, feed in feeds.items()
         if name in kinds
     }
-    made = {item.name: item.type for item in session.get_outputs()}
+    types = {item.name: item.type for item in session.get_outputs()}
     with session_failures(_BOUND):
-        binding = _bound(session, held, made)
+        binding = _bound(session, held, types)
+        # This run only allocates outputs, and is not to be recorded.
         session.run_with_iobinding(binding, _options(None if graph is None else -1))
-    if graph is not None and not all(map(stays_on_device, made.values())):
+    if graph is not None and not all(map(stays_on_device, types.values())):
         raise RuntimeFailure("A CUDA graph needs outputs that are tensors of numbers.")
-    if not all(kind.startswith("tensor(") for kind in made.values()):
+    if not all(kind.startswith("tensor(") for kind in types.values()):
         return _repeated(session, binding, None, held)
-    buffers = dict(zip(made, binding.get_outputs(), strict=True))
+    buffers = dict(zip(types, binding.get_outputs(), strict=True))
     run = bind_values(session, held, buffers, graph)
     if graph is not None:
         run()
@@ -421,7 +414,7 @@ def bind_values(
     outputs: "Mapping[str, ort.OrtValue]",
     graph: int | None = None,
 ) -> Callable[[], None]:
-    """A function that runs the session from buffers into buffers and returns when the device is done.
+    """Return a function that runs the session from buffers into buffers and returns when the device is done.
 
     Args:
         inputs, outputs: by name, in the session's memory; outputs must not share buffers with inputs.

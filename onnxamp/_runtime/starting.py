@@ -95,7 +95,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> "Surroundings":
-        """The ones of the current block."""
+        """Return those of the current block."""
         return cls(dict(DECLARED.get()), _LIBRARIES.get())
 
     def enter(self) -> None:
@@ -164,9 +164,9 @@ def is_large(model: ModelProto) -> bool:
     Complexity: linear in the model's initializers; no data are touched.
     """
     tensors = model.graph.initializer
-    return any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors) or (
-        sum(map(stored_bytes, tensors)) > _LIMIT
-    )
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors):
+        return True
+    return sum(map(stored_bytes, tensors)) > _LIMIT
 
 
 def save_spilled(model: ModelProto, folder: Path) -> Path:
@@ -223,9 +223,8 @@ def session_options(
     import onnxruntime as ort  # noqa: PLC0415
 
     options = ort.SessionOptions()
-    options.log_severity_level = (
-        4  # failures are raised; the runtime would print them as well
-    )
+    # Failures are raised; ONNX Runtime would print them as well.
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads or thread_limit()
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = (
@@ -318,21 +317,12 @@ def disabled_sentence(optimizers: Sequence[str], does: str) -> str:
     )
 
 
-class Source(NamedTuple):
-    """A model in the form that ONNX Runtime loads.
-
-    Attributes:
-        loads: bytes, or the path of a file that exists as long as the context of :func:`source_of`.
-        proto: the model; the data of its weights may be missing.
-    """
-
-    loads: bytes | str
-    proto: ModelProto
-
-
 @contextmanager
-def source_of(model: ModelFile) -> Iterator[Source]:
-    """Yield the form that ONNX Runtime loads: of a model that was read, its file as it is, without reading it again.
+def source_of(model: ModelFile) -> Iterator[tuple[bytes | str, ModelProto]]:
+    """Yield a model in the form that ONNX Runtime loads: bytes, or the path of a file that exists within the block.
+
+    The second item is the proto; the data of its weights may be missing. A model that was read is loaded from its file
+    as it is, without reading it again.
 
     Raises:
         ModelError: the model is not well formed, or its external data are not where they may be.
@@ -343,14 +333,14 @@ def source_of(model: ModelFile) -> Iterator[Source]:
         # ONNX Runtime reads the data files by itself.
         find_data_files(given.proto, given.folder)
         confirm_sources()
-        yield Source(fspath(given.label), given.proto)
+        yield fspath(given.label), given.proto
         confirm_sources()
     elif not (is_large(given) or has_external_data(given)):
-        yield Source(given.SerializeToString(), given)
+        yield given.SerializeToString(), given
     else:
         # The session may still map the file, which Windows cannot delete then.
         with temporary_folder() as folder:
-            yield Source(fspath(save_spilled(given, folder)), given)
+            yield fspath(save_spilled(given, folder)), given
 
 
 def _loaded_whole(source: Model | str | PathLike[str]) -> Model | ModelProto:
@@ -360,13 +350,10 @@ def _loaded_whole(source: Model | str | PathLike[str]) -> Model | ModelProto:
     if source.path is None:
         return source.given or source.embedded()
     if is_remote(source.path):
-        _ = (
-            source.stock
-        )  # looks up its weights: ONNX Runtime reads files that are here
+        _ = source.stock  # looks up its weights: ONNX Runtime reads local files only
         return source.proto
-    return (
-        source.embedded() if source.in_text else source
-    )  # it reads the binary form alone
+    # ONNX Runtime reads the binary form only.
+    return source.embedded() if source.in_text else source
 
 
 @contextmanager
@@ -400,14 +387,17 @@ def reason(text: str) -> str:
     """Return the first message of ONNX Runtime or an engine, in one line, without error codes and places in their
     sources.
     """
-    found: list[str] = []
+    parts: list[str] = []
     for line in _LOADING.sub("", _CODE.sub("", text.strip())).splitlines():
         node = _NODE.search(line)
-        if kept := f"{node[1]} {node[2]!r}:" if node else _FRAME.sub("", line).strip():
-            found.append(kept)
-            if not kept.endswith((":", "for the following indices")):
-                break
-    return _SOURCE.sub("", " ".join(found)).rstrip(".: ")
+        part = f"{node[1]} {node[2]!r}:" if node else _FRAME.sub("", line).strip()
+        if not part:
+            continue
+        parts.append(part)
+        # A line that ends so introduces the next one, which says what is wrong.
+        if not part.endswith((":", "for the following indices")):
+            break
+    return _SOURCE.sub("", " ".join(parts)).rstrip(".: ")
 
 
 _FRAME: Final = re.compile(

@@ -109,9 +109,8 @@ def to_value(feed: Feed, kind: str | None = None) -> "ort.OrtValue":
     # Feeding such a value crashes ONNX Runtime: see :func:`onnxamp._runtime.branches.settled_flow`.
     if feed is None:
         raise RuntimeFailure("An optional that holds nothing cannot be fed.")
-    if not all(isinstance(item, np.ndarray) for item in feed) or (
-        kind or "seq"
-    ).startswith("map"):
+    is_sequence = all(isinstance(item, np.ndarray) for item in feed)
+    if not is_sequence or (kind or "seq").startswith("map"):
         raise RuntimeFailure(
             f"A value of type {kind or type(feed).__name__} cannot be fed."
         )
@@ -167,12 +166,9 @@ def from_value(value: "ort.OrtValue") -> Any:
     elem = value.element_type()
     size = value.tensor_size_in_bytes()
     on_host = value.device_name().lower() == "cpu"
-    # Copies.
-    raw = (
-        ctypes.string_at(value.data_ptr(), size)
-        if on_host
-        else bytes_on_device(value.data_ptr(), size)
-    )
+    # ONNX Runtime makes no arrays of these types, so that their bytes are copied.
+    read = ctypes.string_at if on_host else bytes_on_device
+    raw = read(value.data_ptr(), size)
     if _PACKED.search(kind):
         return numpy_helper.to_array(
             TensorProto(data_type=elem, dims=value.shape(), raw_data=raw)
@@ -183,7 +179,7 @@ def from_value(value: "ort.OrtValue") -> Any:
 
 
 def typed(kind: str) -> TypeProto:
-    """:func:`~onnxamp._graph.types.type_proto` of a value that passes from one session to another.
+    """Return the type of a value that passes from one session to another.
 
     Raises:
         RuntimeFailure: the string names a kind that cannot (a sparse tensor).
@@ -367,14 +363,19 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     if len(given) + 1 == len(wanted) and _fits((1, *given), wanted):
         text += ": the batch axis is missing (numpy: x[None])"
     elif len(given) == len(wanted) <= _MOST_AXES:
-        orders = (
-            order
-            for order in permutations(range(len(given)))
-            if _fits([given[axis] for axis in order], wanted)
-        )
+        orders = _fitting_orders(given, wanted)
         if order := min(orders, key=_displaced, default=None):
             text += f": its axes are in another order (numpy: x.transpose{order})"
     raise ArgumentError(f"{text}.")
+
+
+def _fitting_orders(
+    given: Sequence[int], wanted: Sequence[int | str]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the orders of axes in which a shape fits."""
+    for order in permutations(range(len(given))):
+        if _fits([given[axis] for axis in order], wanted):
+            yield order
 
 
 def _declared_size(dim: TensorShapeProto.Dimension) -> int | str:

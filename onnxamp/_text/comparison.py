@@ -1,9 +1,11 @@
 """Comparison of two decoders on texts: how well they predict them, and the tokens that they generate after prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._model.model import Model
@@ -36,16 +38,16 @@ class DecoderReader:
 
     def defined(self, feeds: Feeds, outputs: Outputs) -> Outputs:
         """Return outputs with zeros in rows of caches that no token has reached, which engines leave open."""
-        seen = max(
-            (np.asarray(feeds[name]).shape[-1] for name in self.decoder.masks),
-            default=0,
-        )
-        caches = {
-            name: np.array(outputs[name]) for name in self.decoder.caches.values()
-        }
-        for cache in caches.values() if seen else ():
+        lengths = [np.asarray(feeds[name]).shape[-1] for name in self.decoder.masks]
+        seen = max(lengths, default=0)
+        if not seen:
+            return outputs
+        defined = dict(outputs)
+        for name in self.decoder.caches.values():
+            cache = np.array(outputs[name])
             cache[..., seen:, :] = 0
-        return {**outputs, **caches}
+            defined[name] = cache
+        return defined
 
     def perplexity(
         self, feeds: Feeds, reference: Outputs, result: Outputs
@@ -59,22 +61,19 @@ class DecoderReader:
         ):
             return None
         counts = np.ones(tokens.shape, bool)
-        for mask in (
-            np.asarray(feeds[name]) for name in self.decoder.masks if name in feeds
-        ):
+        for name in self.decoder.masks & feeds.keys():
+            mask = np.asarray(feeds[name])
             if mask.ndim == 2:
+                # A mask also covers the tokens in the caches, which come first.
                 counts &= mask[:, -tokens.shape[1] :] != 0
+        # A prediction counts if neither its token nor the one that it predicts is padding.
         rows, places = np.nonzero(counts[:, :-1] & counts[:, 1:])
         following = tokens[rows, places + 1]
-        if not rows.size or int(following.max()) >= min(one.shape[-1] for one in both):
+        vocabulary = min(logits.shape[-1] for logits in both)
+        if not rows.size or int(following.max()) >= vocabulary:
             return None
-        sums = (
-            sum(
-                -float(log_softmax(logits[row, place].astype(np.float64))[token])
-                for row, place, token in zip(rows, places, following, strict=True)
-            )
-            for logits in both
-        )
+        predicted = list(zip(rows, places, following, strict=True))
+        sums = [_surprise(logits, predicted) for logits in both]
         return Perplexity.of(rows.size, *sums)
 
     def generated(
@@ -97,8 +96,8 @@ class DecoderReader:
         inputs = (feeds, feeds)
         same = 0
         while True:
-            row, other = (logits_of(one)[0, -1] for one in outputs)
-            token = int(row.argmax())
+            logits, other = (logits_of(one)[0, -1] for one in outputs)
+            token = int(logits.argmax())
             differing = int(other.argmax())
             if token != differing:
                 yield Parting(
@@ -109,15 +108,13 @@ class DecoderReader:
                     position=same,
                     reference=token,
                     result=differing,
-                    gap=float(row[token]) - float(row[differing]),
+                    gap=float(logits[token]) - float(logits[differing]),
                     same=same,
                 )
                 return
             same += 1
-            mine, others = (
-                self.decoder.step(before, made, token)
-                for before, made in zip(inputs, outputs, strict=True)
-            )
+            mine = self.decoder.step(inputs[0], outputs[0], token)
+            others = self.decoder.step(inputs[1], outputs[1], token)
             try:
                 following = None if same == most else models[0].run(mine)
             except RuntimeFailure:  # a decoder ends where its positions do
@@ -127,3 +124,14 @@ class DecoderReader:
                 return
             inputs = (mine, others)
             outputs = (following, models[1].run(others))
+
+
+def _surprise(
+    logits: npt.NDArray[Any], predicted: Iterable[tuple[Any, Any, Any]]
+) -> float:
+    """Return the sum of the negative log-likelihoods, in nats, of tokens at positions (row, place, token)."""
+    total = 0.0
+    for row, place, token in predicted:
+        # In float64, so that the error of the logits is measured and not that of this sum.
+        total -= float(log_softmax(logits[row, place].astype(np.float64))[token])
+    return total

@@ -50,9 +50,9 @@ _BUILT_IN: Final = (
 _FEW: Final = 8
 """Tokens that are generated after each of these."""
 _LARGE: Final = 1 << 30
-"""Bytes of weights from which on a decoder generates only for those who ask."""
+"""Bytes of weights above which a decoder generates only on request, because each token takes a run."""
 _WORDS: Final = 4
-"""Different tokens that a tokenizer makes of a text, at least, if it knows the language."""
+"""The smallest number of different tokens in a text whose language the tokenizer knows."""
 
 
 def tokens_input(model: ModelProto) -> str | None:
@@ -123,24 +123,24 @@ class Decoder(NamedTuple):
             name: _length(entries[name].type.tensor_type.shape, name)
             for name in entries
         }
-        foreign = {
-            dim_name(name, axis, dim)
-            for name, entry in entries.items()
-            if name != tokens and not caches[name] and roles[name] is Role.PLAIN
-            for axis, dim in enumerate(entry.type.tensor_type.shape.dim)
-        }
+        # A mask of another input, such as an image, is as long as that input and not as the prompt.
+        foreign = set[str]()
+        for name, entry in entries.items():
+            if name != tokens and not caches[name] and roles[name] is Role.PLAIN:
+                dims = enumerate(entry.type.tensor_type.shape.dim)
+                foreign.update(dim_name(name, axis, dim) for axis, dim in dims)
 
-        def those(role: Role) -> frozenset[str]:
+        def inputs_of(role: Role) -> frozenset[str]:
             return frozenset(name for name in entries if roles[name] is role)
 
-        positions = those(Role.POSITION)
-        masks = {name for name in those(Role.MASK) if lengths[name] not in foreign}
+        positions = inputs_of(Role.POSITION)
+        masks = {name for name in inputs_of(Role.MASK) if lengths[name] not in foreign}
         return cls(
             tokens=tokens,
             caches={name: present for name, present in caches.items() if present},
             positions=positions,
             masks=frozenset(masks),
-            flags=those(Role.CACHED),
+            flags=inputs_of(Role.CACHED),
             lengths=frozenset(lengths[name] for name in (tokens, *positions, *masks)),
         )
 
@@ -248,10 +248,10 @@ class Prompts(SampleSource):
                 raise cannot_read(f"the prompts {quoted(path)}", error) from error
         else:
             texts = self.texts
-        found = [text for text in texts if text.strip()]
-        if not found:
+        lines = [text for text in texts if text.strip()]
+        if not lines:
             raise ArgumentError("There is no text among the prompts.")
-        return found
+        return lines
 
     def samples_of(
         self, model: ModelSource, seed: int = 0, reference: Session | None = None
@@ -367,22 +367,18 @@ def _tokenizer(model: Model, given: str | PathLike[str] | None) -> Any:
     require("tokenizers", "Prompts need tokenizers", "text")
     from tokenizers import Tokenizer  # noqa: PLC0415 - only prompts need it
 
-    homes = (
-        []
-        if model.path is None
-        else [model.path.absolute().parent, model.path.absolute().parent.parent]
-    )
-    places = (
-        [as_path(given)] if given is not None else [home / TOKENIZER for home in homes]
-    )
+    places = list[Path]()
+    if given is not None:
+        places = [as_path(given)]
+    elif model.path is not None:
+        # Exporters put models beside the tokenizer, or into a folder "onnx" below it.
+        home = model.path.absolute().parent
+        places = [home / TOKENIZER, home.parent / TOKENIZER]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        looked = (
-            " and ".join(quoted(place) for place in places)
-            or "a file beside the model"
-        )
+        names = " and ".join(map(quoted, places)) or "a file beside the model"
         raise ArgumentError(
-            f"Prompts need a tokenizer, and there is none: looked for {looked}."
+            f"Prompts need a tokenizer, but there is none: onnxamp looked for {names}."
         )
     try:
         return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))

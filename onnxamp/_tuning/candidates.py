@@ -1,10 +1,10 @@
 """From expected errors to candidates: the choices among which tolerances decide.
 
 They depend on times and error prices, and on no tolerance. The minimum cut with errors charged at every rate gives a
-sequence of choices, from all that pays to nothing. Two that follow each other may differ by much, as by one product in
-every layer. What lies between them is a knapsack: parts of the difference, each with an error and a time that it saves.
-Added one by one, what saves most per error first, they fill the gap; a choice of this chain is at most one part away
-from the best.
+sequence of choices, from everything that pays to nothing. Neighbors in it may differ by much, for example by one
+product in every layer. Between them lies a knapsack problem: parts of the difference, each with an error and a time
+that it saves. Parts are added one by one, the best saving per error first. A choice of this chain is at most one part
+away from the best.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from functools import cached_property
 from heapq import heappop, heappush, nlargest, nsmallest
 from itertools import pairwise
 from math import inf, log
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
@@ -30,33 +30,33 @@ Choice: TypeAlias = frozenset[str]
 """The keys of the nodes that are low."""
 
 Part: TypeAlias = tuple[float, float, Choice]
-"""A part of a choice, after its error and its saving."""
+"""The error of a part of a choice, its saving, and the part."""
 _CUTS: Final = 12
-"""Rates at most at which a cut is solved, for each way to price Casts."""
+"""The largest number of rates at which a cut is solved, for each way to price Casts."""
 
 _CLOSE: Final = 1.02
-"""Ratio between errors, and between rates, below which nothing is looked for in between."""
+"""Ratio between two errors, or two rates, below which the search looks for nothing in between."""
 
 _LEAST: Final = 1 / 256
-"""Share of the error of the best choice below which nothing is looked for."""
+"""Share of the error of the best choice below which the search looks for nothing."""
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
 
 _NEAR: Final = 1e-3
-"""Share of the time of float32 that one choice must be better than another by."""
+"""Share of float32's time by which one choice must be better than another one."""
 
 _FILLED: Final = 24
-"""Choices at most that fill gaps."""
+"""The largest number of choices that fill gaps."""
 
 _STEPS: Final = 8
-"""Choices at most that fill one gap."""
+"""The largest number of choices that fill one gap."""
 
 _PARTS: Final = 16
-"""Parts at most that are tried between two choices that follow each other."""
+"""The largest number of parts that are tried between two choices that follow each other."""
 
 _FINE: Final = 1 / 16
-"""Share of the gap above which one of these is halved that are taken away."""
+"""Share of the error of a gap above which a part that is raised is halved."""
 
 _SHARE: Final = 1 / 8
 """Share of the error of a gap above which one part of it is halved."""
@@ -85,24 +85,21 @@ class CandidateSolver:
         self.base = base
         self.errors = errors
         self.pins = pins
-        ports = base.ports
-        nodes = base.graph.nodes
-        self._variables = {  # of the low-precision ports of each node
-            unit.key: [
-                *(
-                    ports.produced[nodes[unit.node].outputs[port]]
-                    for port in unit.ports.outputs
-                ),
-                *(ports.consumed[unit.node][port] for port in unit.ports.inputs),
-            ]
-            for unit in space.units
-        }
+        self._variables = {unit.key: self._ports_of(unit) for unit in space.units}
         order = {node.index: place for place, node in enumerate(base.graph.order)}
         self._places = {unit.key: order[unit.node] for unit in space.units}
         self._flops = sum(unit.work.flops for unit in space.tunable) or 1
         self._traffic = sum(unit.work.elements for unit in space.tunable) or 1
         self.problem = CutProblem(base.problem, base.pins)
         self._costs = dict[Choice, tuple[list[int], int, Choice]]()
+
+    def _ports_of(self, unit: TunableNode) -> list[int]:
+        """Return the variables of the ports of a node that can be low precision."""
+        ports = self.base.ports
+        outputs = self.base.graph.nodes[unit.node].outputs
+        produced = [ports.produced[outputs[port]] for port in unit.ports.outputs]
+        consumed = [ports.consumed[unit.node][port] for port in unit.ports.inputs]
+        return produced + consumed
 
     def choose(self, rate: float) -> Choice:
         """Return the nodes to lower when errors are charged at a rate (cost units per squared error)."""
@@ -111,14 +108,12 @@ class CandidateSolver:
         charged = [rate * price for price in self.errors.prices]
         kept = set[int]()
         parting = self.space.parting()
-        decision = self.problem.decide(
-            prices_for(units, charged, pins, parting=parting)
-        )
+        decision = self.problem.decide(prices_for(units, charged, pins, kept, parting))
+        # The cut sees no price for exact ops, so those that would round are found afterwards, and kept in the next one.
         while rounding := self._rounding(decision) - kept:
             kept |= rounding
-            decision = self.problem.decide(
-                prices_for(units, charged, pins, kept, parting)
-            )
+            prices = prices_for(units, charged, pins, kept, parting)
+            decision = self.problem.decide(prices)
         return self._noted(decision)[2]
 
     def parts(
@@ -133,37 +128,36 @@ class CandidateSolver:
         ``gain`` is the worth of lowering a node, without Casts; exact ops are worth nothing by themselves.
         """
         gains = {unit.key: gain(unit) for unit in self.space.tunable}
-        found = list[Part]()
+        parts = list[Part]()
         rest = self.connected(keys)[::-1]
         while rest:
             piece = rest.pop()
             cost = self.price(piece)
-            if len(piece) > 1 and cost > most:
-                rest += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
+            half = len(piece) // 2
+            if half and cost > most:
+                rest += [piece[half:], piece[:half]]
             else:
-                found.append(
-                    (cost, sum(gains.get(key, 0.0) for key in piece), frozenset(piece))
-                )
-        return found
+                saved = sum(gains.get(key, 0.0) for key in piece)
+                parts.append((cost, saved, frozenset(piece)))
+        return parts
 
     def connected(self, keys: Choice) -> list[list[str]]:
         """Return the parts of a choice that no value connects, each in execution order."""
         graph = self.base.graph
         inside = {unit.node: unit.key for unit in self.space.units if unit.key in keys}
-        joined = (
-            (node, reader)
-            for node in inside
-            for value in graph.nodes[node].outputs
-            for reader, _ in graph.uses[value]
-            if reader in inside
-        )
-        return [
-            sorted((inside[node] for node in group), key=self._places.__getitem__)
-            for group in components(sorted(inside), joined)
-        ]
+        joined = list[tuple[int, int]]()
+        for node in inside:
+            for value in graph.nodes[node].outputs:
+                readers = (reader for reader, _ in graph.uses[value])
+                joined += ((node, reader) for reader in readers if reader in inside)
+        parts = list[list[str]]()
+        for group in components(sorted(inside), joined):
+            names = (inside[node] for node in group)
+            parts.append(sorted(names, key=self._places.__getitem__))
+        return parts
 
     def price(self, keys: Iterable[str]) -> float:
-        """The sum of the prices of some nodes."""
+        """Return the sum of the prices of some nodes."""
         prices = self.errors.price_of
         return sum(prices.get(key, 0.0) for key in keys)
 
@@ -220,7 +214,7 @@ class CandidateSolver:
         return other
 
     def _rounding(self, decision: Decision) -> set[int]:
-        """Lowered exact ops between a float32 source and a float32 reader.
+        """Return the lowered exact ops between a float32 source and a float32 reader.
 
         Complexity: linear in exact ops and readers.
         """
@@ -231,46 +225,39 @@ class CandidateSolver:
         exact: set[int] = set()
         for unit in low:  # in execution order
             node = graph.nodes[unit.node]
-            for value in (node.inputs[port] for port in unit.ports.inputs):
+            for port in unit.ports.inputs:
+                value = node.inputs[port]
                 is_low = decision.is_low(ports.produced[value])
                 is_rounded = value not in ports.free and is_low
                 if not is_rounded or graph.values[value].producer in exact:
                     exact.add(unit.node)
         read: set[int] = set()
         for unit in reversed(low):
-            for value in (
-                graph.nodes[unit.node].outputs[port] for port in unit.ports.outputs
-            ):
+            outputs = graph.nodes[unit.node].outputs
+            for value in (outputs[port] for port in unit.ports.outputs):
                 uses = graph.uses[value]
-                readers = [
-                    ports.consumed[node][at]
-                    for node, at in uses
-                    if node not in members
-                ]
-                readers += [
+                outside = [use for use in uses if use[0] not in members]
+                readers = [ports.consumed[node][at] for node, at in outside]
+                readers += (
                     ports.returned.get(key, NONE) for key in graph.results[value]
-                ]
+                )
                 is_high = any(v != NONE and not decision.is_low(v) for v in readers)
                 if is_high or any(node in read for node, _ in uses):
                     read.add(unit.node)
-        found = exact & read
-        tunable = self.space.tunable if found else ()
-        tied = {root for unit in tunable for root in self._roots(unit.node)}
-        return {index for index in found if tied.isdisjoint(self._roots(index))}
+        rounding = exact & read
+        tied = set[int]()
+        for unit in self.space.tunable if rounding else ():
+            tied |= self._roots(unit.node)
+        return {index for index in rounding if tied.isdisjoint(self._roots(index))}
 
     def _roots(self, node: int) -> set[int]:
         """Return the variables that decide a node: an exact op that shares one with a tunable node follows it."""
         ports = self.base.ports
-        made = [
-            ports.produced[value]
-            for value in self.base.graph.nodes[node].outputs
-            if value != ABSENT
-        ]
-        return {
-            ports.root(variable)
-            for variable in (*made, *ports.of(node))
-            if variable >= 0
-        }
+        outputs = self.base.graph.nodes[node].outputs
+        produced = [ports.produced[value] for value in outputs if value != ABSENT]
+        variables = (*produced, *ports.of(node))
+        # Ports that are high, low or no floats in any case have negative numbers.
+        return {ports.root(variable) for variable in variables if variable >= 0}
 
     def _is_low(self, decision: Decision, unit: TunableNode) -> bool:
         return any(map(decision.is_low, self._variables[unit.key]))
@@ -283,7 +270,7 @@ class Aim(NamedTuple):
     allow_slower: bool
 
     def merit(self, one: Candidate) -> float:
-        """Orders candidates, the best first."""
+        """Return a key that orders candidates, the best first."""
         return -one.flops - one.bytes if self.allow_slower else one.time
 
     def are_near(self, one: Candidate, other: Candidate) -> bool:
@@ -293,9 +280,9 @@ class Aim(NamedTuple):
 
     def admits(self, one: Candidate) -> bool:
         """Return whether a candidate may be offered, whatever its error."""
-        return bool(one.low) and (
-            self.allow_slower or not is_slower(one, self.nothing)
-        )
+        if not one.low:
+            return False
+        return self.allow_slower or not is_slower(one, self.nothing)
 
 
 class Frontier:
@@ -311,7 +298,7 @@ class Frontier:
 
     @cached_property
     def unpriced(self) -> list[Candidate]:
-        """The choices that errors have no part in, best first."""
+        """The best choices regardless of errors, best first."""
         solvers = dict.fromkeys((self.solver, *self._solvers))
         lows = dict.fromkeys(solver.choose(0.0) for solver in solvers)
         return sorted(map(self._priced, lows), key=self.aim.merit)
@@ -329,15 +316,15 @@ class Frontier:
         lows = {item.low: None for item in free}
         for solver in self._solvers:
             lows |= dict.fromkeys(_rated(solver))
-        found = list(map(self._priced, lows))
-        found += self._between(self._front(found, free))
-        return self._admitted(self._front(found, free))
+        candidates = list(map(self._priced, lows))
+        candidates += self._between(self._front(candidates, free))
+        return self._admitted(self._front(candidates, free))
 
     def refined(self, before: Candidate, after: Candidate) -> list[Candidate]:
-        """Choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
+        """Return choices that are better than ``after`` and not as good as ``before``, in the order of their merit.
 
-        They take from ``before`` what costs least time for the error that it causes, or add to ``after`` or to nothing
-        what saves most, with the Casts that this takes.
+        They raise the parts of ``before`` that cost least time for the error that they cause, or lower those beyond
+        ``after``, or beyond float32, that save most, including the Casts that this takes.
 
         Complexity: some dozens of cuts.
         """
@@ -347,23 +334,24 @@ class Frontier:
         merit = self.aim.merit
         free = self.unpriced[0].low
         less = self._parts(before.low, _FINE * gap)
-        found = [*self._steps(before, nlargest(_PARTS, less, key=itemgetter(0)))]
-        for low, start in {
-            after.low: after,
-            frozenset[str](): self.aim.nothing,
-        }.items():
+        candidates = list(
+            self._steps(before, nlargest(_PARTS, less, key=itemgetter(0)))
+        )
+        starts = {after.low: after, frozenset[str](): self.aim.nothing}
+        for low, start in starts.items():
             most = before.predicted**2 - start.predicted**2
             more = [part for part in self._parts(free - low, most) if part[0] <= most]
-            found += self._steps(start, nsmallest(_PARTS, more, key=per_gain))
-        inside = [one for one in found if merit(before) < merit(one) < merit(after)]
+            candidates += self._steps(start, nsmallest(_PARTS, more, key=per_gain))
+        inside = [
+            one for one in candidates if merit(before) < merit(one) < merit(after)
+        ]
+        front = self._front(inside, self._admitted(self.unpriced))
         return [
-            one
-            for one in self._front(inside, self._admitted(self.unpriced))
-            if after.predicted < one.predicted < before.predicted
+            one for one in front if after.predicted < one.predicted < before.predicted
         ]
 
     def _steps(self, start: Candidate, parts: Sequence[Part]) -> Iterator[Candidate]:
-        """Yield a choice with each of some parts changed alone, and one after the other, what pays best first."""
+        """Yield a choice with each part changed alone, and then with one after the other, the best first."""
         alone = [(self._priced(start.low ^ part), part) for _, _, part in parts]
         yield from (one for one, _ in alone)
 
@@ -372,6 +360,7 @@ class Frontier:
             gain = self.aim.merit(start) - self.aim.merit(row[0])
             return gain / error if error else 0.0
 
+        # Parts to raise cost least time per error first; parts to lower save most, as long as they save anything.
         low = start.low
         rising = sorted(alone, key=rate)
         if not all(part <= start.low for _, part in alone):
@@ -399,23 +388,22 @@ class Frontier:
         known = {item.low for item in free}
         front = list[Candidate]()
         limit = inf
-        for item in sorted(
-            filter(attrgetter("low"), items),
-            key=lambda item: (self.aim.merit(item), item.predicted),
-        ):
-            if self.aim.merit(item) < least and item.low not in known:
+        lowered = (item for item in items if item.low)
+        rows = ((self.aim.merit(item), item.predicted, item) for item in lowered)
+        for merit, error, item in sorted(rows, key=itemgetter(0, 1)):
+            if merit < least and item.low not in known:
                 continue
-            if (
-                not front
-                or item.predicted * _CLOSE < limit
-                or item.predicted == 0 < limit
-            ):
+            is_smaller = error * _CLOSE < limit or error == 0 < limit
+            if is_smaller or not front:
                 front.append(item)
-                limit = item.predicted
+                limit = error
         return self._apart(front)
 
     def _apart(self, front: Sequence[Candidate]) -> list[Candidate]:
-        """The front without what is hardly better than the next one, which has a smaller error; the best stays."""
+        """Return the front without choices that are hardly better than the next one, whose error is smaller.
+
+        The best choice stays in any case.
+        """
         kept = list[Candidate]()
         for number, item in reversed(list(enumerate(front))):
             if not kept or not number or not self.aim.are_near(item, kept[-1]):
@@ -423,23 +411,23 @@ class Frontier:
         return kept[::-1]
 
     def _between(self, front: Sequence[Candidate]) -> list[Candidate]:
-        """Choices that fill the gaps of a front, the widest first."""
+        """Return choices that fill the gaps of a front, the widest first."""
         ends = [*front, self.aim.nothing]
         gaps = [
-            (_width(after.predicted, before.predicted), number, before, after)
-            for number, (before, after) in enumerate(pairwise(ends))
+            (_width(after.predicted, before.predicted), before, after)
+            for before, after in pairwise(ends)
         ]
-        found = list[Candidate]()
+        candidates = list[Candidate]()
         least = _LEAST * front[0].predicted
-        for width, _, before, after in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
-            if width <= log(_CLOSE) or len(found) >= _FILLED:
+        for width, before, after in sorted(gaps, key=itemgetter(0), reverse=True):
+            if width <= log(_CLOSE) or len(candidates) >= _FILLED:
                 break
             if before.predicted > least:
-                found += map(self._priced, self._chain(before, after))
-        return found
+                candidates += map(self._priced, self._chain(before, after))
+        return candidates
 
     def _chain(self, before: Candidate, after: Candidate) -> Iterator[Choice]:
-        """Choices from ``after`` to ``before``: with parts of the difference, what saves most per error first."""
+        """Yield choices from ``after`` to ``before`` that add more and more of the difference, the best parts first."""
         gap = before.low - after.low
         parts = self._parts(gap, _SHARE * self.solver.price(gap))
         total = sum(error for error, _, _ in parts) if len(parts) > _STEPS else 0.0
@@ -470,9 +458,8 @@ def room(chosen: Candidate, faster: Iterable[Candidate], limit: float) -> float:
     for one in faster:
         theirs = one.best_known_error**2
         if one.time < chosen.time and mine <= limit**2 < theirs < inf:
-            bound = max(
-                bound, (chosen.time - one.time) * (limit**2 - mine) / (theirs - mine)
-            )
+            share = (limit**2 - mine) / (theirs - mine)
+            bound = max(bound, (chosen.time - one.time) * share)
     return bound / chosen.time if chosen.time else 0.0
 
 
@@ -485,6 +472,7 @@ def _width(low: float, high: float) -> float:
 
 def _rated(solver: CandidateSolver) -> Iterator[Choice]:
     """Yield the cuts at all rates, where their errors differ: the widest gap is halved until none is left."""
+    # At the first rate, all errors together cost one unit; at the last, the smallest one outweighs all savings.
     prices = solver.errors.prices
     ends = [1 / sum(prices), 1e3 * (1 + solver.space.gains) / min(prices)]
     rated = [(rate, solver.choose(rate)) for rate in ends]
@@ -495,19 +483,23 @@ def _rated(solver: CandidateSolver) -> Iterator[Choice]:
     least = _LEAST * predicted(rated[0][1])
 
     def enter(low: tuple[float, Choice], high: tuple[float, Choice]) -> None:
-        less = predicted(high[1])
-        more = predicted(low[1])
-        is_open = low[1] != high[1] and high[0] > _CLOSE * low[0] and more > least
-        if is_open and (width := _width(max(less, least), more)) > log(_CLOSE):
-            heappush(gaps, (-width, low[0], high[0], low[1], high[1]))
+        """Enter the gap between the choices at two rates, unless it is closed."""
+        low_rate, more = low
+        high_rate, less = high
+        if more == less or high_rate <= _CLOSE * low_rate:
+            return
+        error = predicted(more)
+        width = _width(max(predicted(less), least), error)
+        if error > least and width > log(_CLOSE):
+            heappush(gaps, (-width, low_rate, high_rate, more, less))
 
     enter(*rated)
     for _ in range(_CUTS):
         if not gaps:
             return
-        _, slow, fast, more, less = heappop(gaps)
-        middle = (slow * fast) ** 0.5
+        _, low_rate, high_rate, more, less = heappop(gaps)
+        middle = (low_rate * high_rate) ** 0.5  # rates span many powers of ten
         choice = solver.choose(middle)
         yield choice
-        enter((slow, more), (middle, choice))
-        enter((middle, choice), (fast, less))
+        enter((low_rate, more), (middle, choice))
+        enter((middle, choice), (high_rate, less))

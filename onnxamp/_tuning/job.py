@@ -7,6 +7,7 @@ kernel with another name replaces several nodes between its neighbors: its time 
 by their estimates.
 """
 
+from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,7 +43,7 @@ from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.results import Compensation, KeptNode
+from onnxamp._tuning.results import CompensationEffect, KeptNode
 from onnxamp._tuning.runs import (
     TuningState,
     converted_error,
@@ -58,11 +59,11 @@ _IN_MEMORY: Final = 256 << 20
 _NEGLIGIBLE: Final = 5e-4
 """Share of the squared tolerance below which an error is negligible."""
 _CHEAPEST: Final = 0.1
-"""Lower bound for the cost of a Cast over its estimate: a fused one costs nothing, but many are not worth it."""
+"""Lower bound for the cost of a Cast over its estimate: engines fuse some at no cost, but not any number of them."""
 
 
 @dataclass
-class Job:
+class TuningJob:
     """The model as given and as prepared, its search space, and how candidates are measured."""
 
     prepared: Model
@@ -82,7 +83,7 @@ class Job:
     """Whether sensitivities are measured even if float32 is estimated to be the fastest."""
     told: tuple[str, ...] = ()
     """Warnings beside those of plans."""
-    before: "Job | None" = None
+    before: "TuningJob | None" = None
     """An earlier tuning on the same samples, whose sensitivities count where the graph is the same."""
     _lowering: tuple[frozenset[str], Analysis] | None = None
     """The last choice that was converted or planned, and its analysis."""
@@ -103,6 +104,7 @@ class Job:
         _, rounded = with_rounding(self.space.all_low, self.rounder)
         share = 1.0
         if rounded is not None and rounded.before:
+            # Prices are squared errors, of which compensated rounding leaves this share.
             share = (rounded.after / rounded.before) ** 2
         samples = self.sensitivities
         return replace(self._free.errors, samples=samples, weights=share)
@@ -114,9 +116,12 @@ class Job:
 
     @cached_property
     def pins(self) -> dict[int, str]:
-        """Nodes that must stay float32: those, and those that cannot be measured."""
-        units = (unit for unit in self.space.tunable if unit.key in self.broken)
-        return {**self.space.pins, **{u.node: self.broken[u.key] for u in units}}
+        """Nodes that must stay in float32: the broken ones, and those that cannot be measured."""
+        pins = dict(self.space.pins)
+        for unit in self.space.tunable:
+            if unit.key in self.broken:
+                pins[unit.node] = self.broken[unit.key]
+        return pins
 
     @cached_property
     def base(self) -> Analysis:
@@ -126,7 +131,7 @@ class Job:
         return solve(self.space.all_low.problem, prices=Prices(self.pins))
 
     @cached_property
-    def origin(self) -> "Job":
+    def origin(self) -> "TuningJob":
         """The tuning that measures the sensitivities: an earlier one of the same graph, or this one."""
         model = self.space.all_low.graph.model
         before = self.before
@@ -136,11 +141,12 @@ class Job:
 
     @cached_property
     def sensitivities(self) -> Sequence[Sensitivities]:
-        """What each sample shows.
+        """The sensitivities that each sample shows.
 
         Raises:
             RuntimeFailure: the model does not run, or a sample ends the processes that run it.
         """
+        # If no choice is faster than float32, whatever its error, there is nothing to measure for.
         if not self.space.tunable or not (self.is_eager or self.pays):
             return ()
         if self.origin is not self:
@@ -156,8 +162,8 @@ class Job:
         sizes = self.expected.largest.values()
         return max(sizes, default=0.0) > self.low.max_finite
 
-    def made(self, analysis: Analysis) -> Model:
-        """:func:`converted_model`; it is valid until the next one is made."""
+    def converted(self, analysis: Analysis) -> Model:
+        """Return the model of :func:`converted_model`, which is valid until the next call."""
         return converted_model(
             self.rounded(analysis),
             self.prepared.stock.size,
@@ -170,13 +176,13 @@ class Job:
         return with_rounding(analysis, self.rounder)[0]
 
     def error(self, low: frozenset[str]) -> float:
-        """The error of the model converted with these nodes in low precision, on all samples."""
+        """Return the error of the model converted with these nodes in low precision, on all samples."""
         where = self.engine.name(self.low.name)
 
         def measure() -> float:
             return converted_error(
                 self.prepared,
-                self.made(self.lowering(low)),
+                self.converted(self.lowering(low)),
                 self.run,
                 self.metric,
                 self.engine,
@@ -222,21 +228,19 @@ class Job:
         return device_noise(self.prepared, self.samples[0], self.metric, self.engine)
 
     def lowering(self, low: frozenset[str]) -> Analysis:
-        """The analysis that lowers exactly these nodes."""
+        """Return the analysis that lowers exactly these nodes."""
         if self._lowering is None or self._lowering[0] != low:
             prices = exactly(self.space, low, self.pins)
-            found = solve(self.space.all_low.problem, prices=prices)
-            self._lowering = low, found
+            self._lowering = low, solve(self.space.all_low.problem, prices=prices)
         return self._lowering[1]
 
     def plan(self, low: frozenset[str], kept: Sequence[KeptNode] = ()) -> Plan:
-        """The plan that lowers exactly these nodes, with the measured reasons of the others."""
+        """Return the plan that lowers exactly these nodes, with the measured reasons of the others."""
         analysis = self.lowering(low)
         plan = make_plan(analysis)
         rows = list[PlanRow]()
         reasons = {
-            row.node: f"{row.why}: {row.detail}" if row.detail else row.why
-            for row in kept
+            row.node: ": ".join(filter(None, (row.why, row.detail))) for row in kept
         }
         why = {unit.node: reasons.get(unit.label) for unit in self.space.tunable}
         for row, variable in zip(plan.rows, analysis.ports.variables, strict=True):
@@ -267,21 +271,24 @@ class Job:
             kept.append(KeptNode(nodes[index].label, nodes[index].key, kind, text))
         return kept
 
-    def compensation(self) -> Compensation:
+    def compensation(self) -> CompensationEffect:
         """Return the largest benefit of compensated rounding: at most the whole cost of the nodes that read weights.
 
         Others that cost more than the tolerance stay float32 in any case, so they do not count.
         """
         limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
-        readers = {
-            reader.node.index for weight in weights for reader in weight.readers
-        }
-        reads = (unit.node in readers for unit in self.space.tunable)
-        costs = list(zip(reads, self.expected.prices, strict=True))
-        total = sum(cost for reads, cost in costs if reads or cost <= limit)
-        share = sum(cost for reads, cost in costs if reads) / total if total else 0.0
-        return Compensation(share, rounding_seconds(weights))
+        readers = set[int]()
+        for weight in weights:
+            readers.update(reader.node.index for reader in weight.readers)
+        total = of_readers = 0.0
+        for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
+            if unit.node in readers:
+                of_readers += cost
+            if unit.node in readers or cost <= limit:
+                total += cost
+        share = of_readers / total if total else 0.0
+        return CompensationEffect(share, rounding_seconds(weights))
 
     @cached_property
     def _free(self) -> CandidateSolver:
@@ -306,7 +313,7 @@ class Job:
         return any(map(frontier.aim.admits, frontier.unpriced))
 
     def solver(self) -> CandidateSolver:
-        """The solver of the cut for error prices."""
+        """Return the solver of the cut for error prices."""
         if self.base is self.space.all_low:
             return self._free.priced(self.expected, self.space)
         return CandidateSolver(self.space, self.base, self.expected, self.pins)
@@ -317,19 +324,19 @@ def converted_model(
 ) -> Model:
     """Return the model, converted according to an analysis.
 
-    If its weights, of ``size`` bytes, are too large for the memory, it is written to ``path``; those of an emulated
-    model are converted when they are read.
+    If its weights, of ``size`` bytes, are too large for memory, the model is written to ``path``. The weights of an
+    emulated model are converted when they are read instead.
     """
     graph = analysis.graph
     low = analysis.options.low
     if graph.folder is None or size <= _IN_MEMORY:
         return Model(Model(rewritten(analysis), graph.folder).embedded())
     converter = WeightConverter(low, graph.folder, deferred=True)
-    made = rewritten(analysis, converter)
+    result = rewritten(analysis, converter)
     if is_emulated:
-        converter.leave(made)
-        return Model(made, graph.folder)
-    save_model(made, path, converter, external=True)
+        converter.leave(result)
+        return Model(result, graph.folder)
+    save_model(result, path, converter, external=True)
     return Model.read(path)
 
 
@@ -345,17 +352,17 @@ def _tie(base: Analysis, node: int) -> str | None:
 def apportioned(
     graph: Graph, seconds: Mapping[str, float], estimate: Estimate
 ) -> dict[str, float]:
-    """Seconds of every node by its key, from those of kernels in the order in which they ran.
+    """Return the seconds of every node by its key, from those of kernels in the order in which they ran.
 
-    Complexity: linear in nodes and kernels, but for kernels without a node, which look at the nodes between their
-    neighbors.
+    Complexity: linear in nodes and kernels, except for kernels without a node, each of which visits the nodes between
+    its neighbors.
     """
     at = {node.first_output: place for place, node in enumerate(graph.order)}
     seconds = _of_nodes(seconds, at)
-    found = dict.fromkeys(at, 0.0) | {
-        key: time for key, time in seconds.items() if key in at
-    }
+    times = dict.fromkeys(at, 0.0)
+    times |= {key: time for key, time in seconds.items() if key in at}
     kernels = list(seconds)
+    # The place of the next kernel that is named after a node, for each kernel.
     after = [len(at)] * (len(kernels) + 1)
     for number in reversed(range(len(kernels))):
         after[number] = at.get(kernels[number], after[number + 1])
@@ -365,32 +372,27 @@ def apportioned(
             before = at[kernel]
             continue
         nodes = graph.order[before + 1 : after[number]]
-        free = [
-            node
-            for node in nodes
-            if node.first_output not in seconds and estimate.launches(node)
-        ]
-        shares = [
-            estimate.work(node).time(estimate.device, low=None) or 1e-9
-            for node in free
-        ]
+        untimed = [node for node in nodes if node.first_output not in seconds]
+        free = [node for node in untimed if estimate.launches(node)]
+        works = [estimate.work(node) for node in free]
+        shares = [work.time(estimate.device, low=None) or 1e-9 for work in works]
         for node, share in zip(free, shares, strict=True):
-            found[node.first_output] += seconds[kernel] * share / sum(shares)
-    return found
+            times[node.first_output] += seconds[kernel] * share / sum(shares)
+    return times
 
 
 def _of_nodes(seconds: Mapping[str, float], known: Container[str]) -> dict[str, float]:
     """Return the times by name of node, for kernels with a suffix."""
-    found: dict[str, float] = {}
+    times = defaultdict[str, float](float)
     for name, time in seconds.items():
         node = name.rpartition("/")[0]
-        name = node if name not in known and node in known else name  # noqa: PLW2901
-        found[name] = found.get(name, 0.0) + time
-    return found
+        is_part = name not in known and node in known
+        times[node if is_part else name] += time
+    return dict(times)
 
 
-def measure_times(job: Job, device: str) -> str:
-    """Replace estimated times by those of the first sample; returns a description of them.
+def measure_times(job: TuningJob, device: str) -> str:
+    """Replace estimated times by those of the first sample, and return a description of them.
 
     On CUDA and on plugin providers, both the float32 model and the lowered one are profiled, and the Casts of the
     latter give the cost of a Cast. A CPU computes low precision in float32, so the share of the measured time that low
@@ -412,13 +414,14 @@ def measure_times(job: Job, device: str) -> str:
         return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
     if not high:
         return f"estimates for {device}, because {where} does not report kernel times"
-    lowered = job.made(space.all_low)
+    lowered = job.converted(space.all_low)
     low = job.state.node_times(
         f"{where} low", lambda: profile_nodes(lowered, sample, provider)
     )
     if not job.engine.is_reference:
         high = apportioned(space.all_low.graph, high, space.estimate)
     graph = Graph.of(lowered.proto)
+    # Casts that the float32 model lacks were inserted by the conversion.
     own = {node.first_output for node in space.all_low.graph.nodes}
     inserted = {node.first_output for node in graph.nodes if node.key == "Cast"} - own
     casts = sum(low.get(key, 0.0) for key in inserted) * 1e6
@@ -437,12 +440,13 @@ def measure_times(job: Job, device: str) -> str:
 
 
 _SECONDS: Final = 0.5
+"""Seconds for which each whole model is timed."""
 
 
-def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
-    """Seconds of the float32 model and of models with these choices, whole and in turns, on the first sample.
+def whole_times(job: TuningJob, *choices: frozenset[str]) -> Sequence[float] | None:
+    """Return the seconds of the float32 model and of models with these choices, whole, in turns, on the first sample.
 
-    None if one of its inputs is empty.
+    Return None if one of its inputs is empty.
 
     Raises:
         RuntimeFailure: a model does not run.
@@ -455,14 +459,13 @@ def whole_times(job: Job, *choices: frozenset[str]) -> Sequence[float] | None:
     def model(low: frozenset[str], number: int) -> ModelProto | Path:
         path = job.folder / f"timed{number}.onnx"
         size = job.prepared.stock.size
-        made = converted_model(job.lowering(low), size, path)
-        return made.path or made.embedded()
+        result = converted_model(job.lowering(low), size, path)
+        return result.path or result.embedded()
 
     def run() -> list[float]:
-        made = (model(low, number) for number, low in enumerate(choices))
         report = bench_models(
             job.prepared.path or job.prepared.embedded(),
-            *made,
+            *(model(low, number) for number, low in enumerate(choices)),
             provider=job.engine.provider,
             feeds=feeds,
             options=BenchOptions(seconds=_SECONDS, profile=False),

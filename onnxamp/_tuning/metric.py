@@ -98,12 +98,12 @@ def make_metric(
             the tolerance is the smallest; "top1": share of rows whose largest element changes; "kl": KL divergence of
             the distributions that outputs called logits stand for, in nats; "detections": error of matched detections,
             and the relative L2 error of what is none; or a function, as it is or as "package:function"
-            ("file.py:function"), called with the outputs of the reference and of the result, by name. Of several
-            outputs the worst counts. Outputs that hold no floats count where no output does: by the share of elements
+            ("file.py:function"), called with the outputs of the reference and of the result, by name. The worst of
+            several outputs counts. Outputs without floats count only if no output has any: by the share of elements
             that differ, or by their relative L2 error if that is smaller.
         tolerance: the largest accepted error (for "snr": the smallest ratio).
         selected: outputs that list what an op selected: "auto" is "detections" if there are any, and else "rel-l2".
-        accept: a function of the user; where it says no, the error is infinite.
+        accept: a function of the user; outputs that it rejects have an infinite error.
 
     Raises:
         ArgumentError: there is no such metric, or the tolerance is not a positive number.
@@ -130,9 +130,14 @@ def make_metric(
         if name == "auto":
             name = "detections" if selected else "rel-l2"
         measure = _of_outputs(name, selected)
+    # An SNR of s dB is a relative L2 error of 10^(-s/20).
     largest = 10 ** (-tolerance / 20) if name == "snr" else tolerance
     return Metric(
-        name, largest, _accepted(measure, accept), name in _SQUARED, made_from
+        name=name,
+        tolerance=largest,
+        measure=_accepted(measure, accept),
+        squared=name in _SQUARED,
+        made_from=made_from,
     )
 
 
@@ -149,9 +154,8 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
             return inf
         floats = [diff for diff in diffs if diff.is_float]
         if not floats:  # labels, pixels or texts are all there is
-            return max(
-                (min(diff.differing, diff.rel_l2) for diff in diffs), default=0.0
-            )
+            errors = [min(diff.differing, diff.rel_l2) for diff in diffs]
+            return max(errors, default=0.0)
         return max(
             of_output(diff) if diff.detections is None else diff.detections
             for diff in floats

@@ -24,12 +24,11 @@ RUNS: Final = 12
 """Candidates that may be converted and measured by default."""
 
 SECONDS: Final = 60.0
-"""Time for all runs of a search by default; large models take some seconds for each."""
+"""Default time for all runs of a search; each run of a large model takes some seconds."""
 
 
 def meant_device(name: str, target: str = "") -> str:
-    """Return the device to estimate times for; "auto" is the target's device, else the installed GPU, or an A100 if it
-    is unknown.
+    """Return the device to estimate times for. "auto" is the target's device, else the installed GPU, else an A100.
 
     Raises:
         ArgumentError: there is no device of that name.
@@ -60,13 +59,10 @@ class Search:
     accept: "Accept | None" = None
 
     def __post_init__(self) -> None:
-        if self.device != AUTO:  # whose meaning the target tells
+        if self.device != AUTO:  # which depends on the target
             device_called(self.device)
-        if (
-            isinstance(self.runs, bool)
-            or not isinstance(self.runs, int)
-            or self.runs < 1
-        ):
+        is_whole = isinstance(self.runs, int) and not isinstance(self.runs, bool)
+        if not is_whole or self.runs < 1:
             raise ArgumentError(
                 f"runs must be a whole number of at least 1, not {self.runs!r}."
             )
@@ -104,11 +100,17 @@ def is_slower(choice: Timed, float32: Timed) -> bool:
 class Candidate:
     """One choice of low-precision nodes.
 
-    ``low``: keys of these nodes, exact ops included; ``nodes``: how many of them compute; ``predicted``: the error
-    predicted from sensitivities; ``error``: that of the converted model on all samples if it is ``verified``, else what
-    converted models let expect, None without any; ``time``: estimated microseconds per run, with launches
-    and Casts; ``flops`` and ``bytes``: the shares of the model's arithmetic and of its float traffic that are in low
-    precision; ``casts``: how many values are cast; ``weights``: bytes of weights.
+    Attributes:
+        low: keys of these nodes, including exact ops.
+        nodes: how many of them compute.
+        predicted: the error predicted from sensitivities.
+        error: the error of the converted model on all samples if it is ``verified``, otherwise the error that other
+            converted models let expect; None if there were none.
+        time: estimated microseconds per run, with launches and Casts.
+        flops, bytes: the shares of the model's arithmetic and of its float traffic that are in low precision.
+        casts: how many values are cast.
+        weights: bytes of weights.
+        verified: whether the converted model was measured.
     """
 
     low: frozenset[str]
@@ -130,7 +132,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node that stays float32: a short reason, and its measurement."""
+    """A node that stays in float32: a short reason, and its measurement."""
 
     node: str
     op: str
@@ -142,9 +144,12 @@ class KeptNode:
 class Exponents:
     """The effect of exponents in a tuning that could use them.
 
-    ``values``: how many values take one; ``used``: whether the result has them; ``other``: what was chosen the other
-    way, with exponents if the result has none, and ``error`` its error; both None if that was not tuned, since nothing
-    could be better.
+    Attributes:
+        values: how many values have one.
+        used: whether the result has them.
+        other: the choice of the alternative: with exponents if the result has none, and without them if it does; None
+            if the alternative was not tuned because it could not be better.
+        error: the error of that choice.
     """
 
     values: int
@@ -154,13 +159,17 @@ class Exponents:
 
 
 @dataclass(frozen=True, slots=True)
-class Compensation:
+class CompensationEffect:
     """The effect of compensated rounding in a tuning that could use it.
 
-    ``share``: the largest share of the squared error that the rounding of weights can have, from the measured prices of
-    the nodes that read them; ``seconds``: about how long compensating takes; ``why``: why it was not tried, "" if it
-    was; ``used``: whether the result has it; ``other``: what was chosen the other way, and ``error`` its error; both
-    None if that was not tuned.
+    Attributes:
+        share: the largest possible share of the rounding of weights in the squared error, from the measured prices of
+            the nodes that read them.
+        seconds: about how long compensating takes.
+        why: why it was not tried; "" if it was.
+        used: whether the result has it.
+        other: the choice of the alternative; None if it was not tuned.
+        error: the error of that choice.
     """
 
     share: float
@@ -183,7 +192,7 @@ class Tuned(Shown):
         device_noise: error of the float32 model on CUDA against itself on the CPU; None without CUDA.
         error: error of the converted model over all samples.
         ran_on: the engine that ran the converted models.
-        runs: samples whose sensitivities were measured. recalled: samples whose were taken from the state file.
+        runs: samples whose sensitivities were measured. recalled: samples whose sensitivities were in the state file.
         conversions: converted models that were measured.
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
         candidates: the frontier of estimated time and expected error, fastest first; float32 is the last.
@@ -194,14 +203,14 @@ class Tuned(Shown):
         stopped: whether the search ended because its time was over.
         rejected: the fastest candidate within the tolerance that is not among ``candidates`` because it is slower than
             float32; None if there is none.
-        timed: seconds per run of "float32", of the "result" and perhaps of "level O2", whole and in turns, where times
-            were measured on the device that runs the model.
-        exponents: what exponents came to; None where they were asked for or forbidden, or no value takes one.
-        room: the share of the estimated time that a better use of the tolerance could still save, at most, by the
-            errors of the candidates; None where time was not what was saved, or was measured on whole models.
-        compensation: what rounding with compensation came to; None where it was asked for or forbidden, or where the
-            fastest candidate was chosen, so that nothing was to be gained.
-        coarse: what of ``tolerance`` the default allows for where the model rounds values to integers; else 0.
+        timed: seconds per run of "float32", of the "result" and, if it was timed, of "level O2", whole and in turns;
+            empty if times were not measured on the device that runs the model.
+        exponents: the effect of exponents; None if they were requested or forbidden, or if no value takes one.
+        room: the largest share of the estimated time that a better use of the tolerance could still save, by the
+            errors of the candidates; None if the search did not save time, or measured whole models.
+        compensation: the effect of compensated rounding; None if it was requested or forbidden, or if the fastest
+            candidate was chosen, so that there was nothing to gain.
+        coarse: the part of ``tolerance`` that the default adds if the model rounds values to integers; 0 for others.
 
     Example:
         >>> import onnxamp
@@ -234,7 +243,7 @@ class Tuned(Shown):
     rejected: Candidate | None = None
     exponents: Exponents | None = None
     timed: tuple[tuple[str, float], ...] = ()
-    compensation: Compensation | None = None
+    compensation: CompensationEffect | None = None
     room: float | None = None
     coarse: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Everything tuning runs, converted models and profiles, and the part of the state file that keeps the results."""
+"""The runs of a tuning, of converted models and profiles, and the part of the state file that stores their results."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -52,10 +52,10 @@ PARTS: Final = (
 )
 """Parts of the state file."""
 _TOGETHER: Final = 8
-"""Samples whose outputs are held at once."""
+"""The number of samples whose outputs are in memory at once."""
 
 _ALL: Final = 1 << 62
-"""Bytes of weights that stay in the graph: all."""
+"""Bytes of weights that stay in the graph: all of them."""
 
 
 def part_of(options: Options) -> str:
@@ -132,7 +132,7 @@ def _choice_print(low: Iterable[str], how: str) -> str:
 
 
 def given_prints(model: Model, search: Search, samples: Samples) -> Facts:
-    """Their dependencies, besides the options."""
+    """Return the facts, besides the options, on which stored measurements depend."""
     return {
         "the model": model_print(model),
         "the inputs": samples_print(samples),
@@ -168,9 +168,9 @@ def converted_error(
     Args:
         original: the float32 model.
         result: the converted model.
-        run: the samples, and who measures them.
+        run: the samples, and the processes that measure them.
         metric: measures the error.
-        engine: what runs the result.
+        engine: runs the result.
         references: outputs of the original from an earlier emulated run.
         kept: keeps the error of each sample.
 
@@ -196,7 +196,7 @@ def converted_error(
     ) as errors:
         for error in errors:
             worst = max(worst, error)
-            if worst == inf:
+            if worst == inf:  # no other sample can make it better
                 break
     return worst
 
@@ -213,7 +213,7 @@ _REFERENCE: Final = "tuning reference"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorProbe(Probe[float]):
-    """Measuring the error of a converted model; it is infinite if the model does not run.
+    """Measures the error of a converted model; it is infinite if the model does not run.
 
     Attributes:
         key: identifies the original and how it runs.
@@ -313,7 +313,7 @@ def device_noise(
 def profile_nodes(
     model: Model, sample: Sample, provider: Provider
 ) -> dict[str, float]:
-    """Seconds per node, by its key, from ONNX Runtime's profiler.
+    """Return the seconds per node, by its key, from ONNX Runtime's profiler.
 
     Raises:
         RuntimeFailure: the model does not run, or its kernels cannot be timed.
@@ -323,6 +323,7 @@ def profile_nodes(
         # Empty optional inputs cannot be fed, and are created inside.
         how: Any = {"emulated": False, "provider": provider, "keep": _ALL}
         named = copied(settle(named, None, sample, **how).shell.model)
+    # Profiles name nodes, whose own names may be missing or ambiguous.
     for node in Graph.of(named).nodes:
         node.proto.name = node.first_output
     kinds = {entry.name: declared_type(entry.type) for entry in named.graph.input}

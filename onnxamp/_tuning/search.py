@@ -1,8 +1,9 @@
-"""The search: candidates by expected error. The best one that meets the tolerance after conversion is written.
+"""The search among candidates: the best one that meets the tolerance after conversion is written.
 
-The list of candidates (:mod:`onnxamp._tuning.candidates`) knows nothing of the tolerance. The best of them that is
-expected to meet the tolerance is converted and measured. Its ratio of measured to expected error applies to all others,
-and the search continues between the best that passes and those that miss. So a wider tolerance finds nothing slower.
+The list of candidates (:mod:`onnxamp._tuning.candidates`) does not depend on the tolerance. The search converts and
+measures the best candidate that is expected to meet the tolerance. It applies the ratio of measured to expected error
+to all others, and continues between the best one that passes and those that miss. A wider tolerance therefore never
+gives a slower result.
 """
 
 import logging
@@ -17,7 +18,7 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._options.values import Level
 from onnxamp._tuning.candidates import Aim, Choice, Frontier, room
-from onnxamp._tuning.job import Job, whole_times
+from onnxamp._tuning.job import TuningJob, whole_times
 from onnxamp._tuning.results import Candidate, Search, Tuned
 
 _LOG: Final = logging.getLogger("onnxamp")
@@ -29,11 +30,12 @@ _HOPE: Final = 4.0
 """The same before one passes."""
 
 _FAR: Final = 4.0
-"""Factor between what two candidates show of expected errors above which these are worth little, as where the order of
-results flips: then the list is halved."""
+"""Factor between the ratios of two candidates above which predictions are worth little, for example because the order
+of results flips. The search then bisects the list.
+"""
 
 _REFINED: Final = 3
-"""How often to look for choices between the best that passes and its faster neighbor, which misses."""
+"""How often to search between the best candidate that passes and its faster neighbor, which misses."""
 
 _WORTH: Final = 0.998
 """A choice in between is converted and judged only if it takes less than this share of the time of the best."""
@@ -47,12 +49,12 @@ class CandidateSearch:
 
     Attributes:
         front: the candidates, best first.
-        ratio: what errors are as multiples of those that are predicted, after the last that was measured.
-        is_erratic: whether errors are far from what others of them let expect.
-        stopped: whether the search ended because the time was over.
+        ratio: the last measured error as a multiple of its prediction.
+        is_erratic: whether these ratios differ so much that predictions are worth little.
+        stopped: whether the search ended because its time was over.
     """
 
-    def __init__(self, job: Job, asked: Search) -> None:
+    def __init__(self, job: TuningJob, asked: Search) -> None:
         self.job = job
         self.asked = asked
         self.solver = job.solver()
@@ -67,11 +69,11 @@ class CandidateSearch:
 
     @property
     def limit(self) -> float:
-        """The error that is allowed."""
+        """The largest error that is allowed."""
         return self.job.metric.amplitude(self.job.metric.tolerance)
 
     def best(self) -> Candidate | None:
-        """The best candidate that may be written and meets the tolerance; None if float32 is."""
+        """Return the best candidate that may be written and meets the tolerance; None if that is float32."""
         able = self.front
         end = self._searched(able, len(able))
         for _ in range(_REFINED):
@@ -149,8 +151,8 @@ class CandidateSearch:
             )
         return job.metric.amplitude(job.errors[low])
 
-    def told(self, one: Candidate) -> Candidate:
-        """Return a candidate with its error in units of the metric."""
+    def in_units(self, one: Candidate) -> Candidate:
+        """Return a candidate with its errors in units of the metric."""
         metric = self.job.metric
         is_known = one.low in self.job.errors
         return replace(
@@ -161,25 +163,26 @@ class CandidateSearch:
         )
 
     def rejected(self) -> Candidate | None:
-        """Return the fastest candidate that is not offered, as float32 is faster."""
-        lost = [
+        """Return the fastest candidate that is not offered because float32 is faster; None if there is none."""
+        if not self.job.space.tunable:
+            return None
+        slower = (
             one
-            for one in (self.frontier.unpriced if self.job.space.tunable else ())
-            if one.low
-            and not self.aim.admits(one)
-            and self.expected(one) <= self.limit
-        ]
-        return min(map(self.told, lost), key=attrgetter("time"), default=None)
+            for one in self.frontier.unpriced
+            if one.low and not self.aim.admits(one)
+        )
+        lost = [one for one in slower if self.expected(one) <= self.limit]
+        return min(map(self.in_units, lost), key=attrgetter("time"), default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TuningOutcome:
     """A tuning, with everything that is needed to write another candidate."""
 
     tuned: Tuned
-    job: Job
+    job: TuningJob
 
-    def picked(self, number: int) -> "Outcome":
+    def picked(self, number: int) -> "TuningOutcome":
         """Return the outcome with a candidate of the user's choice, converted and judged.
 
         Raises:
@@ -201,9 +204,9 @@ class Outcome:
 
 
 def _written(
-    job: Job, rows: Sequence[Candidate], low: Choice, noise: float | None = None
+    job: TuningJob, rows: Sequence[Candidate], low: Choice, noise: float | None = None
 ) -> dict[str, Any]:
-    """Return an outcome with the choice that is written, one of its candidates."""
+    """Return the fields of an outcome that depend on the choice that is written, one of its candidates."""
     error = job.errors.get(low, noise or 0.0)
     kept = job.kept(low)
     plan = job.plan(low, kept)
@@ -225,7 +228,7 @@ def _written(
 def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
     """Choose the best candidate whose converted model meets the tolerance on all samples.
 
-    None is slower than float32, unless that is allowed, so a wider tolerance never gives a slower result.
+    No candidate is slower than float32, unless that is allowed, so a wider tolerance never gives a slower result.
     """
     job = search.job
     asked = search.asked
@@ -242,7 +245,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
         error=job.errors.get(nothing.low, noise or 0.0),
         verified=nothing.low in job.errors or keeps_types,
     )
-    front = (*map(search.told, search.front), float32)
+    front = (*map(search.in_units, search.front), float32)
     recalled = job.origin.state.recalled if job.sensitivities else 0
     tuned = Tuned(
         **_written(job, front, low),
@@ -270,7 +273,7 @@ def verified(search: CandidateSearch, noise: float | None, times: str) -> Tuned:
 
 
 def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
-    """The faster of what was chosen and of level O2 if that holds, both timed whole, or float32 if that is faster."""
+    """Return the outcome with the fastest of the chosen model, level O2 if it holds, and float32, timed whole."""
     job = search.job
     own = tuned.candidates[tuned.chosen].low
     space = job.space
@@ -292,15 +295,17 @@ def timed(search: CandidateSearch, tuned: Tuned) -> Tuned:
     known = dict(zip((frozenset[str](), *choices), seconds, strict=True))
     able = [own]
     if not search.asked.allow_slower:
-        able = [frozenset(), *([own] if tuned.held else [])]
+        able = [frozenset(), own] if tuned.held else [frozenset()]
         fastest = min(known[low] for low in able)
         is_faster = usual in known and known[usual] * _CLOSE < fastest
         if is_faster and search.measure(usual) <= search.limit:
             able.append(usual)
+    # What the search chose stays unless another one is faster by more than noise.
     best = min(able, key=lambda low: known[low] * (1 if low == own else _CLOSE))
     rows = [*tuned.candidates[:-1]]
     if best and best not in {row.low for row in rows}:
-        rows.append(search.told(search.solver.candidate(best)))
+        rows.append(search.in_units(search.solver.candidate(best)))
+    # Candidates are in microseconds. Those that were not timed keep their estimates.
     rows = [
         replace(row, time=known.get(row.low, row.time * 1e-6) * 1e6)
         for row in (*rows, tuned.candidates[-1])

@@ -45,10 +45,9 @@ def find_fusions(
     high: Mapping[str, float],
     low: Mapping[str, float],
 ) -> tuple[Fusion, ...]:
-    """Return the nodes that the kernel of a product computes, each with the last one before it, and their estimated
-    times.
+    """Return the nodes that the kernel of a product also computes, each with the one before it and its estimated time.
 
-    Those of decomposed normalizations are excluded, because they have kernels of their own, under any name.
+    Nodes of decomposed normalizations are excluded, because they have kernels of their own, under any name.
 
     Args:
         graph: of the float32 model.
@@ -57,12 +56,12 @@ def find_fusions(
 
     Complexity: linear in nodes.
     """
-    normalizing = frozenset[int]().union(
-        *(match.nodes for match in patterns_of(graph, "normalization", "softmax"))
-    )
-    place: dict[int, int] = {}
-    """Products and what is fused into them, in execution order."""
-    found: list[Fusion] = []
+    matches = patterns_of(graph, "normalization", "softmax")
+    normalizing = frozenset[int]().union(*(match.nodes for match in matches))
+    place: dict[
+        int, int
+    ] = {}  # of products, and of the nodes that are fused into them
+    fusions: list[Fusion] = []
     for at, node in enumerate(graph.order):
         index = node.index
         key = node.first_output
@@ -73,27 +72,25 @@ def find_fusions(
             continue
         if any(times) or index in normalizing or not estimate.launches(node):
             continue
-        before = (graph.producer(value) for value in node.reads)
-        inside = [
-            one.index for one in before if one is not None and one.index in place
-        ]
+        producers = map(graph.producer, node.reads)
+        inside = [one.index for one in producers if one and one.index in place]
         if inside:
-            last, place[index] = max(inside, key=place.__getitem__), at
+            last = max(inside, key=place.__getitem__)
+            place[index] = at
             time = LAUNCH_US + estimate.work(node).time(estimate.device, low=None)
-            found.append(
-                Fusion((graph.nodes[last].first_output, key), (last, index), time)
-            )
-    return tuple(found)
+            keys = (graph.nodes[last].first_output, key)
+            fusions.append(Fusion(keys, (last, index), time))
+    return tuple(fusions)
 
 
 _CASTS_PER_NODE: Final = 16
-"""Casts worth accepting for one more low-precision node, besides the time it saves: tuning lowers all it can."""
+"""The number of Casts that one more low-precision node is worth in addition to its time: tuning lowers all it can."""
 
 _AMBIGUOUS: Final = (
     "another node has an output of the same name, so measurements are ambiguous"
 )
 
-UNSEEN: Final = "no sample runs it: float32, as at level O2"
+UNSEEN: Final = "no sample runs it, so it stays in float32 as at level O2"
 
 _EAGER: Final = 1 << 16
 """A gain in cost units that outweighs the Casts of any node."""
@@ -113,7 +110,7 @@ class TunableNode(LowNode):
     low: float
     seen: bool = True
     price: float | None = None
-    """Measured time of Casts over the estimate; None if it is estimated, as then all that can be lowered is."""
+    """Measured time of Casts relative to the estimate; None without a measurement: then all that can be lowered is."""
 
     @property
     def gain(self) -> int:
@@ -167,8 +164,9 @@ class SearchSpace:
     def known(
         self, live: AbstractSet[int], usual: Callable[[], AbstractSet[int]]
     ) -> "SearchSpace":
-        """The space when samples run only the ``live`` nodes. Others cannot be measured: they follow level O2, where
-        the nodes that ``usual`` returns are low precision.
+        """Return the space if samples run only the ``live`` nodes.
+
+        Others cannot be measured. They follow level O2, where the nodes that ``usual`` returns are low precision.
         """
         unseen = [unit for unit in self.tunable if unit.node not in live]
         if not unseen:
@@ -188,10 +186,10 @@ class SearchSpace:
         price: float | None = None,
         fusions: Sequence[Fusion] = (),
     ) -> "SearchSpace":
-        """Return the space with measured seconds by node, in float32 and, if known, in low precision. Estimates of the
-        other nodes are scaled to match, those of nodes that the engine fuses, and those of Casts, unless their
-        ``price`` was
-        measured, too: then nodes are lowered for the time alone that they save.
+        """Return the space with measured seconds by node, in float32 and, if known, in low precision.
+
+        The estimates of all other nodes, of fused nodes and of Casts are scaled to match. If the ``price`` of Casts was
+        also measured, nodes are lowered only for the time that they save.
         """
         units = self.units
         timed = [unit for unit in units if unit.key in seconds]
@@ -207,22 +205,19 @@ class SearchSpace:
         mine = {unit.key for unit in units}
         rest = sum(high * 1e6 for key, (high, _) in seconds.items() if key not in mine)
         scale = measured / (sum(unit.high + LAUNCH_US for unit in timed) or 1)
-        apart = tuple(
-            one._replace(time=one.time * scale)
-            for one in fusions
-            if mine.issuperset(one.keys)
-        )
+        own = (one for one in fusions if mine.issuperset(one.keys))
+        apart = tuple(one._replace(time=one.time * scale) for one in own)
         scale = scale if price is None else price
         return self._changed(of, rest=rest, scale=scale, fusions=apart)
 
     def time(self, low: AbstractSet[str], casts: Sequence[int]) -> float:
-        """Microseconds per run with these nodes in low precision, and these values cast."""
+        """Return the microseconds per run with these nodes in low precision, and these values cast."""
         saved = sum(unit.high - unit.low for unit in self.units if unit.key in low)
-        parted = sum(
-            one.time
-            for one in self.fusions
-            if (one.keys[0] in low) != (one.keys[1] in low)
-        )
+        parted = 0.0
+        for fusion in self.fusions:
+            first, second = fusion.keys
+            if (first in low) != (second in low):
+                parted += fusion.time
         cast = self.scale * sum(map(self.estimate.cast_time, casts))
         return self.float32 - saved + parted + cast
 
@@ -237,12 +232,12 @@ class SearchSpace:
         return self.rest + sum(unit.high for unit in self.units)
 
     def with_casts(self, factor: float) -> "SearchSpace":
-        """The space where Casts take several times as long."""
+        """Return the space in which Casts take several times as long."""
         scale = self.scale * factor
         return self._changed(lambda unit: replace(unit, price=scale), scale=scale)
 
     def parting(self) -> dict[tuple[int, int], int]:
-        """The cost of fused nodes that differ in precision, in cost units of the cut."""
+        """Return the cost of fused nodes that differ in precision, in cost units of the cut."""
         return {
             one.nodes: max(1, round(one.time / (UNIT_US * self.scale)))
             for one in self.fusions
@@ -250,7 +245,7 @@ class SearchSpace:
 
 
 def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpace:
-    """Lower every node that kernels, schemas, overrides and hazards invisible to samples allow.
+    """Return the space of the nodes that kernels, schemas, overrides and hazards invisible to samples allow to lower.
 
     Args:
         estimate: of the same graph.
@@ -261,10 +256,12 @@ def find_space(graph: Graph, options: Options, estimate: Estimate) -> SearchSpac
     nodes = graph.nodes
     taken = Counter(node.first_output for node in nodes)
     able = [node for node in nodes if computes(node) or is_exact(node.proto)]
+    # Measurements are stored by the name of the first output, which bodies of other graphs may reuse.
     ambiguous = {
         node.index: _AMBIGUOUS for node in able if taken[node.first_output] > 1
     }
-    eager = Prices(ambiguous, {node.index: _EAGER for node in able if computes(node)})
+    gains = {node.index: _EAGER for node in able if computes(node)}
+    eager = Prices(ambiguous, gains)
     all_low = solve(problem, prices=eager)
     tunable = list[TunableNode]()
     followers = list[TunableNode]()
@@ -307,23 +304,21 @@ def prices_for(
     kept: AbstractSet[int] = frozenset(),
     parting: Mapping[tuple[int, int], int] = MappingProxyType({}),
 ) -> Prices:
-    """Gains and error prices for the cut, in its cost units; prices are capped at a multiple of all gains.
+    """Return gains and error prices for the cut, in its cost units.
 
-    ``kept`` are nodes that stay float32 without a verdict of their own, as do those of an infinite price; ``parting``
-    is what :meth:`SearchSpace.parting` says.
+    ``kept`` are nodes that stay in float32 without a verdict of their own, as do those of an infinite price;
+    ``parting`` comes from :meth:`SearchSpace.parting`.
     """
+    # A price of several times all gains keeps its node in float32, and so would any larger one.
     ceiling = 4 * sum(unit.gain for unit in units)
     price_of = {unit.node: price for unit, price in zip(units, prices, strict=True)}
     high = {node for node, price in price_of.items() if price == inf}
-    costs = {
-        node: round(min(price, ceiling))
-        for node, price in price_of.items()
-        if 0 < price < inf
-    }
+    finite = {node: price for node, price in price_of.items() if price < inf}
+    costs = {node: round(min(price, ceiling)) for node, price in finite.items()}
     return Prices(
         pins=pins,
         gains={unit.node: unit.gain for unit in units if unit.node not in pins},
-        prices={node: cost for node, cost in costs.items() if cost},
+        prices={node: cost for node, cost in costs.items() if cost > 0},
         high=high.union(pins, kept),
         fusions=parting,
     )
@@ -333,15 +328,12 @@ def exactly(
     space: SearchSpace, low: AbstractSet[str], pins: Mapping[int, str]
 ) -> Prices:
     """Return the prices at which the cut lowers these nodes and no others, whatever they gain."""
-    prices = [0.0 if unit.key in low else inf for unit in space.tunable]
+    errors = [0.0 if unit.key in low else inf for unit in space.tunable]
     kept = {unit.node for unit in space.followers if unit.key not in low}
-    found = prices_for(space.tunable, prices, pins, kept)
-    wanted = {
-        unit.node: _EAGER << 4
-        for unit in space.tunable
-        if unit.key in low and unit.node not in pins
-    }
-    return found._replace(gains={**found.gains, **wanted})
+    prices = prices_for(space.tunable, errors, pins, kept)
+    lowered = (unit.node for unit in space.tunable if unit.key in low)
+    wanted = {node: _EAGER << 4 for node in lowered if node not in pins}
+    return prices._replace(gains={**prices.gains, **wanted})
 
 
 def find_live(view: Graph, samples: Samples, given: Model) -> list[frozenset[int]]:

@@ -4,8 +4,8 @@
    (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._gradients.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.candidates`).
-3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. What
-  that shows of expected errors goes for the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
+3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. Its
+   ratio of measured to expected error applies to the others, and the next one is tried (:mod:`onnxamp._tuning.search`).
 4. A state file stores the measurements, so that any candidate can be written later (:mod:`onnxamp._tuning.runs`).
 """
 
@@ -43,10 +43,10 @@ from onnxamp._runtime.fingerprints import model_print
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
-from onnxamp._tuning.job import Job, measure_times
+from onnxamp._tuning.job import TuningJob, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
 from onnxamp._tuning.results import (
-    Compensation,
+    CompensationEffect,
     Exponents,
     Search,
     Tuned,
@@ -60,20 +60,21 @@ from onnxamp._tuning.runs import (
     options_print,
     part_of,
 )
-from onnxamp._tuning.search import CandidateSearch, Outcome, timed, verified
+from onnxamp._tuning.search import CandidateSearch, TuningOutcome, timed, verified
 from onnxamp._tuning.space import find_live, find_space
 
 _LOG: Final = logging.getLogger("onnxamp")
 _LEAST: Final = 1 / 4
-"""Share of the search time that a second tuning has in any case."""
+"""Share of the search time that a second tuning has at least."""
 
 _FEWEST: Final = 4
-"""Samples from which on compensation is tried unasked: rounding leaves the last quarter of the rows out, so that one
-sample at least judges without having been rounded for."""
+"""The number of samples from which on compensation is tried without a request. Rounding leaves out the last quarter of
+the rows, so at least one sample then judges weights that were not rounded for it.
+"""
 _RELATIVE: Final = ("rel-l2", "detections")
 """Metrics whose default tolerance allows for integers."""
 _SHARE: Final = 1 / 4
-"""The share of the squared error that the rounding of weights must be able to have."""
+"""The smallest possible share of the rounding of weights in the squared error for which compensation is tried."""
 
 
 def tune(
@@ -118,8 +119,8 @@ def tune(
     with temporary_folder() as folder:
         device = device_called(search.device)
         tuning = _Tuning(model, device, engine, metric, rounder, run, given, folder)
-        found = tuning.soundly(options, search)
-        return replace(found.tuned, coarse=coarse)
+        outcome = tuning.soundly(options, search)
+        return replace(outcome.tuned, coarse=coarse)
 
 
 def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) -> float:
@@ -133,7 +134,7 @@ def _cost_of_integers(model: Model, run: Run, metric: Metric, engine: Engine) ->
 
 
 class _Tuning(NamedTuple):
-    """A function that tunes a model with any options."""
+    """Tunes one model, with one set of options after the other."""
 
     model: Model
     device: Device
@@ -144,8 +145,8 @@ class _Tuning(NamedTuple):
     given: Facts
     folder: Path
 
-    def soundly(self, options: Options, search: Search) -> Outcome:
-        """Tune as the options say. Where a result would be wrong, which is a bug, the nodes around it stay float32."""
+    def soundly(self, options: Options, search: Search) -> TuningOutcome:
+        """Tune as the options say. If a bug makes a result wrong, the nodes around the fault stay in float32."""
         attempt: Options | None = options
         for _ in range(ATTEMPTS):
             if attempt is None:
@@ -156,16 +157,16 @@ class _Tuning(NamedTuple):
                 attempt = around_fault(attempt, error)
         return self.picked(all_unsound(self.model, options), search)
 
-    def picked(self, options: Options, search: Search) -> Outcome:
-        """Return the outcome with the exponents that the options ask for, and with the candidate that was picked."""
-        found = self.rounded(self.measured(options), search)
-        return found if search.pick is None else found.picked(search.pick)
+    def picked(self, options: Options, search: Search) -> TuningOutcome:
+        """Return the outcome with the requested exponents, and with the candidate that the user picked."""
+        outcome = self.rounded(self.measured(options), search)
+        return outcome if search.pick is None else outcome.picked(search.pick)
 
     def measured(self, options: Options) -> Options:
         """Return the options with the exponents that they ask for."""
         return with_ranges(self.model, options, run=self.run)
 
-    def rounded(self, options: Options, search: Search) -> Outcome:
+    def rounded(self, options: Options, search: Search) -> TuningOutcome:
         """Tune as the options say; if they leave it open and the fastest candidate misses, also with compensation.
 
         Rounding to nearest stays, unless a faster candidate meets the tolerance with compensation.
@@ -177,12 +178,13 @@ class _Tuning(NamedTuple):
             return replace(best, tuned=replace(nearest, compensation=None))
         facts = _untried(nearest, self.run.samples, search)
         if facts is not None and not facts.why:
-            found = nearest.plan.options
+            # The exponents of the first tuning hold for the second one.
+            settled = nearest.plan.options
             compensated = replace(
                 options,
                 rounding="compensated",
-                rescale=found.rescale,
-                rescaling=found.rescaling,
+                rescale=settled.rescale,
+                rescaling=settled.rescaling,
             )
             job = replace(self.job(compensated, search), before=best.job)
             other = _tuned(job, _shortened(search, begin))
@@ -198,7 +200,7 @@ class _Tuning(NamedTuple):
         tuned = replace(best.tuned, exponents=nearest.exponents, compensation=facts)
         return replace(best, tuned=tuned)
 
-    def both(self, options: Options, search: Search) -> Outcome:
+    def both(self, options: Options, search: Search) -> TuningOutcome:
         """Tune as the options say; if they leave it open and exponents bring values into range, also with exponents.
 
         Exponents are tried first: if all nodes can then be low, nothing without them can be faster. Otherwise, meeting
@@ -231,45 +233,41 @@ class _Tuning(NamedTuple):
             )
         return replace(best, tuned=replace(best.tuned, exponents=facts))
 
-    def _rescaled(self, options: Options, job: Job) -> Options | None:
-        """The options with exponents; None if that is settled, or if no overflowing value can have one."""
+    def _rescaled(self, options: Options, job: TuningJob) -> Options | None:
+        """Return the options with exponents; None if that is settled, or if no overflowing value can have one."""
         is_open = options.rescale is None and options.low.is_narrow
         if not is_open or not job.may_overflow:
             return None
-        found = self.measured(replace(options, rescale=True))
-        scaled = found.rescaling.scaled if found.rescaling is not None else ()
+        rescaled = self.measured(replace(options, rescale=True))
+        scaled = rescaled.rescaling.scaled if rescaled.rescaling is not None else ()
         is_used = any((row.largest or 0.0) > FLOAT16.max_finite for row in scaled)
-        return found if is_used else None
+        return rescaled if is_used else None
 
-    def job(self, options: Options, search: Search) -> Job:
-        """The prepared model, and the nodes that can be low in it."""
+    def job(self, options: Options, search: Search) -> TuningJob:
+        """Return the prepared model with the nodes that can be low in it."""
         model = self.model
         engine = self.engine
         run = self.run
-        if options.unsound:  # measured with more nodes to lower
+        # The state belongs to the tuning that could lower these nodes as well.
+        if options.unsound:
             run = replace(run, state=None)
         samples = run.samples
         usual = replace(options, level=Level.O2)
         reference = reference_of(model, options)
-        proof = UpgradeProof(
-            Comparison.of(reference, replace(run.bare, provider=engine.provider))
-        )
+        judged = Comparison.of(reference, replace(run.bare, provider=engine.provider))
+        proof = UpgradeProof(judged)
         decided = decide(model, usual, proof=proof)
         graph = decided.graph
         options = replace(options, folded=decided.analysis.options.folded)
         feeds = check_inputs(graph.model, samples[0]) if samples.has(0) else {}
-        estimate = Estimate(
-            graph, self.device, bound_shapes(graph, feeds), options.low
-        )
+        shapes = bound_shapes(graph, feeds)
+        estimate = Estimate(graph, self.device, shapes, options.low)
         space = find_space(graph, options, estimate)
         live = find_live(graph, samples, model)
-        counts = len(space.tunable), len(samples)
-        _LOG.info(
-            "tuning %d nodes on %d samples, metric %s", *counts, self.metric.name
-        )
-        space = space.known(
-            frozenset().union(*live), lambda: low_nodes(analyze(graph, usual))
-        )
+        facts = len(space.tunable), len(samples), self.metric.name
+        _LOG.info("tuning %d nodes on %d samples, metric %s", *facts)
+        seen = frozenset[int]().union(*live)
+        space = space.known(seen, lambda: low_nodes(analyze(graph, usual)))
         is_given = graph.model is model.proto
         ready = model if is_given else Model(graph.model, graph.folder)
         # A session finds weights beside a file, or in the model.
@@ -278,12 +276,12 @@ class _Tuning(NamedTuple):
         part = None
         if run.state is not None:
             changed = "" if is_given else model_print(ready)
-            facts = {
-                **self.given,
-                "the options": options_print(changed, space, options, engine),
-            }
-            part = run.state.part(part_of(options), facts, renew=run.renews)
-        return Job(
+            asked = {"the options": options_print(changed, space, options, engine)}
+            state = run.state
+            part = state.part(
+                part_of(options), {**self.given, **asked}, renew=run.renews
+            )
+        return TuningJob(
             prepared=ready,
             space=space,
             run=run,
@@ -313,7 +311,9 @@ def _rank(tuned: Tuned, search: Search) -> tuple[bool, float, float, float]:
     return not tuned.held, -lowered, chosen.time, tuned.error
 
 
-def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | None:
+def _untried(
+    tuned: Tuned, samples: Samples, search: Search
+) -> CompensationEffect | None:
     """Return the benefit known before compensation is tried, and the objections; None if there is nothing to gain."""
     known = tuned.compensation
     is_fastest = tuned.held and tuned.chosen == 0
@@ -331,7 +331,7 @@ def _untried(tuned: Tuned, samples: Samples, search: Search) -> Compensation | N
     return replace(known, why=why)
 
 
-def _tuned(job: Job, search: Search) -> Outcome:
+def _tuned(job: TuningJob, search: Search) -> TuningOutcome:
     """Measure sensitivities, search, and verify."""
     space = job.space
     device = job.space.estimate.device.name
@@ -343,7 +343,7 @@ def _tuned(job: Job, search: Search) -> Outcome:
     tuned = verified(candidates, noise, timing)
     if search.times == "measured" and not job.engine.emulates and space.tunable:
         tuned = timed(candidates, tuned)
-    return Outcome(tuned, job)
+    return TuningOutcome(tuned, job)
 
 
 def measured_plan(
@@ -355,13 +355,13 @@ def measured_plan(
 ) -> Plan | None:
     """Return the outcome of level auto; None if it lowers nothing, or if the model cannot be tuned.
 
-    It lowers as much as it may, as the other levels do, however long the result is estimated to take.
+    It lowers as much as it may, as the other levels do, even if the result is estimated to be slower than float32.
 
     Args:
         model: the original.
         options: those of the conversion, at level auto.
-        search: the tolerance, and the time in which candidates are searched for.
-        run: on what models run.
+        search: the tolerance, and the time limit of the search.
+        run: the samples, and where models run on them.
         rounder: rounds weights, if the options ask for it.
     """
     try:

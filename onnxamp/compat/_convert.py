@@ -54,28 +54,22 @@ class Range:
     def outside(self, magnitudes: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which magnitudes are outside the range."""
         small = (magnitudes > 0) & (magnitudes < self.least)
-        found: NDArray[np.bool_] = small | (
-            (magnitudes > self.most) & (magnitudes < inf)
-        )
-        return found
+        large = (magnitudes > self.most) & (magnitudes < inf)
+        outside: NDArray[np.bool_] = small | large
+        return outside
 
     def limited(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the numbers in their own type, with those outside the range moved to its nearer end."""
         magnitudes = np.abs(numbers)
         ends = np.copysign(np.clip(magnitudes, self.least, self.most), numbers)
-        found: NDArray[Any] = np.where(self.outside(magnitudes), ends, numbers).astype(
-            numbers.dtype
-        )
-        return found
+        limited = np.where(self.outside(magnitudes), ends, numbers)
+        return limited.astype(numbers.dtype, copy=False)
 
 
 def to_float16(np_array: ArrayLike, within: Range) -> NDArray[np.float16]:
     """Return the numbers in float16, limited to a range and otherwise rounded as in NumPy."""
     with np.errstate(over="ignore"):  # infinities that stay, and large numbers
-        found: NDArray[np.float16] = within.limited(
-            np.asarray(np_array, np.float64)
-        ).astype(np.float16)
-    return found
+        return within.limited(np.asarray(np_array, np.float64)).astype(np.float16)
 
 
 def tensor_to_float16(tensor: TensorProto, within: Range) -> TensorProto:
@@ -89,11 +83,10 @@ def tensor_to_float16(tensor: TensorProto, within: Range) -> TensorProto:
             f"tensor must be an onnx.TensorProto, not {type(tensor).__name__}."
         )
     if tensor.data_type == TensorProto.FLOAT:
-        made = numpy_helper.from_array(
-            to_float16(_numbers(tensor), within), tensor.name
-        )
-        made.doc_string = tensor.doc_string
-        tensor.CopyFrom(made)
+        low = to_float16(_numbers(tensor), within)
+        result = numpy_helper.from_array(low, tensor.name)
+        result.doc_string = tensor.doc_string
+        tensor.CopyFrom(result)
     return tensor
 
 
@@ -117,7 +110,7 @@ def largest_change(tensor: TensorProto, within: Range) -> float:
 def _numbers(tensor: TensorProto) -> NDArray[Any]:
     if tensor.data_location == TensorProto.EXTERNAL:
         raise ArgumentError(
-            f"The data of the tensor {tensor.name!r} lie in another file: load them first."
+            f"The data of the tensor {tensor.name!r} is in another file: load it first."
         )
     return numpy_helper.to_array(tensor)
 
@@ -158,6 +151,7 @@ def convert_all_but(
     converted, _ = convert_in_memory(request)
     plan = make_plan(converted.analysis)
     warn(named_hazards(plan.hazards, settings), HazardWarning)
+    # Which weights become float16 is known only now. The plan keeps the decisions, which depend on the weights.
     limited = None if within is None else _limited(converted, within)
     if limited is not None:
         again = replace(
@@ -169,16 +163,17 @@ def convert_all_but(
 
 def _keys(graph: Graph, op_types: Iterable[str], known: Iterable[str]) -> list[str]:
     """Return op types with the domains that they have in the model, and missing op types that are not ``known``."""
-    found: dict[str, dict[str, None]] = {}
+    in_model: dict[str, dict[str, None]] = {}
     for node in graph.nodes:
-        found.setdefault(node.proto.op_type, {})[node.key] = None
+        in_model.setdefault(node.proto.op_type, {})[node.key] = None
     expected = frozenset(known)
-    names = checked_names("A list of op types", op_types)
-    return [
-        key
-        for name in names
-        for key in found.get(name, () if name in expected else (name,))
-    ]
+    keys = list[str]()
+    for name in checked_names("A list of op types", op_types):
+        if name in in_model:
+            keys += in_model[name]
+        elif name not in expected:
+            keys.append(name)  # the conversion warns of it
+    return keys
 
 
 def _limited(converted: Converted, within: Range) -> ModelProto | None:
@@ -190,9 +185,8 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     graph = converted.analysis.graph
     edits = converted.analysis.edits
     low = {*edits.weights, *(copy.value for copy in edits.copies)}
-    low.update(
-        value for node in edits.attributes for value in graph.nodes[node].outputs
-    )
+    for node in edits.attributes:  # Constants
+        low.update(graph.nodes[node].outputs)
     tensors: Mapping[int, Any] = graph.constants.tensors
     beyond = [
         value
@@ -207,9 +201,6 @@ def _limited(converted: Converted, within: Range) -> ModelProto | None:
     mine = constant_tensors(Graph.of(result))
     for value in beyond:
         tensor = mine[value]
-        tensor.CopyFrom(
-            numpy_helper.from_array(
-                within.limited(numpy_helper.to_array(tensor)), tensor.name
-            )
-        )
+        limited = within.limited(numpy_helper.to_array(tensor))
+        tensor.CopyFrom(numpy_helper.from_array(limited, tensor.name))
     return result

@@ -126,16 +126,15 @@ def convert_to_mixed_precision(
     low_types = frozenset(op_types_to_include or ())
 
     def rule(node: NodeProto) -> str | None:
-        if node.op_type in low_types or any(
-            pattern.match(node.name) for pattern in include
-        ):
+        # ModelOpt matches at the start of a name only, and inclusion wins.
+        if node.op_type in low_types:
             return "low"
-        is_excluded = any(pattern.match(node.name) for pattern in exclude)
-        return (
-            "high"
-            if is_excluded or (custom_rule is not None and custom_rule.check(node))
-            else None
-        )
+        if any(pattern.match(node.name) for pattern in include):
+            return "low"
+        if any(pattern.match(node.name) for pattern in exclude):
+            return "high"
+        is_kept = custom_rule is not None and custom_rule.check(node)
+        return "high" if is_kept else None
 
     return convert_all_but(
         model,
@@ -237,7 +236,7 @@ def _provider(providers: Iterable[str]) -> Provider:
 
 
 def _refuse_plugins(*given: Iterable[str] | None) -> None:
-    if any(items for items in given):
+    if any(given):
         raise ArgumentError(
             "Plugins of TensorRT are not loaded: declare the types of their ops in a block of onnxamp.custom_ops, and"
             " pass data_max=None unless it has a library that runs them."

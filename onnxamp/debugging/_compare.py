@@ -136,10 +136,8 @@ def compare_accuracy(
     path = table_path(output_filename)
     if not loss_scale > 0:
         raise ArgumentError(f"loss_scale must be greater than 0, not {loss_scale!r}.")
-    one, other = (
-        {(row.step, row.tensor): row for row in read_dump(dump)}
-        for dump in (dump_path, another_dump_path)
-    )
+    one = {(row.step, row.tensor): row for row in read_dump(dump_path)}
+    other = {(row.step, row.tensor): row for row in read_dump(another_dump_path)}
     if not one.keys() & other.keys():
         raise ArgumentError(
             "The dumps have no value in common: are they of the same model, and in mode CHECK_ALL?"
@@ -162,24 +160,24 @@ def compare_accuracy(
 def _flags(
     one: ValueRecord, other: ValueRecord, tolerance: float, scale: float
 ) -> list[str]:
+    """Return the problems of a result, worst first; see :class:`AccuracyRow`."""
     a = one.stats
     b = other.stats
     low = FORMATS.get(other.dtype)
-    reach = max(
-        (abs(x) for x in (a.max, a.min) if isfinite(x) and abs(x) < SENTINEL),
-        default=0.0,
-    )
+    ends = (abs(x) for x in (a.max, a.min))
+    reach = max((x for x in ends if isfinite(x) and x < SENTINEL), default=0.0)
+    is_flushed = other.fault in ("vanished", "flushed", "all zero")
+    is_zero = b.numel > 1 and b.num_zero == b.numel and a.num_zero < a.numel
+    # Only gradients are scaled, and nothing tells which values are gradients.
+    is_alike = any(_alike(one, other, tolerance, factor) for factor in (1, scale))
     applies = {
         "NaN": b.num_nan > a.num_nan,
         "overflow": b.num_inf > a.num_inf,
-        "underflow": other.fault in ("vanished", "flushed", "all zero")
-        or (b.numel > 1 and b.num_zero == b.numel and a.num_zero < a.numel),
+        "underflow": is_flushed or is_zero,
         "saturated": other.fault == "saturated",
         "size": a.numel != b.numel,
         "out of range": low is not None and reach >= low.overflow,
-        "differs": not any(
-            _alike(one, other, tolerance, factor) for factor in (1, scale)
-        ),
+        "differs": not is_alike,
     }
     return [flag for flag, does in applies.items() if does]
 
@@ -304,10 +302,8 @@ def compare_models(
 
 
 def _layer_cells(row: LayerDiff, first: FirstBad | None) -> list[Cell]:
-    alarms = (
-        side.alarm for side in (row.local, row.accumulated) if side and side.alarm
-    )
-    alarm = next(alarms, None)
+    sides = filter(None, (row.local, row.accumulated))
+    alarm = next(filter(None, (side.alarm for side in sides)), None)
     if first is not None and row.value == first.value:
         alarm = f"starts here: {first.alarm}"
     cells: list[Cell] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
-from itertools import count
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -90,9 +90,8 @@ class ValueRecord:
     @property
     def is_bad(self) -> bool:
         """Whether the value contains NaN or an unintended Inf; infinities of masks are fine."""
-        return not self.stats.finite and (
-            self.inherited or self.fault in ("NaN", "Inf")
-        )
+        is_fault = self.inherited or self.fault in ("NaN", "Inf")
+        return is_fault and not self.stats.finite
 
     def concerns(self, mode: DebugMode) -> bool:
         """Return whether a checker in this mode records the value."""
@@ -190,21 +189,14 @@ def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
     path = as_path(path)
     files = [path]
     if path.is_dir():
-        files = sorted(
-            file
-            for file in path.iterdir()
-            if re.fullmatch(r"step-\d{6,}\.csv", file.name)
-        )
+        pattern = re.compile(r"step-\d{6,}\.csv")
+        files = sorted(file for file in path.iterdir() if pattern.fullmatch(file.name))
         if not files:
             raise ArgumentError(
                 f"The folder {str(path)!r} holds no dump: it has no files like step-000000.csv."
             )
-    return tuple(
-        sorted(
-            (record for file in files for record in _records(file)),
-            key=lambda row: row.step,
-        )
-    )
+    records = chain.from_iterable(map(_records, files))
+    return tuple(sorted(records, key=lambda record: record.step))
 
 
 def _records(path: Path) -> list[ValueRecord]:
@@ -306,9 +298,8 @@ class TensorCheckerConfig:
 
     def next_step(self) -> int | None:
         """Count a run, and return its number if it is to be checked."""
-        step = next(
-            self._runs
-        )  # atomic, so that threads that share a config get different numbers
+        # itertools.count is atomic, so that threads that share a config get different numbers.
+        step = next(self._runs)
         if not self.enable:
             return None
         start, end = self.debug_step or (0, step + 1)

@@ -33,6 +33,7 @@ from onnxamp._model.model import (
     parse_model,
 )
 from onnxamp._numerics.compare import measure
+from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
@@ -66,8 +67,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-class _Shown(NamedTuple):
-    """A model, a session of it that outputs its intermediate values, and a description of these."""
+class _ExposedStep(NamedTuple):
+    """A step, a session of it that outputs its intermediate values, and a description of these."""
 
     model: Model
     session: "ort.InferenceSession"
@@ -93,7 +94,7 @@ class StepWatch:
     provider: Provider
     emulated: bool
     scaled: Collection[str]
-    _shown: _Shown | None = None
+    _shown: _ExposedStep | None = None
     _counted: OperatorStats | None = None
 
     def begin(self) -> tuple[TensorChecker, int] | None:
@@ -139,20 +140,18 @@ class StepWatch:
         conclude(checker, run, chosen_values(shown.model, checker.config))
         return {name: outputs[name] for name in wanted}
 
-    def _prepare(self) -> _Shown:
+    def _prepare(self) -> _ExposedStep:
         flow = make_flow(self.model, emulated=self.emulated)
         rows = watched_values(flow)
         ready = emulate(self.model) if self.emulated else self.model
-        session, names = expose(
-            ready,
-            self.provider,
-            {name for row in rows for name in (row.value, row.exact)},
-        )
+        watched = {row.value for row in rows} | {row.exact for row in rows}
+        session, names = expose(ready, self.provider, watched)
+        # Nodes are in order, so that one pass reaches all values that depend on the scale.
         scaled = set(self.scaled)
         for node, reads in zip(flow.nodes, flow.reads, strict=True):
             if not scaled.isdisjoint(reads):
                 scaled.update(node.output)
-        return _Shown(
+        return _ExposedStep(
             model=Model(self.model),
             session=session,
             flow=flow,
@@ -163,7 +162,7 @@ class StepWatch:
 
     def _records(
         self,
-        shown: _Shown,
+        shown: _ExposedStep,
         step: int,
         feeds: "Mapping[str, ort.OrtValue]",
         outputs: "Mapping[str, ort.OrtValue]",
@@ -176,21 +175,17 @@ class StepWatch:
         }
         inputs = {name: measure(value, value) for name, value in floats.items()}
         rows = [row for row in shown.rows if row.value in outputs]
-        values = {
-            row.value: measure(
-                outputs.get(row.exact, outputs[row.value]),
-                outputs[row.value],
-            )
-            for row in rows
-        }
+        values = dict[str, Measurement]()
+        for row in rows:
+            value = outputs[row.value]
+            values[row.value] = measure(outputs.get(row.exact, value), value)
         seen = floats | {row.value: outputs[row.value] for row in rows}
         stats = {
             name: tensor_stats(np.asarray(from_value(value)))
             for name, value in seen.items()
         }
-        return records_of(
-            step, shown.flow, floats, classify(shown.flow, rows, values, inputs), stats
-        )
+        checks = classify(shown.flow, rows, values, inputs)
+        return records_of(step, shown.flow, floats, checks, stats)
 
 
 def _without_overflows(
@@ -199,21 +194,20 @@ def _without_overflows(
     """Return the records of a step that the loss scale skips, with expected overflows excused."""
     end = inf
     finite = True
+    # Nothing is excused after a fault that no scale explains: in the forward pass, or NaN from finite gradients.
     for row in records.values():
-        if row.is_bad and (
-            row.tensor not in scaled or (row.fault == "NaN" and finite and row.op)
-        ):
+        is_scaled = row.tensor in scaled
+        is_new_nan = row.fault == "NaN" and finite and row.op != ""
+        if row.is_bad and (not is_scaled or is_new_nan):
             end = row.position
             break
-        finite = finite and (row.tensor not in scaled or row.stats.finite)
-    return {
-        name: replace(row, fault=None, inherited=False, fp16=None)
-        if row.is_bad
-        and row.tensor in scaled
-        and (row.position < end or row.fault == "Inf")
-        else row
-        for name, row in records.items()
-    }
+        finite = finite and (not is_scaled or row.stats.finite)
+    excused = dict(records)
+    for name, row in records.items():
+        is_before = row.position < end or row.fault == "Inf"
+        if row.is_bad and row.tensor in scaled and is_before:
+            excused[name] = replace(row, fault=None, inherited=False, fp16=None)
+    return excused
 
 
 class InferenceSession:
@@ -405,9 +399,8 @@ def _disabled(
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Return feeds as arrays instead of ONNX Runtime values."""
-    return {
-        name: from_value(feed)
-        if hasattr(feed, "has_value") and hasattr(feed, "data_type")
-        else feed
-        for name, feed in feeds.items()
-    }
+    arrays = dict(feeds)
+    for name, feed in feeds.items():
+        if hasattr(feed, "has_value") and hasattr(feed, "data_type"):
+            arrays[name] = from_value(feed)
+    return arrays

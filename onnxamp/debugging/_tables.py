@@ -94,21 +94,19 @@ def read_csv(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
         raise ArgumentError(
             f"The table {str(path)!r} has no column {lacking[0]!r}: was it written by another program?"
         )
-    return [
-        {column: _unquoted(cell) for column, cell in zip(header, line, strict=True)}
-        for line in rest
-    ]
+    return [dict(zip(header, map(_unquoted, line), strict=True)) for line in rest]
 
 
 def _as_csv(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(
-        [_quoted(cell) if isinstance(cell, str) else cell for cell in row]
-        for row in rows
-    )
+    writer.writerows(map(_quoted_row, rows))
     return stream.getvalue().encode()
+
+
+def _quoted_row(row: Sequence[Cell]) -> list[Cell]:
+    return [_quoted(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def _quoted(text: str) -> str:
@@ -125,12 +123,13 @@ def _unquoted(cell: str) -> str:
 
 def escaped(text: str) -> str:
     """Return text on one line, with backslashes and unprintable characters escaped."""
-    return "".join(
-        c
-        if c.isprintable() and c != "\\"
-        else c.encode("unicode_escape").decode("ascii")
-        for c in text
-    )
+    return "".join(map(_escaped_character, text))
+
+
+def _escaped_character(character: str) -> str:
+    if character.isprintable() and character != "\\":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def _as_xlsx(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
@@ -157,14 +156,15 @@ def _as_xlsx(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
     def styled(cell: Cell, **style: Any) -> Any:
         is_number = isinstance(cell, (int, float)) and isfinite(cell)
         if cell is None or cell == "" or is_number:
-            made = WriteOnlyCell(sheet, cell if is_number else None)
+            result = WriteOnlyCell(sheet, cell if is_number else None)
         else:
-            made = WriteOnlyCell(sheet, escaped(str(cell))[:_LONGEST])
-            made.data_type = "s"  # openpyxl treats text that starts with "=" as a formula, and "#N/A" as an error
-            made.quotePrefix = True
+            result = WriteOnlyCell(sheet, escaped(str(cell))[:_LONGEST])
+            # openpyxl treats text that starts with "=" as a formula, and "#N/A" as an error.
+            result.data_type = "s"
+            result.quotePrefix = True
         for name, value in style.items():
-            setattr(made, name, value)
-        return made
+            setattr(result, name, value)
+        return result
 
     sheet.append([styled(column, font=Font(bold=True)) for column in columns])
     red = {"fill": PatternFill("solid", fgColor="FFC7CE")}

@@ -148,18 +148,15 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
         is_inf = np.isinf(x)
         under = (size > 0) & (size <= _FP16_ZERO)
         over = (size > FLOAT16.max_finite) & (size < SENTINEL)
-        counts += [
-            np.count_nonzero(mask) for mask in (is_nan, is_inf, size == 0, over, under)
-        ]
+        masks = (is_nan, is_inf, size == 0, over, under)
+        counts += [np.count_nonzero(mask) for mask in masks]
         top = max(top, float(np.max(x, initial=-inf, where=~is_nan)))
         bottom = min(bottom, float(np.min(x, initial=inf, where=~is_nan)))
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # inf - inf is NaN, as it should be
+        # The sum of infinities of both signs is NaN, as the mean should be.
+        with np.errstate(invalid="ignore", over="ignore"):
             total += float(x.sum())
-        energy += float(
-            np.square(x, where=size < SENTINEL, out=np.zeros_like(x)).sum()
-        )
+        squares = np.square(x, where=size < SENTINEL, out=np.zeros_like(x))
+        energy += float(squares.sum())
         lost += float(np.square(x[under]).sum())
     nothing = flat.size == counts[0]
     num_nan, num_inf, num_zero, over_all, under_all = map(int, counts)
@@ -225,6 +222,7 @@ def check_numerics(
             )
     array = _as_array(tensor)
     stats = tensor_stats(array)
+    is_wide = array.dtype.itemsize >= 4  # float32 and float64
     where = f"[op={escaped(op_type)}, tensor={escaped(var_name)}, dtype={array.dtype}], {stats}"
     if not stats.finite:
         text = f"There is NaN or Inf in {where}."
@@ -232,16 +230,9 @@ def check_numerics(
             raise NumericsError(text, var_name, op=op_type)
         if debug_mode is not DebugMode.CHECK_ALL:
             warnings.warn(text, NumericsWarning, stacklevel=2)
-    elif (
-        debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
-        and stats.fp16
-        and array.dtype.itemsize >= 4
-    ):
-        warnings.warn(
-            f"In float16 there would be {stats.fp16} in {where}.",
-            NumericsWarning,
-            stacklevel=2,
-        )
+    elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and is_wide:
+        text = f"In float16 there would be {stats.fp16} in {where}."
+        warnings.warn(text, NumericsWarning, stacklevel=2)
     with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
         values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
     return np.array([stats.num_nan, stats.num_inf, stats.num_zero], np.int64), values
@@ -256,9 +247,8 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
         array = np.asarray(from_value(tensor))
     else:
         array = np.asarray(tensor)
-    if (
-        array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2
-    ):  # 2: a type of ml_dtypes
+    # NumPy marks types that packages register, such as those of ml_dtypes, by a 2.
+    if array.dtype.kind not in "biuf" and array.dtype.isbuiltin != 2:
         raise ArgumentTypeError(
             f"Only tensors of real numbers have statistics, but this one is of type {array.dtype}."
         )
@@ -322,10 +312,10 @@ class OperatorStats:
     def __str__(self) -> str:
         rows = [tuple(map(str, row)) for row in self.rows()]
         width = max((len(escaped(row[0])) for row in rows), default=2)
-        lines = [
-            f"{escaped(op):<{width}}" + "".join(f"  {cell:>11}" for cell in cells)
-            for op, *cells in (_HEADS, *rows)
-        ]
+        lines = list[str]()
+        for op, *cells in (_HEADS, *rows):
+            columns = "".join(f"  {cell:>11}" for cell in cells)
+            lines.append(f"{escaped(op):<{width}}{columns}")
         return "\n".join([*lines, f"op count: {len(rows)}"])
 
 

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -65,7 +66,7 @@ _NAMED: Final = 6
 """The number of values that an error lists per level."""
 
 
-class Chosen(NamedTuple):
+class ValueFilter(NamedTuple):
     """The values that a checker examines: those in ``only`` (all if it is None) but not in ``skip``.
 
     In both sets, "" stands for all inputs.
@@ -80,7 +81,7 @@ class Chosen(NamedTuple):
         return name not in self.skip and (self.only is None or name in self.only)
 
 
-def chosen_values(model: Model, config: TensorCheckerConfig) -> Chosen:
+def chosen_values(model: Model, config: TensorCheckerConfig) -> ValueFilter:
     """Return the values of a model that a config selects.
 
     Warns:
@@ -91,13 +92,15 @@ def chosen_values(model: Model, config: TensorCheckerConfig) -> Chosen:
     return model.ask(_chosen, tuple(checked), tuple(skipped))
 
 
-def _chosen(model: Model, checked: Sequence[str], skipped: Sequence[str]) -> Chosen:
+def _chosen(
+    model: Model, checked: Sequence[str], skipped: Sequence[str]
+) -> ValueFilter:
     if not checked and not skipped:
-        return Chosen()
+        return ValueFilter()
     graph = Graph.of(inline_functions(model.proto))
     only = _meant(graph, "checked_op_list", checked)
     skip = _meant(graph, "skipped_op_list", skipped)
-    return Chosen(only if checked else None, skip)
+    return ValueFilter(only if checked else None, skip)
 
 
 def _meant(graph: Graph, option: str, names: Sequence[str]) -> frozenset[str]:
@@ -106,7 +109,8 @@ def _meant(graph: Graph, option: str, names: Sequence[str]) -> frozenset[str]:
     absent = list[str]()
     for name in names:
         nodes = named_nodes(graph, name)
-        values.update(out for node in nodes for out in graph.nodes[node].proto.output)
+        for node in nodes:
+            values.update(graph.nodes[node].proto.output)
         if name == "":
             values.add("")
         elif not nodes:
@@ -129,7 +133,7 @@ class RunRecords(NamedTuple):
     records: Mapping[str, ValueRecord]
     nodes: Mapping[str, int]
 
-    def first_bad(self, chosen: Chosen) -> ValueRecord | None:
+    def first_bad(self, chosen: ValueFilter) -> ValueRecord | None:
         """Return the first unintended NaN or Inf among the chosen values."""
         rows = self.records.values()
         return next((row for row in rows if row.is_bad and chosen.takes(row)), None)
@@ -153,11 +157,8 @@ class RunRecords(NamedTuple):
         level = [bad]
         seen = {bad.tensor}
         for depth in range(height):
-            before = {
-                row.tensor: row
-                for later in level
-                for row in self.sources(later.tensor)
-            }
+            rows = chain.from_iterable(self.sources(later.tensor) for later in level)
+            before = {row.tensor: row for row in rows}
             level = [row for name, row in before.items() if name not in seen]
             seen |= before.keys()
             if not level:
@@ -182,7 +183,7 @@ class Watcher:
         self,
         step: int,
         sample: Mapping[str, Feed],
-        chosen: Chosen | None = None,
+        chosen: ValueFilter | None = None,
         *,
         stop: bool = False,
     ) -> RunRecords:
@@ -219,10 +220,14 @@ class Watcher:
             )
 
         budget = self.session.budget
+        wanted = chosen or ValueFilter()
         for part in watched_parts(executor, measured.rows, feeds, budget, seen=see):
             measured.add(part)
-            if stop and is_odd and (watched := so_far()).first_bad(chosen or Chosen()):
-                return watched
+            # Records of all values so far take time, and only those that are not finite end the run.
+            if stop and is_odd:
+                watched = so_far()
+                if watched.first_bad(wanted):
+                    return watched
         return so_far()
 
 
@@ -318,7 +323,7 @@ def _sources(flow: DataflowGraph, node: int, known: Container[str]) -> list[str]
     return list(sources)
 
 
-def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
+def conclude(checker: TensorChecker, run: RunRecords, chosen: ValueFilter) -> None:
     """Store the values of a run that the mode of the checker records, and raise or warn of NaN and Inf as the mode
     requires.
 
@@ -346,7 +351,7 @@ def conclude(checker: TensorChecker, run: RunRecords, chosen: Chosen) -> None:
 
 
 def _recorded(
-    run: RunRecords, config: TensorCheckerConfig, chosen: Chosen
+    run: RunRecords, config: TensorCheckerConfig, chosen: ValueFilter
 ) -> tuple[ValueRecord, ...]:
     """Return the records of a run that the mode selects."""
     if config.aborts:
@@ -384,11 +389,11 @@ def _caller() -> int:
     """Return the stack level of the code that called onnxamp, seen from the caller of this function."""
     frame = sys._getframe(1)
     level = 1
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith(
-        "onnxamp."
-    ):
+    while frame.f_back is not None:
+        if not frame.f_globals["__name__"].startswith("onnxamp."):
+            break
         frame = frame.f_back
-        level = level + 1
+        level += 1
     return level
 
 
@@ -466,11 +471,9 @@ def check_layer_numerics(
         raise ArgumentTypeError(
             "check_layer_numerics decorates no functions: call it with a model and the names of the nodes of a layer."
         )
-    names = (
-        list(layer)
-        if isinstance(layer, Iterable) and not isinstance(layer, str)
-        else [layer]
-    )
+    names: list[Any] = [layer]
+    if isinstance(layer, Iterable) and not isinstance(layer, str):
+        names = list(layer)
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(
             f"layer must be the name of a node, or several names, not {layer!r}."
@@ -485,23 +488,21 @@ def check_layer_numerics(
         outputs = _outputs(run, names)
         values += outputs
         nodes = {run.nodes[row.tensor] for row in outputs}
-        sources = {
-            row.tensor: row for output in outputs for row in run.sources(output.tensor)
-        }
+        rows = chain.from_iterable(run.sources(output.tensor) for output in outputs)
+        sources = {row.tensor: row for row in rows}
         inputs += [
             row for name, row in sources.items() if run.nodes.get(name) not in nodes
         ]
-        inputs += _weights(run.flow, nodes) if step == 0 else ()
+        if step == 0:  # weights are the same in all runs
+            inputs += _weights(run.flow, nodes)
         check = LayerCheck(tuple(inputs), tuple(values))
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT and check.bad:
             raise run.error("There is", check.bad[0], 1)
     alarming = [row for row in (*inputs, *values) if row.concerns(debug_mode)]
     if alarming and debug_mode is not DebugMode.CHECK_ALL:
-        what = (
-            "Beyond float16"
-            if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW
-            else "NaN or Inf"
-        )
+        what = "NaN or Inf"
+        if debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW:
+            what = "Beyond float16"
         text = (
             f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
         )
@@ -518,9 +519,9 @@ def _outputs(run: RunRecords, names: Iterable[str]) -> list[ValueRecord]:
     produced = [run.records[name] for name in run.nodes]
     chosen: set[str] = set()
     for name in names:
-        matches = _matching(produced, name.__eq__) or _matching(
-            produced, _compiled(name).fullmatch
-        )
+        # A name comes first, because names may hold characters that mean something else in a regular expression.
+        matches = _matching(produced, name.__eq__)
+        matches = matches or _matching(produced, _compiled(name).fullmatch)
         if not matches:
             raise ArgumentError(
                 f"No node with float outputs is called {name!r} or matches it as a regular expression; the first ones"
@@ -545,11 +546,9 @@ def _compiled(text: str) -> re.Pattern[str]:
 
 def _weights(flow: DataflowGraph, nodes: Iterable[int]) -> Iterator[ValueRecord]:
     """Yield the records of the float weights of the nodes, including constants."""
-    names = (
-        name
-        for node in sorted(nodes)
-        for name in (*flow.held[node], *flow.reads[node])
-    )
+    names = list[str]()
+    for node in sorted(nodes):
+        names += (*flow.held[node], *flow.reads[node])
     for name in dict.fromkeys(names):
         constant = flow.constants.get(name)
         if name in flow.shell.weights:

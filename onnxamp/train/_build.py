@@ -33,7 +33,7 @@ from onnxamp.train._scaling import (
     LossScale,
     LossScaleManager,
 )
-from onnxamp.train._sessions import Halves, Held, Recorded
+from onnxamp.train._sessions import Halves, NetworkState, Recorded
 from onnxamp.train._step import build_step
 
 if TYPE_CHECKING:
@@ -143,17 +143,20 @@ def build_train_network(
     loss = None if loss_fn is None else find_loss(loss_fn)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
-    step = build_step(
-        forward, optimizer, loss, scale.scaling, plugin.lacks if plugin else ()
-    )
+    lacks = plugin.lacks if plugin else ()
+    step = build_step(forward, optimizer, loss, scale.scaling, lacks)
+    # Gradients are written in float32, and the whole step is then converted as any model is.
     wanted = precision.options_for(forward.model)
     wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
     graph = step.model if is_exact else convert_as(step.model, wanted)
     emulated = chosen == "cpu" and not is_exact
     ready = emulate(graph) if emulated else graph
-    held = Held(step.successors, on_device=boost_level == "O1")
+    held = NetworkState(step.successors, on_device=boost_level == "O1")
     if boost_level == "O2":
         held = Recorded(step.successors, on_device=True, model=ready, provider=chosen)
+    runs_on = f"{chosen.upper()}, emulated" if emulated else chosen.upper()
+    if plugin:
+        runs_on = engine_on(chosen).name()
     net = TrainNetwork(
         source=source,
         masters=masters,
@@ -164,9 +167,7 @@ def build_train_network(
         session=_session(ready, chosen),
         halves=Halves(step, ready, chosen),
         held=held,
-        runs_on=engine_on(chosen).name()
-        if plugin
-        else chosen.upper() + ", emulated" * emulated,
+        runs_on=runs_on,
         seed=seed,
         stored=decorated.stored if decorated else {},
     )

@@ -85,7 +85,7 @@ def _report(
     )
     return parts.Report(
         "train",
-        parts.Verdict(parts.Status.PASSED, sentence),
+        parts.Headline(parts.Status.PASSED, sentence),
         files,
         figures=tuple(figures),
         sections=(parts.section("Epochs", [parts.table("epochs", cells)]),),

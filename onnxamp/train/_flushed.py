@@ -20,7 +20,7 @@ from onnxamp._model.protos import copy_without
 from onnxamp._numerics.compare import compare
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.session import Provider, make_session, run
-from onnxamp.train._step import LOSS, SCALE, Step
+from onnxamp.train._step import LOSS, SCALE, TrainStep
 
 _HEADROOM: Final = 4
 """The factor by which a gradient may grow before it overflows."""
@@ -144,7 +144,10 @@ class FlushedGradient:
 
 
 def flushed_gradients(
-    low: ModelProto, step: Step, feeds: Mapping[str, NDArray[Any]], provider: Provider
+    low: ModelProto,
+    step: TrainStep,
+    feeds: Mapping[str, NDArray[Any]],
+    provider: Provider,
 ) -> dict[str, FlushedGradient]:
     """Compute the gradients of a step in low precision and in float32, and compare them by weight.
 
@@ -154,11 +157,9 @@ def flushed_gradients(
     names = list(step.gradients.values())
     scale = float(feeds[SCALE]) if SCALE in feeds else 1.0
     ready = _with_outputs(low, names)
-    mine = run(
-        make_session(emulate(ready) if provider == "cpu" else ready, provider),
-        feeds,
-        names,
-    )
+    if provider == "cpu":
+        ready = emulate(ready)
+    mine = run(make_session(ready, provider), feeds, names)
     graph = Graph.of(step.model)
     types = Graph.of(low).types  # those other than float16 have float32's range
     layers = layers_of(graph, names) if FLOAT16.tensor in types else {}
@@ -169,9 +170,8 @@ def flushed_gradients(
         square = (value * value).op("ReduceMean", keepdims=0)
         sizes += [largest.name, square.name]
     wanted = [*names, *sizes]
-    theirs = run(
-        make_session(_with_outputs(writer.finish(), wanted), provider), feeds, wanted
-    )
+    exact = _with_outputs(writer.finish(), wanted)
+    theirs = run(make_session(exact, provider), feeds, wanted)
     scales = layer_scales(layers, [theirs[name] for name in sizes], len(names), scale)
     return {
         weight: _compared(weight, mine[name], theirs[name], own)

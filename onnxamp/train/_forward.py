@@ -76,10 +76,8 @@ def training_model(model: ModelProto, opset: int = MIN_OPSET) -> TrainingModel:
 
 def _over_the_batch(graph: Graph, node: Node, editor: GraphEditor) -> dict[str, str]:
     """Switch a BatchNormalization to training mode, and return its running statistics with their successors."""
-    if any(
-        graph.values[value].origin is not Origin.INITIALIZER
-        for value in node.inputs[3:]
-    ):
+    statistics = (graph.values[value] for value in node.inputs[3:])
+    if any(value.origin is not Origin.INITIALIZER for value in statistics):
         raise ModelError(
             f"The running statistics of {node.label!r} (BatchNormalization) must be initializers."
         )
@@ -114,9 +112,8 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
             f"The shape of the mask of {node.label!r} (Dropout) is unknown: {shape}."
         )
     writer.prefix = node.label
-    mask = writer.input(
-        writer.editor.names.fresh(f"{node.label}/mask"), TensorProto.BOOL, shape
-    )
+    name = writer.editor.names.fresh(f"{node.label}/mask")
+    mask = writer.input(name, TensorProto.BOOL, shape)
     x = Tensor(writer, node.proto.input[0], TensorProto.FLOAT)
     mask.op("Where", x * (1 / (1 - ratio)), x.like(0), into=node.proto.output[0])
     writer.nodes[-1].name = node.proto.name
@@ -145,16 +142,15 @@ def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:
     for node in path:
         if node.index in graph.passing:
             continue
+        settings = _FACTS["settings"].get(node.key, ())
         for port, value in enumerate(map(graph.passed_on, node.inputs)):
-            if value in candidates and port not in _FACTS["settings"].get(
-                node.key, ()
-            ):
-                single = int(np.prod(candidates[value].dims)) == 1
-                if not (
-                    single
-                    and (node.key in _FACTS["formulas"] or not candidates[value].dims)
-                ):
-                    trained.add(value)
+            if value not in candidates or port in settings:
+                continue
+            # A scalar, or a single number in an op that formulas are written with, is a constant of a formula.
+            dims = candidates[value].dims
+            is_single = int(np.prod(dims)) == 1
+            if not is_single or (dims and node.key not in _FACTS["formulas"]):
+                trained.add(value)
     if not trained:
         raise GradientError(
             f"The loss {loss!r} depends on no float initializer of the model, so nothing can be trained. Start from the"
@@ -211,6 +207,7 @@ def find_masters(model: ModelProto) -> Masters:
             "The model holds float16 and bfloat16 values: training takes one low-precision type."
         )
     copies = _copies(graph)
+    # Casts to low precision and back are left over once everything is float32.
     masters = remove_redundant_casts(without_rounding(_prepared(graph, copies)))
     return Masters(masters, dtypes[0], copies, _lowered(graph))
 
@@ -229,11 +226,9 @@ def _copies(graph: Graph) -> dict[str, str]:
         low = LOW_ELEMS.get(tensor.data_type)
         stem = name.rpartition(f"_{low.suffix}")[0] if low is not None else ""
         exact = weights.get(stem)
-        if (
-            exact is None
-            or exact.data_type != TensorProto.FLOAT
-            or exact.dims != tensor.dims
-        ):
+        if exact is None or exact.data_type != TensorProto.FLOAT:
+            continue
+        if exact.dims != tensor.dims:
             continue
         rounded = _tensor(numpy_helper.to_array(exact), name, low)
         if rounded.raw_data == numpy_helper.to_array(tensor).tobytes():
@@ -257,12 +252,14 @@ def _prepared(graph: Graph, copies: Mapping[str, str]) -> ModelProto:
 
 
 def _lowered(graph: Graph) -> dict[str, bool]:
-    found: dict[str, set[bool]] = {}
+    """Return whether each node is low, by label; nodes with floats of both kinds are left out."""
+    by_label: dict[str, set[bool]] = {}
     for node in graph.at(graph.scopes[0].nodes):
         if node.key not in op_facts().idle:
             kinds = {*graph.types_of((*node.inputs, *node.outputs))} & FLOAT_TENSORS
-            found.setdefault(node.label, set()).update(kind != FLOAT for kind in kinds)
-    return {label: sides.pop() for label, sides in found.items() if len(sides) == 1}
+            sides = by_label.setdefault(node.label, set())
+            sides.update(kind != FLOAT for kind in kinds)
+    return {label: sides.pop() for label, sides in by_label.items() if len(sides) == 1}
 
 
 def with_arrays(
@@ -275,11 +272,8 @@ def with_arrays(
     result = copied(model)
     for tensor in result.graph.initializer:
         if tensor.name in arrays:
-            tensor.CopyFrom(
-                _tensor(
-                    arrays[tensor.name], tensor.name, LOW_ELEMS.get(tensor.data_type)
-                )
-            )
+            low = LOW_ELEMS.get(tensor.data_type)
+            tensor.CopyFrom(_tensor(arrays[tensor.name], tensor.name, low))
     return result
 
 
@@ -348,7 +342,7 @@ def _stored(graph: Graph, weights: Mapping[str, str]) -> ModelProto:
     return editor.finish()
 
 
-class Classes(NamedTuple):
+class LabelClasses(NamedTuple):
     """The values that labels may have: whole numbers from 0 to below ``number``, or ``ignored``.
 
     ``axis`` is the axis of the classes, along which labels may have size 1. ``number`` and ``ignored`` may be None.
@@ -410,16 +404,15 @@ class Batches:
         return (self.samples + self.size - 1) // self.size
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(
-            self.samples
-        )
+        random = np.random.default_rng([self.seed, self.epoch])
+        order = random.permutation(self.samples)
         for start in range(0, self.samples, self.size):
             rows = order[start : start + self.size]
             yield {name: array[rows] for name, array in self.arrays.items()}
 
 
 def typed_feeds(
-    model: ModelProto, feeds: Mapping[str, Any], classes: Classes | None
+    model: ModelProto, feeds: Mapping[str, Any], classes: LabelClasses | None
 ) -> dict[str, NDArray[Any]]:
     """Return the feeds cast to the element types of the inputs; for example, float64 data is rounded to float32.
 
@@ -434,24 +427,21 @@ def typed_feeds(
     """
     typed: dict[str, NDArray[Any]] = {}
     for entry in model.graph.input:
-        if entry.name in feeds:
-            array = np.asarray(feeds[entry.name])
-            if classes is not None and entry.name == classes.label:
-                array = _without_axis(
-                    array, classes.axis, len(entry.type.tensor_type.shape.dim)
-                )
-            wanted = np.dtype(
-                helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type)
+        if entry.name not in feeds:
+            continue
+        kind = entry.type.tensor_type
+        array = np.asarray(feeds[entry.name])
+        if classes is not None and entry.name == classes.label:
+            array = _without_axis(array, classes.axis, len(kind.shape.dim))
+        wanted = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        is_castable = np.can_cast(array.dtype, wanted, "same_kind")
+        if array.dtype != wanted and not is_castable:
+            raise ArgumentError(
+                f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}."
             )
-            if array.dtype != wanted and not np.can_cast(
-                array.dtype, wanted, "same_kind"
-            ):
-                raise ArgumentError(
-                    f"The input {entry.name!r} takes {wanted} numbers, not {array.dtype}."
-                )
-            if entry.type.tensor_type.HasField("shape"):
-                check_shape(entry.name, array.shape, entry.type.tensor_type.shape)
-            typed[entry.name] = array.astype(wanted, copy=False)
+        if kind.HasField("shape"):
+            check_shape(entry.name, array.shape, kind.shape)
+        typed[entry.name] = array.astype(wanted, copy=False)
     if classes is not None:
         _check_labels(model, typed, classes)
     return typed
@@ -463,7 +453,7 @@ def _without_axis(labels: NDArray[Any], axis: int, rank: int) -> NDArray[Any]:
     return labels.squeeze(axis) if has_axis else labels
 
 
-def _check_labels(model: ModelProto, feeds: Feeds, classes: Classes) -> None:
+def _check_labels(model: ModelProto, feeds: Feeds, classes: LabelClasses) -> None:
     label = classes.label
     count = classes.number
     others = dict(feeds)
@@ -519,9 +509,7 @@ def _named_sizes(model: ModelProto, feeds: Feeds) -> dict[str, int]:
     for entry in model.graph.input:
         if entry.name in feeds:
             dims = entry.type.tensor_type.shape.dim
-            sizes |= {
-                d.dim_param: n
-                for d, n in zip(dims, feeds[entry.name].shape, strict=False)
-                if d.dim_param
-            }
+            for dim, size in zip(dims, feeds[entry.name].shape, strict=False):
+                if dim.dim_param:
+                    sizes[dim.dim_param] = size
     return sizes

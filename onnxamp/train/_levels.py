@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from onnx import ModelProto, NodeProto
@@ -40,7 +41,7 @@ from onnxamp._options.options import LOSS_SCALED, Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._step import OWN, Step
+from onnxamp.train._step import OWN, TrainStep
 
 NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
 _LOW_CONVOLUTIONS: Final = 22
@@ -76,9 +77,8 @@ class Precision:
 
     def opset(self, model: ModelProto) -> int:
         """Return the lowest opset at which the step can run."""
-        convolves = any(
-            node.op_type in ("Conv", "ConvTranspose") for node in model.graph.node
-        )
+        ops = {node.op_type for node in model.graph.node}
+        convolves = not ops.isdisjoint({"Conv", "ConvTranspose"})
         is_bfloat16 = self.options.level != Level.O0 and self.options.low is BFLOAT16
         return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
 
@@ -94,11 +94,8 @@ class Precision:
         return replace(options, rule=self._rule(model))
 
     def _lowers_norms(self) -> bool:
-        return (
-            self.norms is not Norms.KEPT
-            and self.lowered is None
-            and self.options.level != Level.O1
-        )
+        is_kept = self.norms is Norms.KEPT or self.lowered is not None
+        return not is_kept and self.options.level != Level.O1
 
     def _rule(self, model: ModelProto) -> Rule:
         """Return the rule for fixed decisions: excluded nodes, normalizations, and nodes of a converted model.
@@ -138,7 +135,8 @@ class Precision:
         def rule(node: NodeProto) -> str | None:
             """Decide for a node. Complexity: linear in the length of its names."""
             names = {node.name, *node.output} - {""}
-            origins = {origin for name in names for origin in _origins(name)}
+            origins = {*chain.from_iterable(map(_origins, names))}
+            # What stays in float32 comes first: a node of the step may be derived from a node that is low.
             if kept & origins:
                 return "high"
             if low & names or low_parts & origins:
@@ -177,12 +175,13 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
 
 def _written_out(graph: Graph) -> list[set[str]]:
     """Return, for each decomposed normalization, the names of its nodes and of the values between them."""
-    matches = patterns_of(graph, "normalization")
-    groups = ([graph.nodes[index] for index in match.nodes] for match in matches)
-    return [
-        {name for node in nodes for name in (node.label, *node.proto.output) if name}
-        for nodes in groups
-    ]
+    written = []
+    for match in patterns_of(graph, "normalization"):
+        names = set[str]()
+        for node in (graph.nodes[index] for index in match.nodes):
+            names.update(filter(None, (node.label, *node.proto.output)))
+        written.append(names)
+    return written
 
 
 def make_precision(
@@ -217,12 +216,9 @@ def make_precision(
             raise ArgumentTypeError(
                 f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
             )
-        changes = (
-            {"level": Level.O0}
-            if dtype == "float32"
-            else {"level": Level.O3, "dtype": dtype}
-        )
-        options = replace(options, **changes)
+        options = replace(options, level=Level.O0)
+        if dtype != "float32":
+            options = replace(options, level=Level.O3, dtype=dtype)
     elif options.level == Level.O0 and masters.dtype is not None:
         norms = Norms.AS_OTHERS
         lowered = masters.lowered
@@ -274,26 +270,23 @@ class Decorated(ModelHolder):
         tensors = self.model.graph.initializer
         return {one.name: self.dtype for one in tensors if one.data_type == low}
 
-    def summed_in_float32(self, options: Options, step: Step) -> Options:
+    def summed_in_float32(self, options: Options, step: TrainStep) -> Options:
         """Return the conversion options of a step; with ``master_grad``, the parts of a weight's gradient are summed in
         float32.
         """
         if not self.master_grad:
             return options
-        made = {
-            output: node for node in step.model.graph.node for output in node.output
-        }
-        passed = {
-            name: made[made[output].input[0]]
-            for name, output in step.gradients.items()
-        }
-        totals = ((name, made[node.input[0]]) for name, node in passed.items())
-        sums = [
-            total.name
-            for name, total in totals
-            if total.name.startswith(f"{name}/gradient/")
-        ]
-        return replace(options, keep_high=(*options.keep_high, *map(re.escape, sums)))
+        makers = dict[str, NodeProto]()
+        for node in step.model.graph.node:
+            makers |= dict.fromkeys(node.output, node)
+        sums = list[str]()
+        for name, output in step.gradients.items():
+            # Two Identities follow the gradient: one that names it, and one at the boundary of the halves.
+            passed = makers[makers[output].input[0]]
+            total = makers[passed.input[0]]
+            if total.name.startswith(f"{name}/gradient/"):
+                sums.append(re.escape(total.name))
+        return replace(options, keep_high=(*options.keep_high, *sums))
 
 
 def decorate(
@@ -366,18 +359,20 @@ def decorate(
             )
         several = isinstance(models, (list, tuple))
         matched = set[str]()
-        made = list[Decorated]()
+        results = list[Decorated]()
         options = decorating_options(name)
         for model in models if several else [models]:
             source = Model.of(model).embedded()
             rule = _decorating(excluder(excluded, source), matched)
             low = convert_as(source, replace(options, rule=rule))
-            if saved in FORMATS:
+            if (
+                saved in FORMATS
+            ):  # export stores weights with Casts, which the opset must have
                 check_opset(source, Options.of("O2", {"dtype": saved}))
-            made.append(
+            results.append(
                 Decorated(low, source, name, excluded, saved, bool(master_grad))
             )
-        models = made if several else made[0]
+        models = results if several else results[0]
         if unmatched := [text for text in excluded if text not in matched]:
             raise ArgumentError(
                 f"excluded_layers: no node has the name or op type {unmatched[0]!r}."
@@ -420,10 +415,10 @@ def excluder(layers: str | Iterable[str] | None, model: ModelProto) -> Excluder:
     if not texts:
         return lambda _: ()
     graph = Graph.of(model)
-    meant = {
-        text: {graph.nodes[index].label for index in graph.ask(named_forms, text)}
-        for text in texts
-    }
+    meant = dict[str, set[str]]()
+    for text in texts:
+        nodes = (graph.nodes[index] for index in graph.ask(named_forms, text))
+        meant[text] = {node.label for node in nodes}
 
     def matched(node: NodeProto) -> set[str]:
         names = [name for name in (node.name, *node.output) if name]

@@ -24,7 +24,7 @@ from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
 from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
 from onnxamp._runtime.session import make_session, run
-from onnxamp.train._forward import Classes, typed_feeds
+from onnxamp.train._forward import LabelClasses, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function that writes a loss: it maps a float32 output of the model and the labels to float32 values, usually a
@@ -73,13 +73,13 @@ class Loss:
     picks: bool = False
     ignored: int | None = None
 
-    def classes(self, output: Dims | None) -> Classes | None:
+    def classes(self, output: Dims | None) -> LabelClasses | None:
         """Return the values that labels may have for an output of this shape; None for any."""
         if not self.picks or self.but is None:
             return None
         size = None if output is None else output[self.but]
         number = size if isinstance(size, int) else None
-        return Classes(self.label, number, self.but, self.ignored)
+        return LabelClasses(self.label, number, self.but, self.ignored)
 
     def label_shape(self, output: Dims | None) -> Dims:
         """Return the shape of the labels for an output of this shape.
@@ -121,6 +121,7 @@ class Loss:
         Raises:
             ArgumentError: the labels do not fit the output.
         """
+        # The graph that training writes computes it, so that both give the same numbers.
         given = np.asarray(output, np.float32)
         entry = helper.make_tensor_value_info("train/output", _FLOAT, given.shape)
         graph = Graph.of(small_model([], [entry], []))

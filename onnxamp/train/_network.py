@@ -39,7 +39,7 @@ from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import (
     Halves,
-    Held,
+    NetworkState,
     StepGradients,
     StepResult,
     loss_of,
@@ -53,7 +53,7 @@ from onnxamp.train._step import (
     OVERFLOW,
     RATE,
     RESULTS,
-    Step,
+    TrainStep,
 )
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ class TrainNetwork:
     source: ModelProto
     masters: Masters
     model: ModelProto
-    plan: Step
+    plan: TrainStep
     optimizer: Optimizer
     scale: LossScale
     session: "ort.InferenceSession"
     halves: Halves
-    held: Held
+    held: NetworkState
     runs_on: str
     seed: int
     stored: Mapping[str, str] = field(default_factory=dict)
@@ -167,14 +167,13 @@ class TrainNetwork:
         """
         arrays, scale = self._inputs(feeds)
         check = self._watch.begin()
-        if (
-            check is not None
-        ):  # runs the whole step once more, and discards its results
+        if check is not None:
+            # Only a whole step shows all values that a checker asks for; its results are discarded.
             self._watched(check, arrays, scale)
-        found = self.halves.gradients(values_of(arrays) | self.held.items, scale)
+        first = self.halves.gradients(values_of(arrays) | self.held.items, scale)
         self._forget()
-        self.pending = found
-        return found
+        self.pending = first
+        return first
 
     def apply(self, gradients: StepGradients | None = None) -> StepResult:
         """Make the second half of a step: unscale the gradients, check for NaN and Inf, clip, and update.
@@ -230,6 +229,7 @@ class TrainNetwork:
         values = values_of(self._settings(first.loss_scale)) | self.held.items
         outputs = self.halves.update(values, first)
         if not moves_scale:
+            # The graph has changed the scale with the weights; the old one takes its place again.
             for name, array in self.scale.arrays().items():
                 outputs[self.plan.successors[name]] = to_value(array)
         self.held.keep(outputs)
@@ -244,16 +244,14 @@ class TrainNetwork:
     ) -> "dict[str, ort.OrtValue]":
         """Return all outputs of a whole step under a tensor checker."""
         wanted = [*RESULTS, *self.plan.successors.values()]
-        expected = (
-            self.plan.scaling is not None and self.plan.scaling.skips and scale > 1
-        )
+        scaling = self.plan.scaling
+        is_expected = scaling is not None and scaling.skips and scale > 1
         feeds = values_of(arrays) | self.held.items
-        return self._watch.run(
-            check,
-            feeds,
-            wanted,
-            lambda made: expected and bool(from_value(made[OVERFLOW])),
-        )
+
+        def skips(outputs: "Mapping[str, ort.OrtValue]") -> bool:
+            return is_expected and bool(from_value(outputs[OVERFLOW]))
+
+        return self._watch.run(check, feeds, wanted, skips)
 
     def _advance(
         self,
@@ -265,7 +263,7 @@ class TrainNetwork:
     ) -> StepResult:
         """Count a step, and return its result."""
         result = StepResult(loss, bool(results[OVERFLOW]), scale, float(results[NORM]))
-        is_due = self._is_due()
+        is_due = self._is_due()  # before the step counts
         self.steps += 1
         self._forget()
         if moves_scale:

@@ -127,20 +127,15 @@ class Optimizer(ABC):
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        return float(
-            self.learning_rate(step)
-            if callable(self.learning_rate)
-            else self.learning_rate
-        )
+        rate = self.learning_rate
+        return float(rate(step) if callable(rate) else rate)
 
     def decay_of(self, name: str) -> float:
         """Return the weight decay of a weight."""
-        decays = (
-            decay
-            for pattern, decay in self.weight_decays.items()
-            if re.fullmatch(pattern, name)
-        )
-        return next(decays, self.weight_decay)
+        for pattern, decay in self.weight_decays.items():
+            if re.fullmatch(pattern, name):
+                return decay
+        return self.weight_decay
 
     def clear_grad(self, set_to_zero: bool = True) -> None:  # noqa: B027
         """Do nothing: an update consumes its gradients, and new gradients replace old ones."""
@@ -213,9 +208,9 @@ class Adam(Optimizer):
 
     def shared(self, updates: Tensor) -> Sequence[Tensor]:
         """Write 1 / (1 - beta1^t) and the square root of 1 - beta2^t."""
-        first, second = (
-            updates.like(beta) ** updates for beta in (self.beta1, self.beta2)
-        )
+        # The moments begin at zero, and are too small by these factors in the first updates.
+        first = updates.like(self.beta1) ** updates
+        second = updates.like(self.beta2) ** updates
         return 1.0 / (1.0 - first), (1.0 - second).op("Sqrt")
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -227,14 +222,11 @@ class Adam(Optimizer):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         scale, root = move.shared
         mean = move.slots["mean"] * self.beta1 + gradient * (1 - self.beta1)
-        square = move.slots["square"] * self.beta2 + gradient * gradient * (
-            1 - self.beta2
-        )
+        past = move.slots["square"] * self.beta2
+        square = past + gradient * gradient * (1 - self.beta2)
         deviation = square.op("Sqrt") / root + self.epsilon
-        return weight - (move.rate * scale) * mean / deviation, {
-            "mean": mean,
-            "square": square,
-        }
+        new = weight - (move.rate * scale) * mean / deviation
+        return new, {"mean": mean, "square": square}
 
 
 @_settings
@@ -253,9 +245,9 @@ class AdamW(Adam):
 
     def move(self, move: Move) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Write the new weight and moments."""
-        weight = (
-            move.weight * (1.0 - move.rate * move.decay) if move.decay else move.weight
-        )
+        weight = move.weight
+        if move.decay:
+            weight = weight * (1.0 - move.rate * move.decay)
         return self._adam(move, weight, move.gradient)
 
 

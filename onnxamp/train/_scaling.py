@@ -206,6 +206,7 @@ class ScaleState(NamedTuple):
         """Return the next state, which the graph of a step computes in the same way."""
         scale, counted, missed = self.arrays()
         good, bad = (0, int(missed) + 1) if overflow else (int(counted) + 1, 0)
+        # Products are float32, as in the graph, so that both have the same scale bit for bit.
         if good == update.grow_every:
             with np.errstate(over="ignore"):
                 return self.of(min(float(scale * np.float32(update.grow)), LARGEST))
@@ -309,15 +310,13 @@ class LossScale:
             return
         own = type(manager)
         base = MovingLossScaleManager
-        is_base = (own.get_loss_scale, own.update_loss_scale) == (
-            base.get_loss_scale,
-            base.update_loss_scale,
+        # A subclass with methods of its own may compute any scale, which no graph can follow.
+        is_own = (
+            own.get_loss_scale is not base.get_loss_scale
+            or own.update_loss_scale is not base.update_loss_scale
         )
-        if (
-            isinstance(manager, base)
-            and is_base
-            and manager.get_update_cell() is not None
-        ):
+        moves = not is_own and manager.get_update_cell() is not None
+        if isinstance(manager, base) and moves:
             self._mover = manager
         self.scaling = Scaling(
             manager.get_drop_overflow_update(), self._mover is not None
@@ -332,16 +331,11 @@ class LossScale:
         if self.manager is None or self.scaling is None:
             return 1.0
         scale = self.manager.get_loss_scale()
-        if (
-            self._mover is not None
-        ):  # it was valid at first, and the graph keeps it valid
-            return float(scale)
+        if self._mover is not None:
+            return float(scale)  # it was valid at first, and the graph keeps it valid
         array = np.asarray(scale)
-        number = (
-            float(array.item())
-            if array.size == 1 and array.dtype.kind in "iuf"
-            else nan
-        )
+        is_number = array.size == 1 and array.dtype.kind in "iuf"
+        number = float(array.item()) if is_number else nan
         if not isfinite(number) or not 0 < number <= LARGEST:
             raise ArgumentError(
                 f"get_loss_scale() of {type(self.manager).__name__} must return a number above 0, not {scale!r}."

@@ -32,7 +32,15 @@ from onnxamp._runtime.session import (
 )
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.train._forward import Feeds
-from onnxamp.train._step import DIVISOR, LOSS, NORM, OVERFLOW, RESULTS, UNSCALED, Step
+from onnxamp.train._step import (
+    DIVISOR,
+    LOSS,
+    NORM,
+    OVERFLOW,
+    RESULTS,
+    UNSCALED,
+    TrainStep,
+)
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -41,7 +49,7 @@ Values = dict[str, "ort.OrtValue"]
 
 
 @dataclass(slots=True)
-class Held:
+class NetworkState:
     """The state of a network by name, as ONNX Runtime values, on the device if ``on_device``."""
 
     successors: Mapping[str, str]
@@ -60,13 +68,10 @@ class Held:
     def keep(self, outputs: Values) -> None:
         """Keep the successors of the state among these outputs of a session, and nothing else."""
         following = {name: outputs[output] for name, output in self.successors.items()}
-        if (
-            not self.on_device
-        ):  # copies, because values that share an array's memory do not own it
-            copies = {
-                name: np.array(from_value(value)) for name, value in following.items()
-            }
-            following = values_of(copies)
+        if not self.on_device:
+            # Copies, because values that share an array's memory do not own it.
+            arrays = {name: np.array(from_value(v)) for name, v in following.items()}
+            following = values_of(arrays)
         self.items = following
 
     def array(self, name: str) -> NDArray[Any]:
@@ -102,7 +107,7 @@ class _Shaped(NamedTuple):
 
 
 @dataclass(slots=True)
-class Recorded(Held):
+class Recorded(NetworkState):
     """The state in the buffers of recorded steps of ``model``, with CUDA graphs on "cuda"."""
 
     model: ModelProto = field(kw_only=True)
@@ -114,16 +119,16 @@ class Recorded(Held):
     def hold(self, state: Feeds) -> None:
         """Copy the state into the buffers."""
         if not self._sides:
-            self._sides = tuple(
-                {
-                    name: empty_value(array, self.provider)
-                    for name, array in state.items()
-                }
-                for _ in range(2)
-            )
+            self._sides = (self._buffers(state), self._buffers(state))
         self._turn = 0
         self.items = self._sides[0]
         self.put(state)
+
+    def _buffers(self, arrays: Feeds) -> Values:
+        """Return buffers for arrays like these."""
+        return {
+            name: empty_value(array, self.provider) for name, array in arrays.items()
+        }
 
     def put(self, part: Feeds) -> None:
         """Copy a part of the state into the buffers that the next step reads."""
@@ -137,7 +142,7 @@ class Recorded(Held):
         )
 
     def run(self, session: "ort.InferenceSession", feeds: Feeds) -> Feeds:  # noqa: ARG002
-        """Run a recorded step; see :meth:`Held.run`.
+        """Run a recorded step; see :meth:`NetworkState.run`.
 
         Raises:
             RuntimeFailure: ONNX Runtime cannot run or record the step; the state does not change.
@@ -153,33 +158,26 @@ class Recorded(Held):
         return {name: from_value(value) for name, value in shaped.results.items()}
 
     def _prepare(self, feeds: Feeds) -> _Shaped:
-        options = (
-            {**EXACT, "enable_cuda_graph": "1"} if self.provider == "cuda" else None
-        )
-        model = with_shapes(
-            self.model, {name: array.shape for name, array in feeds.items()}
-        )
+        options = None
+        if self.provider == "cuda":
+            options = {**EXACT, "enable_cuda_graph": "1"}
+        shapes = {name: array.shape for name, array in feeds.items()}
+        model = with_shapes(self.model, shapes)
         try:
             session = make_session(model, self.provider, cuda_options=options)
         except RuntimeFailure as error:
             raise RuntimeFailure(
                 f"{error} The step may run at O1: boost_level O1 records no CUDA graphs."
             ) from error
-        inputs = {
-            name: empty_value(array, self.provider) for name, array in feeds.items()
-        }
+        inputs = self._buffers(feeds)
         scalars = {OVERFLOW: np.zeros((), np.bool_), NORM: np.zeros((), np.float32)}
-        buffers = {LOSS: _loss_buffer(model), **scalars}
-        results = {
-            name: empty_value(array, self.provider) for name, array in buffers.items()
-        }
+        results = self._buffers({LOSS: _loss_buffer(model), **scalars})
         runs = []
         for side, (old, new) in enumerate((self._sides, self._sides[::-1])):
-            outputs = results | {
-                output: new[name] for name, output in self.successors.items()
-            }
+            following = {output: new[name] for name, output in self.successors.items()}
+            # Numbers of CUDA graphs must differ within a session; these differ within the network.
             graph = 2 * len(self._shaped) + side if self.provider == "cuda" else None
-            runs.append(bind_values(session, inputs | old, outputs, graph))
+            runs.append(bind_values(session, inputs | old, results | following, graph))
         return _Shaped(inputs, results, runs)
 
 
@@ -319,9 +317,8 @@ class StepArrays(MutableMapping[str, NDArray[np.float32]]):
             )
         given = np.array(array)
         shape = self[name].shape
-        if given.shape != shape or not np.can_cast(
-            given.dtype, np.float32, "same_kind"
-        ):
+        is_float = np.can_cast(given.dtype, np.float32, "same_kind")
+        if given.shape != shape or not is_float:
             raise ArgumentError(
                 f"{name!r} takes floats of shape {shape}, not {given.dtype} of shape {given.shape}."
             )
@@ -394,22 +391,25 @@ class Halves:
     ``model`` is the step, ready to run on ``provider``.
     """
 
-    step: Step
+    step: TrainStep
     model: ModelProto
     provider: Provider
     _sessions: "dict[str, ort.InferenceSession]" = field(default_factory=dict)
 
     def gradients(self, values: Values, scale: float) -> StepGradients:
         """Return the loss, the gradients scaled by ``scale``, and the new running statistics."""
-        parts = (self.step.gradients, self.step.statistics)
-        wanted = [LOSS, *(met for part in parts for met in part.values())]
+        gradients = self.step.gradients
+        statistics = self.step.statistics
+        wanted = [LOSS, *gradients.values(), *statistics.values()]
         outputs = self._run("gradients", values, wanted, {})
-        gradients, statistics = (
-            StepArrays({name: outputs[met] for name, met in part.items()})
-            for part in parts
-        )
         return StepGradients(
-            loss_of(from_value(outputs[LOSS])), scale, gradients, statistics, scale
+            loss=loss_of(from_value(outputs[LOSS])),
+            scale=scale,
+            gradients=StepArrays({name: outputs[v] for name, v in gradients.items()}),
+            statistics=StepArrays(
+                {name: outputs[v] for name, v in statistics.items()}
+            ),
+            loss_scale=scale,
         )
 
     def unscaled(self, first: StepGradients) -> StepArrays:
@@ -429,25 +429,21 @@ class Halves:
         """Return the inputs of a half step that the whole step computes itself."""
         gradients = first.gradients.values_for(self.step.gradients)
         statistics = first.statistics.values_for(self.step.statistics)
-        return (
-            gradients
-            | statistics
-            | {DIVISOR: to_value(np.array(first.scale, np.float32))}
-        )
+        divisor = to_value(np.array(first.scale, np.float32))
+        return gradients | statistics | {DIVISOR: divisor}
 
     def _run(
         self, half: str, values: Values, wanted: Sequence[str], met: Values
     ) -> Values:
         if half not in self._sessions:
             shapes = {name: value.shape() for name, value in met.items()}
-            self._sessions[half] = make_session(
-                part_of(self.model, shapes, wanted), self.provider
-            )
+            model = part_of(self.model, shapes, wanted)
+            self._sessions[half] = make_session(model, self.provider)
         session = self._sessions[half]
         given = values | met
-        return run_values(
-            session, {i.name: given[i.name] for i in session.get_inputs()}, wanted
-        )
+        # A half needs only some of the inputs, and ONNX Runtime refuses others.
+        feeds = {entry.name: given[entry.name] for entry in session.get_inputs()}
+        return run_values(session, feeds, wanted)
 
 
 def part_of(

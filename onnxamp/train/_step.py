@@ -36,7 +36,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp.train._forward import (
-    Classes,
+    LabelClasses,
     Mask,
     TrainingModel,
     as_inputs,
@@ -90,7 +90,7 @@ class Scaling(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainStep:
     """The graph of a step, in float32.
 
     ``state``: initial arrays, by input; ``successors``: the output that replaces each piece of state, and each part of
@@ -107,7 +107,7 @@ class Step:
     data: Sequence[str]
     masks: Sequence[Mask]
     scaling: Scaling | None
-    classes: Classes | None
+    classes: LabelClasses | None
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def build_step(
     loss: Loss | None,
     scaling: Scaling | None,
     lacks: Container[str] = (),
-) -> Step:
+) -> TrainStep:
     """Write the graph of a step.
 
     Args:
@@ -142,14 +142,11 @@ def build_step(
         ModelError: the model has no output that could be a loss.
         ArgumentError: no loss is given and the first output is not one, or a value has the name of the labels.
     """
+    # Before the loss is written, whose constants are not to be trained.
     own = {tensor.name for tensor in forward.model.graph.initializer}
     judged = _with_loss(Graph.of(forward.model), loss, scaled=scaling is not None)
     graph = Graph.of(judged.model)
-    weights = [
-        name
-        for name in find_weights(graph, judged.target, own)
-        if optimizer.trains(name)
-    ]
+    weights = list(filter(optimizer.trains, find_weights(graph, judged.target, own)))
     if not weights:
         raise ModelError("No weight of the model matches the optimizer's 'weights'.")
     apart = {SCALE, *(mask.name for mask in forward.masks)}
@@ -160,7 +157,7 @@ def build_step(
     del writer.editor.model.graph.output[:]
     update = _Update(writer, optimizer, scaling, judged.dims, state)
     met = update.write(differentiated.outputs, forward.statistics)
-    return Step(
+    return TrainStep(
         model=writer.finish(),
         state=state,
         successors={name: f"{NEXT}{name}" for name in update.successors},
@@ -183,7 +180,7 @@ class _Judged(NamedTuple):
     model: ModelProto
     target: str
     dims: Dims
-    classes: Classes | None
+    classes: LabelClasses | None
 
 
 def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
@@ -214,7 +211,7 @@ def _with_loss(graph: Graph, loss: Loss | None, *, scaled: bool) -> _Judged:
         value = value.op("Reshape", [], into=LOSS)
     else:
         value = value.op("Identity", into=LOSS).op("ReduceSum", keepdims=0)
-    if scaled:
+    if scaled:  # after the output LOSS, which stays unscaled
         value = value * writer.input(SCALE, _FLOAT)
     return _Judged(writer.finish(), value.name, dims, classes)
 
@@ -267,6 +264,7 @@ class _Update:
         The division is written even without a loss scale. Otherwise, ONNX Runtime would fuse the last op of a gradient
         with the first op of its update, which is impossible when the halves are separate.
         """
+        # Under the name of an input, so that the second half can be cut off here and fed.
         if self.scaling is None:
             divisor = self.writer.input(DIVISOR, _FLOAT)
         else:
@@ -290,9 +288,8 @@ class _Update:
         shared = self.optimizer.shared(following)
         clip = self._clip(norm)
         for name, gradient in unscaled.items():
-            self._move(
-                name, gradient if clip is None else gradient * clip, shared, happens
-            )
+            clipped = gradient if clip is None else gradient * clip
+            self._move(name, clipped, shared, happens)
         skips = self.scaling is not None and self.scaling.skips
         for name, output in statistics.items():
             new = self._met(output, STATISTIC, name)
@@ -360,11 +357,9 @@ class _Update:
     def _clip(self, norm: Tensor) -> Tensor | None:
         """Return the factor that reduces the norm of the gradients to its limit."""
         most = self.optimizer.clip_norm
-        return (
-            None
-            if most is None
-            else (most / (norm + _CLIP_EPSILON)).op("Min", norm.like(1.0))
-        )
+        if most is None:
+            return None
+        return (most / (norm + _CLIP_EPSILON)).op("Min", norm.like(1.0))
 
     def _move(
         self,

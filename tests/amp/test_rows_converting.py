@@ -353,7 +353,7 @@ def _() -> None:
 
 @row("(nothing) 4")
 def _() -> None:
-    said = "These nodes stay float32, because float16 would .*'embeddings/norm/square' .Pow.*Part of a decomposed op"
+    said = "These nodes stay in float32, because float16 would .*'embeddings/norm/square' .Pow.*Part of a decomposed op"
     for level in ("O2", "O3"):
         with pytest.warns(onnxamp.HazardWarning, match=said) as caught:
             amp.auto_mixed_precision(ENCODER, level)

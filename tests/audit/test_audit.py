@@ -358,16 +358,16 @@ def test_a_fallback_in_float32() -> None:
     assert (finding.severity, finding.kind, finding.node, finding.op) == ("warning", "fallback", "d", "Det")
     assert [node.provider for node in audit.nodes] == ["CUDA", "CPU", "CUDA"]
     (cost,) = [f for f in audit.findings if f.kind == "fallback" and not f.node]
-    assert cost.text.startswith("1 node falls back to CPU: less than 0.1 MB (2 tensors)")
+    assert cost.text.startswith("1 node falls back to the CPU: less than 0.1 MB (2 tensors)")
 
 
 def test_copies_are_counted_where_providers_meet() -> None:
     text = "(float[9,2,2] x) => (float[9,4,4] y) { d = Det (x) e = Det (x) y = Relu (x) z = Add (d, e) }"
     (cost,) = [f for f in kernel(text)[0].findings if f.kind == "fallback" and not f.node]
-    assert cost.text.startswith("2 nodes fall back to CPU: less than 0.1 MB (2 tensors)")
+    assert cost.text.startswith("2 nodes fall back to the CPU: less than 0.1 MB (2 tensors)")
     text = "(float[9,2,2] x) => (float[9] y) { y = Det (x) }"
     (cost,) = [f for f in kernel(text)[0].findings if f.kind == "fallback" and not f.node]
-    assert cost.text == "1 node falls back to CPU: its inputs and outputs are on the host anyway"
+    assert cost.text == "1 node falls back to the CPU: its inputs and outputs are on the host anyway"
 
 
 def test_a_fallback_in_float16_runs_between_casts() -> None:
@@ -435,8 +435,8 @@ def test_the_head_counts_what_the_findings_count() -> None:
         w = Constant <value = float[1] {1.}> () y = Expand (w, u) }"""
     audit = audit_model(parse(text))
     (note,) = found(audit, kind="fallback")
-    assert note.text.startswith("4 nodes compute with shapes on CPU")
-    assert "nodes on CUDA 2 4 on CPU, counting 2 Casts" in " ".join(printed(audit).split())
+    assert note.text.startswith("4 nodes compute shapes on the CPU")
+    assert "nodes on CUDA 2 4 on CPU, including 2 Casts" in " ".join(printed(audit).split())
 
 
 def test_float64_is_a_float() -> None:

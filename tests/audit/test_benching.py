@@ -15,7 +15,7 @@ from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
 from onnxamp._audit.bench import BenchOptions
-from onnxamp._audit.bench_results import Bench, BenchReport, Cause, Latency, OpTime, Ratio, Timing
+from onnxamp._audit.bench_results import Bench, BenchReport, Latency, OpTime, Ratio, Slowdown, Timing
 from onnxamp._audit.timing import (
     Evidence,
     Timed,
@@ -26,7 +26,7 @@ from onnxamp._audit.timing import (
     latency,
     odd_channels,
     op_times,
-    profile,
+    profiled,
     ratio,
     timed,
     warm_up,
@@ -167,6 +167,10 @@ def test_ops_that_run_are_named_as_the_runtime_names_them() -> None:
     assert {name for row in low for name in row.types["T"]} == {"tensor(float)"}
 
 
+BARE = Bench("m", {}, "float32", 0.0, {})
+"""A model whose profile is still to be taken."""
+
+
 class TestProfiles:
     def test_nodes_are_counted_by_op_provider_and_type(self) -> None:
         low, high = [{"float16": [8, 8]}], [{"float": [8, 8]}]
@@ -210,7 +214,7 @@ class TestProfiles:
         onnx.save(parse("(float[N,4] x, bfloat16[2] z) => (float[N,4] y, float[2] w)"
                         "{ [only] y = Relu (x)\n [cast] w = Cast <to = 1> (z) }"), path)  # fmt: skip
         feeds = {"x": np.ones((3, 4), np.float32), "z": np.ones(2, ml_dtypes.bfloat16)}
-        found = profile(path, feeds, "cpu", {})
+        found = profiled(BARE, path, feeds, "cpu", {})
         kinds = {(row.op, row.provider, row.dtype, row.nodes) for row in found.ops}
         assert kinds == {("Relu", "CPU", "float32", 1), ("Cast", "CPU", "bfloat16", 1)}
         assert all(row.seconds > 0 for row in found.ops)
@@ -220,16 +224,16 @@ class TestProfiles:
         model = parse("(string[N] t, float[N,4] x) => (string[N] u, float[N,4] y) { u = Identity (t) y = Relu (x) }")
         onnx.save(model, tmp_path / "model.onnx")
         feeds = {"t": np.array(["a", "bc"], object), "x": np.ones((2, 4), np.float32)}
-        found = profile(tmp_path / "model.onnx", feeds, "cpu", {})
+        found = profiled(BARE, tmp_path / "model.onnx", feeds, "cpu", {})
         assert {row.op for row in found.ops} == {"Identity", "Relu"}
 
     def test_failures_come_back(self, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         onnx.save(parse(RELU), path)
         with pytest.raises(RuntimeFailure, match=r"^ONNX Runtime could not run the model.*Got: 5"):
-            profile(path, {"x": np.ones((3, 5), np.float32)}, "cpu", {})
+            profiled(BARE, path, {"x": np.ones((3, 5), np.float32)}, "cpu", {})
         with pytest.raises(RuntimeFailure, match="--no-profile"):
-            profile(path, {"x": [np.ones(3, np.float32)]}, "cpu", {})
+            profiled(BARE, path, {"x": [np.ones(3, np.float32)]}, "cpu", {})
 
 
 def bench(*rows: tuple[Any, ...], name: str = "m", kinds: dict[str, int] | None = None, **facts: Any) -> Bench:
@@ -267,7 +271,7 @@ class TestCauses:
     def test_fallbacks(self) -> None:
         rows = (MATMUL, ("Det", "CPU", "float32", 2, 0.1), ("MemcpyToHost", "CUDA", "float32", 3, 0.2))
         found = causes_of(bench(*rows))
-        assert found == {"fallback": "on CPU: Det ×2 (float32); 3 copies between host and device take 200 ms"}
+        assert found == {"fallback": "on the CPU: Det ×2 (float32); 3 copies between host and device take 200 ms"}
         assert "as in the original" in causes_of(bench(*rows), bench(*rows))["fallback"]
         assert not causes_of(bench(MATMUL, ("Gather", "CPU", "no floats", 2, 0.1)))
 
@@ -410,7 +414,7 @@ class TestCommand:
             "CUDA (Test)", "onnxruntime 9", "made-up",
             (bench(MATMUL, name="first", memory=5 * 10**8, options={"use_tf32": "1"}),
              bench(("Cast", "CUDA", "float16", 2, 1.0))),
-            (first, slow), 1, ("m",), (Cause("m", "casts", "2 Casts", "Lower more."),), (),
+            (first, slow), 1, ("m",), (Slowdown("m", "casts", "2 Casts", "Lower more."),), (),
         )  # fmt: skip
         text = shown(as_text(bench_report(report)))
         for part in (

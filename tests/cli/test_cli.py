@@ -449,7 +449,7 @@ def test_where_float32_itself_breaks_there_the_result_is_not_validated() -> None
     np.savez("x.npz", X=np.float32([[0.1, 0.7, 1.3, 2.9], [2.3, 0.9, 1.7, 0.3]]) + 1e5)
     result = run("convert", path, "--target", "webgpu", "--provider", "webgpu", "--inputs", "x.npz")
     assert result.exit_code == 0, result.output
-    assert "Float32 itself" in result.output
+    assert "The float32 model is wrong there as well" in result.output
 
 
 def test_the_float32_model_is_the_last_resort() -> None:

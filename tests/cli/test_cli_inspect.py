@@ -98,7 +98,7 @@ def test_view_says_what_only_a_run_can_tell() -> None:
         c = Conv <pads = [1,1,1,1]> (b, w) y = Clip <min = 0.0, max = 6.0> (c) }"""
     weights = {"v": (4, 3, 3, 3), "w": (4, 4, 3, 3)}
     path = saved(add_weights(parse(text, opset=9, ir=4), weights))
-    said = "Nothing ran, so the upgrade to opset 12 was not verified: convert first verifies that"
+    said = "Nothing ran, so the upgrade to opset 12 was not verified: onnxamp convert first verifies that"
     assert said in " ".join(run("view", path).output.split())
     assert said in Path("model.html").read_text(encoding="utf-8")
     assert "trusted" not in run("view", path, "--opset", "keep").output

@@ -305,7 +305,7 @@ class TestReports:
         path = saved("(float[1,2] X) => (float[1,2] Y, float[1,2] Z) { z = Sub (X, X) Y = Div (z, z) Z = Relu (X) }")
         result = run("diff", path, path)
         assert result.exit_code == 0
-        assert "the one of 2 outputs that holds numbers matches the reference." in result.output
+        assert "the one of 2 outputs that contains numbers matches the reference." in result.output
         rows = {line.split()[1]: line.split()[0] for line in result.output.splitlines() if line.startswith("  ")}
         assert (rows["Y"], rows["Z"]) == ("?", "✔")
 

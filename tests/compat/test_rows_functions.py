@@ -247,7 +247,7 @@ def converts_in_place(function: Any, most: float) -> None:
     assert numpy_helper.to_array(function(integers)).tolist() == [0, 1, 2]
     raises(TypeError, "must be an onnx.TensorProto", function, NUMBERS)
     outside = TensorProto(name="w", data_type=FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    raises(ValueError, "lie in another file", function, outside)
+    raises(ValueError, "is in another file", function, outside)
 
 
 AUTO = "`auto_convert_mixed_precision(model, feed_dict, validate_fn=None, rtol=None, atol=None, keep_io_types=False)`"

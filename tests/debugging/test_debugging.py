@@ -32,7 +32,7 @@ from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker
 from onnxamp.debugging._tables import read_csv, table_path, write_table
 from onnxamp.debugging._tensors import tensor_stats
-from onnxamp.debugging._watch import Chosen, Watcher
+from onnxamp.debugging._watch import ValueFilter, Watcher
 
 MODELS = ROOT / "models"
 DECODER = MODELS / "decoder.onnx"
@@ -274,7 +274,7 @@ def test_a_run_in_small_pieces_tells_the_same_and_stops_early(low: ModelProto, f
     stopped = pieces.watch(0, feeds, stop=True)
     assert list(stopped.records) == list(whole.records)[: len(stopped.records)]
     assert stopped.records[list(stopped.records)[-1]].node == BAD
-    elsewhere = pieces.watch(0, feeds, Chosen(only={"nowhere"}), stop=True)
+    elsewhere = pieces.watch(0, feeds, ValueFilter(only={"nowhere"}), stop=True)
     assert len(stopped.records) < len(elsewhere.records) == len(whole.records)
 
 

@@ -12,8 +12,7 @@ from judge_kernels import typed_nodes
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxamp
-from onnxamp._facts.dtypes import element_name
-from onnxamp._facts.grids import grids
+from onnxamp._facts.dtypes import element_name, grids
 from onnxamp._facts.signature import lookup
 from onnxamp._facts.tables import target_names
 from onnxamp._model.model import Model

@@ -4,7 +4,7 @@ import onnx.defs
 import pytest
 from onnx import helper
 
-from onnxamp._facts.relations import ALIGNED, FREE, DimensionRule, Multiple, dimension_rules, names_of
+from onnxamp._facts.dimensions import ALIGNED, FREE, DimensionRule, Multiple, dimension_rules, names_of
 from onnxamp._facts.signature import lookup
 
 RULES = [(op, rule) for op, rules in dimension_rules().items() for rule in rules]

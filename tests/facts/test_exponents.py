@@ -8,8 +8,8 @@ import onnx.defs
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
+from onnxamp._facts.exponents import ALL, exponent_rules, parse_sum
 from onnxamp._facts.ops import op_facts
-from onnxamp._facts.relations import ALL, exponent_rules, parse_sum
 
 from .test_facts import WITHOUT_SCHEMA, needs_known_runtime, newest
 

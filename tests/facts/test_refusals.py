@@ -77,7 +77,7 @@ def test_checks_say_where_such_nodes_run() -> None:
     assert [(node.op, node.provider) for node in audit.nodes] == [("Relu", "CUDA"), ("ConvTranspose", "CPU")]
     finding = next(found for found in audit.findings if found.node == "Y")
     assert (finding.kind, finding.severity) == ("fallback", "warning")
-    assert finding.text.startswith("CUDA leaves it to CPU (its pads are not symmetric)")
+    assert finding.text.startswith("CUDA leaves it to the CPU (its pads are not symmetric)")
     audit = audit_model(transposed("pads = [1, 1, 1, 1]"))
     assert {node.provider for node in audit.nodes} == {"CUDA"}
     audit = audit_model(transposed("pads = [0, 0, 1, 1]"), "cpu")

@@ -84,7 +84,7 @@ def test_angles_stay_float32_where_devices_may_be_off(op: str, target: str, dtyp
 def test_a_check_warns_of_angles_in_float16() -> None:
     low = parse("(float16[8] x) => (float16[8] y) { y = Sin (x) }")
     found = [f for f in onnxamp.audit_model(low, "webgpu").findings if f.kind == "kernel"]
-    assert [finding.action for finding in found] == ["Keep it float32 (--keep-fp32 NAME)."]
+    assert [finding.action for finding in found] == ["Keep it in float32 (--keep-fp32 NAME)."]
     assert "kernel" not in {finding.kind for finding in onnxamp.audit_model(low, "cuda").findings}
 
 

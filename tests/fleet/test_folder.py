@@ -22,7 +22,7 @@ from stored import inline
 
 import onnxamp
 from onnxamp._base.state import opened
-from onnxamp._fleet.job import NAME
+from onnxamp._fleet.entries import NAME
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 
@@ -434,6 +434,30 @@ def test_failing_results_are_healed_once() -> None:
     again = run("convert", "in", "-o", "out", "--level", "O3", "--no-hazards", "--jobs", "1")
     assert "1 up to date" in again.stdout
     assert "Kept in float32 to pass validation" in again.stdout
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_metric_decides_how_models_are_validated() -> None:
+    """Two scores are equal in bfloat16, so their rows change places, and only matched rows are still close."""
+    Path("in").mkdir()
+    text = """<int64[1] k = {3}, int64[2] parts = {4, 1}, int64[1] last = {-1}> {
+        boxes, columns = Split <axis = 1> (x, parts)
+        scores = Squeeze (columns, last)
+        top, index = TopK <axis = 0> (scores, k)
+        best = Gather <axis = 0> (boxes, index)
+    }"""
+    saved(f"(float[3,5] x) => (float[3,4] best, float[3] top) {text}", "in/boxes.onnx")
+    boxes = [[0, 0, 1, 1, 0.5], [4, 4, 6, 6, 0.5001], [8, 0, 9, 2, 0.9]]
+    Path("inputs").mkdir()
+    np.savez("inputs/boxes.npz", x=np.array(boxes, np.float32))
+    lowered = ("--level", "O3", "--dtype", "bfloat16", "--target", "any", "--no-hazards")
+    asked = ("convert", "in", "-o", "out", "--inputs", "inputs", "--no-cure", "--jobs", "1", *lowered)
+    assert run(*asked, "--metric", "detections").exit_code == 0
+    result = run(*asked, "--metric", "elements")
+    assert result.exit_code == 1
+    assert "It failed validation" in " ".join(result.output.split())
+    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto'"):
+        convert(metric="cosine")
 
 
 @pytest.mark.mostly_slow(fast=1)

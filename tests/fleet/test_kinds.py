@@ -326,7 +326,7 @@ def test_a_type_that_software_lacks_is_refused() -> None:
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{no", "Cannot read the config"), ("[]", "is no JSON object")])
+@pytest.mark.parametrize(("text", "reason"), [("{no", "Cannot read the config"), ("[]", "is not a JSON object")])
 def test_a_config_that_cannot_be_changed_is_refused_before_anything_is_converted(text: str, reason: str) -> None:
     decoders.folder(Path("in"), "transformers.js", decoders.plain())
     Path("in/config.json").write_text(text)

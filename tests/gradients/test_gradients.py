@@ -9,7 +9,7 @@ from gradient_cases import OPSET, Array, Case, central_difference, gradients_of,
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp._base.errors import ArgumentError, GradientError, OpsetError
-from onnxamp._gradients import linear, movement, pointwise, quantized, sequences
+from onnxamp._gradients import attention, linear, movement, pointwise, quantized
 from onnxamp._gradients.walk import FORWARD, RULES, differentiate
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train import add_gradients
@@ -295,7 +295,7 @@ TOTAL = make("ReduceSum", "y", "loss", keepdims=0)
 
 
 def test_each_op_has_its_rule_in_one_module() -> None:
-    modules = (linear, movement, pointwise, quantized, sequences)
+    modules = (attention, linear, movement, pointwise, quantized)
     assert len(RULES) == sum(len(module.RULES) for module in modules)
     assert len(FORWARD) == sum(len(getattr(module, "FORWARD", {})) for module in modules)
 

@@ -116,3 +116,27 @@ def test_a_plan_is_repeated_and_validated() -> None:
     assert again.validation is not None
     assert again.validation.passed
     assert json.loads(Path("plan.json").read_text())["options"]["level"] == "O1"
+
+
+BOXES = """(float[3,5] x) => (float[3,4] best, float[3] top)
+    <int64[1] k = {3}, int64[2] parts = {4, 1}, int64[1] last = {-1}> {
+    boxes, columns = Split <axis = 1> (x, parts)
+    scores = Squeeze (columns, last)
+    top, index = TopK <axis = 0> (scores, k)
+    best = Gather <axis = 0> (boxes, index)
+}"""
+TIED = {"x": np.array([[0, 0, 1, 1, 0.5], [4, 4, 6, 6, 0.5001], [8, 0, 9, 2, 0.9]], np.float32)}
+"""Two of the scores are equal in bfloat16, so that their rows change places."""
+
+
+@pytest.mark.parametrize("metric", ["auto", "detections", "elements"])
+def test_functions_validate_with_the_requested_metric(metric: str) -> None:
+    path = saved(BOXES)
+    lowered = {"level": "O3", "dtype": "bfloat16", "target": "any", "hazards": False}
+    result = onnxamp.convert_file(path, "low.onnx", metric=metric, samples=TIED, provider="cpu", **lowered)
+    assert result.validation is not None
+    assert (result.validation.cure is None) == (metric != "elements")
+    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto'"):
+        onnxamp.convert_file(path, "low.onnx", metric="cosine")
+    with pytest.raises(onnxamp.ArgumentError, match="metric is only for level 'auto'"):
+        onnxamp.convert_file(path, "low.onnx", metric="elements", validate=False)

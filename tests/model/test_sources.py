@@ -22,7 +22,8 @@ from onnx import ModelProto, numpy_helper
 from stored import contents
 
 import onnxamp
-from onnxamp._fleet.job import FolderOptions, Job, run_job
+from onnxamp._fleet.entries import ModelJob
+from onnxamp._fleet.job import FolderOptions, run_job
 from onnxamp._model import model
 from onnxamp._model.model import Model
 from onnxamp._runtime.fingerprints import SentModel
@@ -242,7 +243,7 @@ def test_a_model_of_a_folder(replacer: Replacer, tmp_path: Path) -> None:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir()
         store(home, network(), "inline")
-        job = Job("model.onnx", home / "model.onnx", home / "out.onnx", home / "failed.onnx", None, home)
+        job = ModelJob("model.onnx", home / "model.onnx", home / "out.onnx", home / "failed.onnx", None, home)
         with replacer.before(at, home, lambda: by_rename(tmp_path / "new" / "model.onnx", home / "model.onnx")):
             done = run_job(FolderOptions(), job)
         assert done.row.has_failed != (home / "out.onnx").exists()

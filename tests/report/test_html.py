@@ -25,9 +25,10 @@ from onnxamp._numerics.results import Cure, Judgement
 from onnxamp._report import named, number, percent
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_notes, conversion_report
-from onnxamp._report.html import Page, check_page, conversion_page, diff_page, plot_of
+from onnxamp._report.html import Page, check_page, conversion_page, diff_page
+from onnxamp._report.html.plot import plot_of
 from onnxamp._report.html.render import render, write
-from onnxamp._report.parts import Level, Report, Status, Verdict
+from onnxamp._report.parts import Headline, Report, Severity, Status
 from onnxamp._report.terminal import as_text
 from onnxamp._tuning.results import KeptNode
 
@@ -81,7 +82,7 @@ def test_a_full_page_has_all_sections() -> None:
     read = Reader(render(pages.everything()))
     assert read.headings == [
         "along-title", "warnings-title", "outputs-title", "more-metrics-title", "limits-title",
-        "large-weights-that-stay-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
+        "large-weights-that-stay-in-float32-title", "weights-that-lost-elements-title", "nodes-and-weights-title",
         "notes-title", "nodes-title",
     ]  # fmt: skip
     assert "black list: Gather" in read.words
@@ -180,7 +181,7 @@ def test_sections_without_data_are_left_out() -> None:
         "outputs-title", "more-metrics-title", "limits-title", "notes-title",
     ]  # fmt: skip
     assert Reader(render(conversion_page(pages.conversion(0), None, None))).headings == [
-        "warnings-title", "large-weights-that-stay-float32-title", "weights-that-lost-elements-title",
+        "warnings-title", "large-weights-that-stay-in-float32-title", "weights-that-lost-elements-title",
         "nodes-and-weights-title", "notes-title",
     ]  # fmt: skip
 
@@ -251,7 +252,7 @@ def test_fronts_of_any_shape(errors: tuple[float, ...]) -> None:
 
 def test_a_tuning_that_does_not_hold() -> None:
     page = conversion_page(pages.conversion(), None, None, pages.tuned(chosen=0, error=4e-2, held=False))
-    assert page.report.verdict == Verdict(
+    assert page.report.verdict == Headline(
         Status.FAILED,
         "The result does not meet the tolerance.",
         ("rel-l2 is expected to be 0.04; the tolerance is 0.01 or less.",),
@@ -278,7 +279,7 @@ def test_equal_pages_are_equal_bytes() -> None:
 def test_the_page_is_json() -> None:
     report = json.loads(json.dumps(as_data(pages.everything())))["report"]
     verdict = report[Report._fields.index("verdict")]
-    assert verdict[Verdict._fields.index("status")] == "failed"
+    assert verdict[Headline._fields.index("status")] == "failed"
     assert asdict(pages.everything())["nodes"][0]["op"] == "MatMul"
 
 
@@ -379,7 +380,7 @@ def test_findings_decide_a_check() -> None:
     broken = check_page(pages.audit(findings=(error,)), None)
     assert broken.report.verdict.status is Status.FAILED
     assert f"LayerNormalization {pages.label(4)!r}: It has no kernel. Use --opset 18." in broken.report.verdict.details
-    row = next(row for row in broken.nodes if Level.ERROR in [message.level for message in row.messages])
+    row = next(row for row in broken.nodes if Severity.ERROR in [message.level for message in row.messages])
     assert row.name == pages.label(4)
     warned = check_page(pages.audit(findings=(replace(error, severity="warning"),)), _calm())
     assert warned.report.verdict.status is Status.INEXACT
@@ -398,14 +399,14 @@ def test_facts_meet_at_their_node() -> None:
     page = pages.everything()
     bad = next(row for row in page.nodes if row.name == pages.label(15))
     assert page.nodes[page.first_bad] == bad
-    assert [message.level for message in bad.messages] == [Level.ERROR, Level.ERROR]
+    assert [message.level for message in bad.messages] == [Severity.ERROR, Severity.ERROR]
     assert (bad.op, bad.precision) == ("Mul", "float16")
     assert bad.reason == "low precision gains more than its Casts cost"
     masked = next(row for row in page.nodes if row.name == pages.label(2))
     assert (masked.precision, masked.why) == ("float32", "on the black list")
     assert (
         masked.messages[0].text
-        == "kept float32: low precision would change an attention mask: a sentinel lies before it"
+        == "kept in float32: low precision would change an attention mask: a sentinel lies before it"
     )
     value = next(value for value in page.values if value.name == f"{pages.label(7)}_out")
     assert page.nodes[value.node].name == pages.label(7)

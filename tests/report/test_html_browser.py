@@ -10,7 +10,7 @@ import pages
 import pytest
 
 from onnxamp._audit import Finding
-from onnxamp._fleet.outcome import FolderReport, Row
+from onnxamp._fleet.outcome import FolderReport, ModelOutcome
 from onnxamp._fleet.report import write_index
 from onnxamp._report import named
 from onnxamp._report.html import Page, check_page, conversion_page, diff_page
@@ -356,9 +356,9 @@ def test_the_command_is_copied_without_permissions(opened, has_clipboard) -> Non
 def folder_index(folder: Path) -> Path:
     """Three models, of which one has a page and one failed; names are hostile."""
     rows = (
-        Row("b.onnx", "converted", 5, 10, 2, 1e-3, bytes_after=4000, healed=pages.HOSTILE[1]),
-        Row(pages.HOSTILE[0], "failed", message=pages.HOSTILE[2]),
-        Row("a.onnx", "up to date", 9, 10, 12, 2e-5, bytes_after=90_000),
+        ModelOutcome("b.onnx", "converted", 5, 10, 2, 1e-3, bytes_after=4000, healed=pages.HOSTILE[1]),
+        ModelOutcome(pages.HOSTILE[0], "failed", message=pages.HOSTILE[2]),
+        ModelOutcome("a.onnx", "up to date", 9, 10, 12, 2e-5, bytes_after=90_000),
     )
     (folder / "b.onnx.html").write_text("<title>b</title>")
     write_index(FolderReport(folder, folder, 1, 1.0, rows), folder / "index.html")

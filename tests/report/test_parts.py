@@ -14,7 +14,19 @@ from rich.cells import cell_len
 
 from onnxamp._base.errors import printable
 from onnxamp._report.check import check_report
-from onnxamp._report.parts import Figure, Item, Level, Part, Report, Row, Status, Step, Table, Verdict, section
+from onnxamp._report.parts import (
+    Figure,
+    Headline,
+    NextStep,
+    Part,
+    Report,
+    Severity,
+    Statement,
+    Status,
+    Table,
+    TableRow,
+    section,
+)
 from onnxamp._report.terminal import print_report
 
 
@@ -30,14 +42,14 @@ def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def table(
     columns: Sequence[str],
-    rows: Iterable[Row | Sequence[str]],
+    rows: Iterable[TableRow | Sequence[str]],
     *,
     right: Sequence[int] = (),
     prose: Sequence[int] = (),
     drop: Sequence[int] | None = None,
     shown: int | None = None,
 ) -> Table:
-    every = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
+    every = tuple(row if isinstance(row, TableRow) else TableRow(tuple(row)) for row in rows)
     return Table(tuple(columns), right, every, shown, prose=prose, drop=drop)
 
 
@@ -53,7 +65,7 @@ def test_a_column_of_nothing_costs_the_others_nothing(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_no_line_ends_in_blanks(empty: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    report = one_row(empty=empty, op="Add", value="a")._replace(steps=(Step("end  "),))
+    report = one_row(empty=empty, op="Add", value="a")._replace(steps=(NextStep("end  "),))
     lines = printed(report, capsys)
     assert lines == [line.rstrip() for line in lines]
     assert lines[-1] == " → end"
@@ -64,14 +76,14 @@ def test_the_width_is_that_of_columns(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    lines = printed(Report("test", steps=(Step("word " * 100),)), capsys)
+    lines = printed(Report("test", steps=(NextStep("word " * 100),)), capsys)
     assert width - 5 <= max(map(len, lines)) <= width
 
 
 def test_forced_colors_change_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither the width nor the columns: FORCE_COLOR makes no terminal of a log."""
     cells = {f"column {at}": "a/long/name/of/a/value" for at in range(9)}
-    report = one_row(**cells)._replace(steps=(Step("word " * 100),))
+    report = one_row(**cells)._replace(steps=(NextStep("word " * 100),))
     plain = printed(report, capsys)
     monkeypatch.setenv("FORCE_COLOR", "1")
     colored = printed(report, capsys)
@@ -101,23 +113,23 @@ def tables(draw: st.DrawFn) -> Table:
     ]
     rows = draw(st.lists(st.tuples(st.tuples(*kinds), STATUSES, PROSE), min_size=1, max_size=5))
     return table(
-        titles, [Row(cells, status, remark) for cells, status, remark in rows],
+        titles, [TableRow(cells, status, remark) for cells, status, remark in rows],
         right=[at for at, kind in enumerate(kinds) if kind is NUMBERS],
         prose=[at for at, kind in enumerate(kinds) if kind is PROSE],
     )  # fmt: skip
 
 
-ITEMS = st.builds(Item, PROSE, st.sampled_from(Level), NODES, st.lists(PROSE, max_size=5).map(tuple), PROSE)
+ITEMS = st.builds(Statement, PROSE, st.sampled_from(Severity), NODES, st.lists(PROSE, max_size=5).map(tuple), PROSE)
 FIGURES = st.builds(Figure, st.sampled_from(("Casts", "largest relative L2 error")), NUMBERS, PROSE, NUMBERS)
 REPORTS = st.builds(
     Report, st.just("convert, O2 float16 for cuda"),
-    st.one_of(st.none(), st.builds(Verdict, st.sampled_from(Status), PROSE, st.lists(PROSE, max_size=3).map(tuple))),
+    st.one_of(st.none(), st.builds(Headline, st.sampled_from(Status), PROSE, st.lists(PROSE, max_size=3).map(tuple))),
     st.lists(NODES, max_size=2).map(tuple), st.lists(PROSE, max_size=2).map(tuple),
     st.lists(FIGURES, max_size=4).map(tuple),
     st.lists(
         st.builds(section, PROSE, st.lists(st.one_of(tables(), ITEMS, FIGURES), min_size=1, max_size=3)), max_size=2
     ).map(tuple),
-    st.lists(PROSE.map(Step), max_size=1).map(tuple),
+    st.lists(PROSE.map(NextStep), max_size=1).map(tuple),
 )  # fmt: skip
 
 
@@ -148,7 +160,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, ve
 @given(PROSE, st.integers(15, 60))
 def test_numbers_in_prose_stay_whole(text: str, width: int) -> None:
     """All that fit into a line. Nothing is lost, and nothing is added."""
-    lines = at_width(width, (Item(text, Level.NONE),))[2:]
+    lines = at_width(width, (Statement(text, Severity.NONE),))[2:]
     assert max(map(cell_len, lines), default=0) <= width
     assert "".join("".join(lines).split()) == "".join(printable(text).split())
     known = re.findall(r"(?:^| )([\d.,e-]+(?: (?:MB|%))?)(?= |$)", text)
@@ -208,7 +220,7 @@ def test_nothing_is_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_verdict_stands_first_and_last(capsys: pytest.CaptureFixture[str]) -> None:
-    verdict = Verdict(Status.PASSED, "Converted to float16.")
+    verdict = Headline(Status.PASSED, "Converted to float16.")
     figures = (Figure("error", "1e-3", "", "error 1e-3"), Figure("Casts", "3", "", "3 Casts"))
     body = section("Table", [table(["n"], [[str(n)] for n in range(30)])])
     for sections in ((body,), ()):
@@ -219,11 +231,11 @@ def test_the_verdict_stands_first_and_last(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_line_if_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    note, problem = Item("fine"), Item("not fine", Level.WARNING)
+    note, problem = Statement("fine"), Statement("not fine", Severity.WARNING)
     figures = (Figure("error", "1e-3", "", "error 1e-3"), Figure("weights", "1 MB"))
     for status, items in ((Status.PASSED, [note]), (Status.FAILED, [note, problem])):
-        report = Report("diff", Verdict(status, "Compared.", ("why",)), ("a.onnx",), ("CPU",), figures,
-                        (section("Notes", items),), (Step("Next:", "command"),))  # fmt: skip
+        report = Report("diff", Headline(status, "Compared.", ("why",)), ("a.onnx",), ("CPU",), figures,
+                        (section("Notes", items),), (NextStep("Next:", "command"),))  # fmt: skip
         print_report(report, brief=True)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0][2:] == "a.onnx: Compared, error 1e-3"
@@ -231,7 +243,7 @@ def test_one_line_if_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_long_commands_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(Report("test", steps=(Step("Next:", "x " * 300),)))
+    print_report(Report("test", steps=(NextStep("Next:", "x " * 300),)))
     assert [line.split() for line in capsys.readouterr().out.splitlines() if "x x" in line] == [["x"] * 300]
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from onnxamp._fleet.outcome import FolderProgress, Row
+from onnxamp._fleet.outcome import FolderProgress, ModelOutcome
 from onnxamp._report import progress
 from onnxamp._report.progress import progress_bar, progress_lines
 
@@ -30,7 +30,7 @@ def test_between_two_models_of_a_folder_no_name_is_told(monkeypatch: pytest.Monk
     monkeypatch.setattr(progress, "_shown", partial(nullcontext, lambda *step: written.append(step[0])))
     with progress_bar() as told:
         told(FolderProgress(1, 3, ("a/one", "two"), None))
-        told(FolderProgress(2, 3, (), Row("two")))
+        told(FolderProgress(2, 3, (), ModelOutcome("two")))
     assert written == ["converting: one, two", "converting"]
 
 

@@ -13,7 +13,7 @@ from graphs.case import add_weights, parse
 import onnxamp
 from onnxamp import BenchReport, FolderReport
 from onnxamp._audit.bench_results import Bench, Latency, Ratio, Timing
-from onnxamp._fleet.outcome import Row
+from onnxamp._fleet.outcome import ModelOutcome
 
 LATENCY = Latency(0.1, 0.01, 0.011, 0.012, 100)
 BENCH = BenchReport(
@@ -21,6 +21,7 @@ BENCH = BenchReport(
     (Timing("a.onnx", None, LATENCY, 100.0, None), Timing("b.onnx", None, LATENCY, 90.0, Ratio(0.9, 0.8, 1.0))),
     None, ("b.onnx",), (), (),
 )  # fmt: skip
+ROWS = (ModelOutcome("a.onnx", "converted"), ModelOutcome("b.onnx"))
 RESULTS: dict[str, Any] = {
     "plan": pages.conversion(30).plan,
     "conversion": pages.conversion(30),
@@ -29,7 +30,7 @@ RESULTS: dict[str, Any] = {
     "bench": BENCH,
     "run": pages.run_check(30),
     "audit": pages.audit(30),
-    "folder": FolderReport(Path("in"), Path("out"), 1, 1.0, (Row("a.onnx", "converted"), Row("b.onnx"))),
+    "folder": FolderReport(Path("in"), Path("out"), 1, 1.0, ROWS),
 }
 EVERY = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
 
@@ -69,7 +70,7 @@ def test_two_results_in_a_notebook_share_no_ids() -> None:
 
 @pytest.mark.parametrize("name", pages.HOSTILE)
 def test_names_are_text_in_notebooks(name: str) -> None:
-    report = FolderReport(Path("in"), Path("out"), 1, 1.0, (Row(name, message=name),))
+    report = FolderReport(Path("in"), Path("out"), 1, 1.0, (ModelOutcome(name, message=name),))
     html = report._repr_html_()
     assert "<script" not in html
     assert "<img" not in html

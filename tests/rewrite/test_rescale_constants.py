@@ -15,8 +15,8 @@ from strategies import all_ops, random_model
 from strategies.table import recipes
 
 from onnxamp._facts.dtypes import FLOAT
+from onnxamp._facts.exponents import exponent_rules
 from onnxamp._facts.ops import op_facts
-from onnxamp._facts.relations import exponent_rules
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from passes import passed
 
-from onnxamp._facts.relations import exponent_rules
+from onnxamp._facts.exponents import exponent_rules
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
 from onnxamp._rewrite import rescale

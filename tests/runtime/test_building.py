@@ -189,7 +189,7 @@ def test_what_is_not_built_in_float32_either_is_no_fault_of_the_result(tmp_path:
 def test_engines_are_built_for_tensorrt_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(parse(OPEN), path)
-    with pytest.raises(ArgumentError, match="Only for tensorrt engines are built, not for 'cuda'"):
+    with pytest.raises(ArgumentError, match="No engine can be built for 'cuda': choose tensorrt"):
         onnxamp.audit_model(path, "cuda", build={})
     done = run("check", path, "--build", "--static")
     assert done.exit_code == 2

@@ -124,7 +124,7 @@ def test_what_is_slower_and_smaller_is_written_only_if_that_is_allowed(count: in
     assert tuned.is_slower
     told = " ".join(str(tuned).split())
     last = len(tuned.candidates) - 1
-    assert f"for weights that are {smaller} smaller. --pick {last} keeps everything float32." in told
+    assert f"for weights that are {smaller} smaller. --pick {last} keeps everything in float32." in told
 
 
 def test_what_the_clock_says_is_told() -> None:

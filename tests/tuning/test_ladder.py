@@ -217,7 +217,7 @@ def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.Monk
     rows = [line for line in told.splitlines() if line.strip().startswith(("✔ ", "✘ ")) and "×" in line]
     assert any("≈ " in row for row in rows)
     assert not any("≈ " in row for row in rows if "← written" in row)
-    assert "≈ marks an error that is expected from the sensitivities" in " ".join(told.split())
+    assert "≈ marks an expected error, from the sensitivities" in " ".join(told.split())
 
 
 def test_room_is_that_of_a_knapsack_with_one_part_cut() -> None:

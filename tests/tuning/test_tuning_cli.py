@@ -142,7 +142,7 @@ def test_picking_float32_is_not_called_a_failure_to_lower() -> None:
     arguments = ("tune", "net.onnx", "-o", "out.onnx", "--samples", 1)
     candidates = report_of(run(*arguments, "--format", "json"))["tuning"]["candidates"]
     told = run(*arguments, "--pick", len(candidates) - 1).output
-    assert f"Nothing was converted: candidate {len(candidates) - 1} keeps everything float32." in told
+    assert f"Nothing was converted: candidate {len(candidates) - 1} keeps everything in float32." in told
 
 
 def test_metrics() -> None:
@@ -271,7 +271,7 @@ def test_what_no_sample_runs_is_told() -> None:
     recurrent = next(path for path in MODELS if path.stem == "recurrent")
     result = run("tune", recurrent, "-o", "out.onnx", "--samples", 1)
     assert result.exit_code == 0, result.output
-    assert "No sample runs 3 nodes: they are decided as at level O2 (3 low)" in result.output
+    assert "No sample runs 3 nodes, so level O2 decides about them (3 low)" in result.output
 
 
 def test_help() -> None:

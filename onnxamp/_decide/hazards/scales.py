@@ -14,8 +14,7 @@ from onnxamp._decide.kinds import (
     HazardKind,
     computing,
 )
-from onnxamp._facts.dtypes import Format, element_name
-from onnxamp._facts.grids import Grid, grids
+from onnxamp._facts.dtypes import Format, Grid, element_name, grids
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
 from onnxamp._graph.graph import Graph

@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, isnan
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,9 @@ from onnxamp._model.model import ModelSource
 from onnxamp._model.staging import write_file
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import glued, named, said
-from onnxamp._report.html import NodeRow, Page, ValueRow, conversion_page, plot_of
+from onnxamp._report.html import Page, conversion_page
+from onnxamp._report.html.nodes import NodeRow, ValueRow
+from onnxamp._report.html.plot import plot_of
 from onnxamp._report.parts import Part, Report, listed_parts
 from onnxamp._tuning.results import Tuned
 
@@ -51,8 +54,8 @@ def render(page: Page) -> str:
 def _document(template: str, script: str, **facts: Any) -> str:
     """Return a whole page with a script and the styles, which the policy allows by their hashes."""
     style = _static("page.css")
-    made = _environment().get_template(template)
-    return made.render(
+    page = _environment().get_template(template)
+    return page.render(
         prefix="",
         script=script,
         style=style,
@@ -67,9 +70,9 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
     With ``tuned``, its candidates are also plotted. Ids have a prefix, so that a document may contain several reports.
     """
-    made = _environment().get_template("part.html.jinja")
+    part = _environment().get_template("part.html.jinja")
     prefix = f"onnxamp-{sha256(repr(report).encode()).hexdigest()[:8]}-"
-    return made.render(
+    return part.render(
         report=report,
         plot=plot_of(tuned) if tuned else None,
         style=_scoped_style(),
@@ -87,18 +90,12 @@ def render_index(report: Report, lines: Iterable[Any]) -> str:
 @cache
 def _scoped_style() -> str:
     """Return the styles of the parts, nested in the class of the part."""
-    sheet = re.sub(
-        r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*",
-        "",
-        _static("page.css"),
-        flags=re.DOTALL,
-    )
+    # A notebook has no figure of nodes, is not printed as a page, and chooses light or dark by itself.
+    unused = r"/\* Figure \*/.*?(?=/\* Candidates)|@media print.*"
+    sheet = re.sub(unused, "", _static("page.css"), flags=re.DOTALL)
     sheet = re.sub(r"^:root\[.*\n|^html .*\n", "", sheet, flags=re.MULTILINE)
-    return (
-        ".onnxamp-report {\n"
-        + re.sub(r"^(?::root|body) \{", "& {", sheet, flags=re.MULTILINE)
-        + "}\n"
-    )
+    nested = re.sub(r"^(?::root|body) \{", "& {", sheet, flags=re.MULTILINE)
+    return f".onnxamp-report {{\n{nested}}}\n"
 
 
 def write(page: Page, path: str | PathLike[str]) -> None:
@@ -111,7 +108,7 @@ def write(page: Page, path: str | PathLike[str]) -> None:
 
 
 def write_conversion(
-    made: Conversion,
+    conversion: Conversion,
     tuned: Tuned | None,
     result: ModelSource,
     path: Path,
@@ -122,8 +119,8 @@ def write_conversion(
     """Write the page of a conversion, which includes an audit of the result, and create its folder.
 
     Args:
-        made: the conversion.
-        tuned: what level auto found; None if it was another level.
+        conversion: the conversion.
+        tuned: the outcome of level auto; None at other levels.
         result: the result; it may not be in its place yet.
         path: the page.
         compared: the result against the original if there is no validation to show.
@@ -135,13 +132,16 @@ def write_conversion(
     from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - notebooks show no audit
 
     made_folder(path.parent)
-    audit = audit_model(result, made.plan.target, shapes=shapes)
-    write(conversion_page(made, made.validation, audit, tuned, compared), path)
+    audit = audit_model(result, conversion.plan.target, shapes=shapes)
+    write(
+        conversion_page(conversion, conversion.validation, audit, tuned, compared),
+        path,
+    )
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("onnxamp._report.html"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -149,21 +149,20 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_bounded,
     )
-    made.filters |= {
+    environment.filters |= {
         "whole": _whole,
         "glued": _glued,
         "at": "{:.2f}".format,
         "listed": listed_parts,
     }
-    made.tests["kind"] = _is_kind
-    return made
+    environment.tests["kind"] = _is_kind
+    return environment
 
 
 def _bounded(item: Any) -> Any:
-    """Text as it can be shown: printable and of bounded length."""
-    return (
-        said(item) if isinstance(item, str) and not isinstance(item, Markup) else item
-    )
+    """Return text as it can be shown, printable and of bounded length; markup and other items stay as they are."""
+    is_text = isinstance(item, str) and not isinstance(item, Markup)
+    return said(item) if is_text else item
 
 
 def _whole(command: str) -> Markup:
@@ -172,22 +171,20 @@ def _whole(command: str) -> Markup:
 
 
 def _glued(text: str) -> Markup:
-    """Text as it can be shown, in which numbers keep their units."""
+    """Return text as it can be shown, in which numbers keep their units."""
     return Markup(glued(str(escape(said(text)))).replace("\xa0", "&nbsp;"))  # noqa: S704 - it is escaped
 
 
 def _is_kind(part: Part, kind: str) -> bool:
-    """``part is kind("table")`` in a template."""
+    """Return whether a part is of a kind: ``part is kind("table")`` in a template."""
     return type(part).__name__.lower() == kind
 
 
 @cache
 def _static(name: str) -> str:
-    return (
-        (files("onnxamp._report.html") / "static" / name)
-        .read_text(encoding="utf-8")
-        .replace("\r\n", "\n")
-    )
+    """Return a static file, with the line ends for which its hash holds whatever a checkout made of them."""
+    file = files("onnxamp._report.html") / "static" / name
+    return file.read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
 @cache
@@ -203,24 +200,23 @@ def _hash(text: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that can stand inside a script element."""
-    return json.dumps(
-        data, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    ).translate(_ESCAPES)
+    """Return JSON that can stand inside a script element."""
+    compact = (",", ":")
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=compact)
+    return text.translate(_ESCAPES)
 
 
 def _data(page: Page) -> dict[str, Any]:
     """Return the data of the script as columns, which are several times smaller than records."""
     low = page.low
-    limits = (
-        (low.max_finite, low.smallest_normal, low.smallest_subnormal, low.epsilon / 2)
-        if low
-        else ()
-    )
+    window = None
+    if low is not None:
+        least = (low.smallest_normal, low.smallest_subnormal, low.epsilon / 2)
+        window = {"name": low.name, "limits": (low.max_finite, *least)}
     return {
         "nodes": _nodes(page.nodes),
         "values": _values(page.values),
-        "window": {"name": low.name, "limits": limits} if low else None,
+        "window": window,
         "limit": _number(page.limit),
         "firstBad": page.first_bad,
         "firstBadText": said(page.first_bad_text),
@@ -229,37 +225,31 @@ def _data(page: Page) -> dict[str, Any]:
 
 def _nodes(nodes: tuple[NodeRow, ...]) -> dict[str, Any]:
     texts = ("op", "scope", "precision", "provider", "quantized", "why", "reason")
-    return {
-        "name": [named(node.name) for node in nodes],
-        **{text: _table(getattr(node, text) for node in nodes) for text in texts},
-        "casts": [number for number, node in enumerate(nodes) if node.is_cast],
-        "messages": {
-            number: [
-                [int(message.level), said(message.text)]
-                for message in dict.fromkeys(node.messages)
-            ]
-            for number, node in enumerate(nodes)
-            if node.messages
-        },
-    }
+    data: dict[str, Any] = {"name": [named(node.name) for node in nodes]}
+    for text in texts:
+        data[text] = _table(map(attrgetter(text), nodes))
+    data["casts"] = [number for number, node in enumerate(nodes) if node.is_cast]
+    messages = data["messages"] = {}
+    for number, node in enumerate(nodes):
+        unique = dict.fromkeys(node.messages)
+        if unique:
+            messages[number] = [[int(one.level), said(one.text)] for one in unique]
+    return data
 
 
 def _values(values: tuple[ValueRow, ...]) -> dict[str, Any]:
     numbers = ("local", "accumulated", "least", "largest")
-    return {
+    data: dict[str, Any] = {
         "node": [value.node for value in values],
         "name": [named(value.name) for value in values],
         "dtype": _table(value.dtype for value in values),
-        **{
-            number: [_number(getattr(value, number)) for value in values]
-            for number in numbers
-        },
-        "exponents": {
-            number: value.exponent
-            for number, value in enumerate(values)
-            if value.exponent
-        },
     }
+    for name in numbers:
+        data[name] = list(map(_number, map(attrgetter(name), values)))
+    data["exponents"] = {
+        number: value.exponent for number, value in enumerate(values) if value.exponent
+    }
+    return data
 
 
 def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -270,9 +260,11 @@ def _table(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _number(x: float | None) -> float | str | None:
-    """Four digits are more than a figure shows; numbers that JSON lacks become words."""
+    """Return a number with four digits, which are more than a figure shows; numbers that JSON lacks become words."""
     if x is None:
         return None
     if isnan(x):
         return "nan"
-    return float(f"{x:.4g}") if isfinite(x) else "inf" if x > 0 else "-inf"
+    if not isfinite(x):
+        return "inf" if x > 0 else "-inf"
+    return float(f"{x:.4g}")

@@ -237,6 +237,7 @@ def auto_convert_mixed_precision(
         raise ArgumentError(
             "There is nothing to judge by: pass validate_fn, rtol or atol."
         )
+    # The defaults of numpy.allclose.
     if rtol is not None or atol is not None:
         rtol = 1e-5 if rtol is None else rtol
         atol = 1e-8 if atol is None else atol
@@ -350,6 +351,7 @@ def _accepted(
     Raises:
         ArgumentError: not even the last candidate, which lowers nothing, is accepted.
     """
+    # The judge alone decides, so the tolerance excludes nothing short of a wrong result.
     request = Request(
         model=model,
         asked=Options.of(Level.AUTO, {"keep_io_types": keep_io_types}),

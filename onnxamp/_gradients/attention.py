@@ -1,10 +1,8 @@
-"""Gradients of layers over sequences: attention, and LSTM, GRU and RNN, which are unrolled.
+"""Gradients of attention, and of the rotation of queries and keys.
 
 Attention of ONNX Runtime follows its formula: the weights are computed again, and masks are by position. Heads that
 share keys and values lie along an axis of their own: queries are [batch, shared heads, group, length, size], keys and
 values have a group of 1.
-
-Recurrent layers over sequences of known length become ops that have gradient rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,21 +25,6 @@ _PADDING = 4
 _SCORES = 5
 _OLD: Final = (6, 7)
 """Those of MultiHeadAttention: biases, mask, addends of scores, and the old cache."""
-_GATES: Final = {"GRU": 3, "LSTM": 4, "RNN": 1}
-_ACTIVATIONS: Final = {
-    "GRU": ["sigmoid", "tanh"],
-    "LSTM": ["sigmoid", "tanh", "tanh"],
-    "RNN": ["tanh"],
-}
-"""Default activations of one direction, from the schemas."""
-_State = tuple[Tensor, ...]
-"""Hidden state and, for an LSTM, cell state; [batch, hidden] each."""
-_Step = Callable[[Call, Tensor, Tensor | None, Tensor, _State], _State]
-"""Computes the next state of a node from the input's projection and the last state.
-
-Its other arguments are the recurrence [hidden, gates * hidden] and the bias [gates * hidden] of a GRU with
-linear_before_reset (other biases are part of the projection).
-"""
 
 
 class _Attention(NamedTuple):
@@ -82,6 +65,7 @@ class _Attention(NamedTuple):
             scores = visible.where(scores, _HIDDEN)
         weights = scores.op("Softmax", axis=-1)
         change = dy.op("MatMul", _turned(value))
+        # The gradient of a softmax: each score moves its own weight up, and all weights of the row down.
         change = weights * (change - (weights * change).sum([-1]))
         step = change * slope
         return cls(
@@ -416,141 +400,3 @@ RULES: Final[Mapping[str, Rule]] = {
     "com.microsoft::MultiHeadAttention": _multi_head,
     "com.microsoft::RotaryEmbedding": _rotary,
 }
-
-
-def unroll(call: Call) -> None:
-    """Replace the node with its steps.
-
-    Raises:
-        GradientError: the sequence length is unknown, or the node uses an option without a rule: sequence lengths,
-            peepholes, clipping, non-default activations.
-    """
-    layout = call.attribute("layout")
-    directions = call.attribute("direction")
-    count = 2 if directions == "bidirectional" else 1
-    length = _checked_length(call, count)
-    x = call.x.transpose([1, 0, 2]) if layout else call.x
-    pieces = {port: _pieces(call, port, count) for port in (1, 2, 3, 5, 6)}
-    rows: list[Tensor] = []
-    finals: list[_State] = []
-    for index in range(count):
-        backward = directions == "reverse" or index == 1
-        given = {port: parts[index] for port, parts in pieces.items() if parts}
-        steps, final = _run(call, x, given, length, backward=backward)
-        rows.append(_stacked(steps).op("Unsqueeze", [1]))
-        finals.append(final)
-    outputs = [call.writer.concat(rows, 1), *map(_stacked, zip(*finals, strict=True))]
-    for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
-        if wanted is not None:
-            perm = ([2, 0, 1, 3] if port == 0 else [1, 0, 2]) if layout else None
-            made.op("Transpose" if layout else "Identity", into=wanted.name, perm=perm)
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors joined along a new first axis."""
-    return tensors[0].writer.concat(
-        [tensor.op("Unsqueeze", [0]) for tensor in tensors], 0
-    )
-
-
-def _checked_length(call: Call, directions: int) -> int:
-    """Return the length of the sequences if the node can be unrolled."""
-    named = [name.decode() for name in call.attribute("activations") or ()]
-    usual = _ACTIVATIONS[call.node.key] * directions
-    if named and [name.lower() for name in named[: len(usual)]] != usual:
-        raise call.error(
-            f"has the activations {', '.join(named)}; only the default ones have a gradient rule"
-        )
-    length = call.x.known_size(call.attribute("layout"))
-    if length is None:
-        raise call.error(
-            "must be unrolled for its gradient, but its sequence length is unknown: give the input a fixed length"
-        )
-    return length
-
-
-def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
-    """Return the part of an input for each direction, without the direction axis; none if the input is absent."""
-    if not call.has(port):
-        return []
-    axis = 1 if port > 3 and call.attribute("layout") else 0
-    return [part.op("Squeeze", [axis]) for part in call[port].split([1] * count, axis)]
-
-
-def _run(
-    call: Call, x: Tensor, given: Mapping[int, Tensor], length: int, *, backward: bool
-) -> tuple[list[Tensor], _State]:
-    """Return the hidden states by time and the final state of one direction; ``given`` has its inputs by port."""
-    kind = call.node.key
-    width = call.attribute("hidden_size")
-    inputs = x.op("MatMul", given[1].transpose([1, 0]))
-    late_bias = None
-    if 3 in given:
-        own, recurrent = given[3].split([_GATES[kind] * width] * 2, 0)
-        if kind == "GRU" and call.attribute("linear_before_reset"):
-            late_bias = recurrent
-        else:
-            own = own + recurrent
-        inputs = inputs + own
-    recurrence = given[2].transpose([1, 0])
-    steps = inputs.split([1] * length, 0)
-    batch = call.x.size(0 if call.attribute("layout") else 1)
-    empty = call.writer.vector(batch, width).zeros(x.elem)
-    state: _State = tuple(
-        given.get(port, empty) for port in ((5, 6) if kind == "LSTM" else (5,))
-    )
-    hidden = []
-    for step in reversed(steps) if backward else steps:
-        state = _STEPS[kind](
-            call, recurrence, late_bias, step.op("Squeeze", [0]), state
-        )
-        hidden.append(state[0])
-    return hidden[::-1] if backward else hidden, state
-
-
-def _split(call: Call, x: Tensor, count: int) -> list[Tensor]:
-    return x.split([call.attribute("hidden_size")] * count, 1)
-
-
-def _lstm(
-    call: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
-) -> _State:
-    hidden, memory = state
-    i, o, f, c = _split(call, x + hidden.op("MatMul", recurrence), 4)
-    memory = f.op("Sigmoid") * memory + i.op("Sigmoid") * c.op("Tanh")
-    return o.op("Sigmoid") * memory.op("Tanh"), memory
-
-
-def _gru(
-    call: Call, recurrence: Tensor, bias: Tensor | None, x: Tensor, state: _State
-) -> _State:
-    (hidden,) = state
-    if call.attribute("linear_before_reset"):
-        own = hidden.op("MatMul", recurrence)
-        ours = _split(call, own if bias is None else own + bias, 3)
-        theirs = _split(call, x, 3)
-        z, r = (
-            (a + b).op("Sigmoid") for a, b in zip(theirs[:2], ours[:2], strict=True)
-        )
-        new = (theirs[2] + r * ours[2]).op("Tanh")
-    else:
-        width = call.attribute("hidden_size")
-        early, late = recurrence.split([2 * width, width], 1)
-        first, last = x.split([2 * width, width], 1)
-        z, r = (
-            gate.op("Sigmoid")
-            for gate in _split(call, first + hidden.op("MatMul", early), 2)
-        )
-        new = (last + (r * hidden).op("MatMul", late)).op("Tanh")
-    return ((1 - z) * new + z * hidden,)
-
-
-def _rnn(
-    _: Call, recurrence: Tensor, _bias: Tensor | None, x: Tensor, state: _State
-) -> _State:
-    return ((x + state[0].op("MatMul", recurrence)).op("Tanh"),)
-
-
-_STEPS: Final[Mapping[str, _Step]] = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}
-UNROLLED: Final = frozenset(_STEPS)
-"""Op types that :func:`unroll` handles."""
