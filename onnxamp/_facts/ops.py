@@ -191,6 +191,7 @@ class OpFacts:
     types_only: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_epsilons: Mapping[str, range | tuple[int, ...]]
+    bounding_attribute: Mapping[str, str]
     divisors: Mapping[str, tuple[int, ...]]
     adds: Mapping[str, range | tuple[int, ...]]
     carries: Mapping[str, range | tuple[int, ...]]

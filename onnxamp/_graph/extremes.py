@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.evaluate import Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
@@ -121,7 +121,13 @@ class _Walk:
             for port in ports_of(node, ports)
             if (number := self.uniform(node.inputs[port]))
         ]
-        small = [number for number in small if 0 < abs(number) < _SMALL]
+        name = facts.bounding_attribute.get(node.key)
+        held = None if name is None else attribute(node.proto, name)
+        small = [
+            number
+            for number in (*small, *(() if held is None else (held,)))
+            if 0 < abs(number) < _SMALL
+        ]
         if not small or not self.unknown(node):
             return None
         if node.key in facts.choices:
