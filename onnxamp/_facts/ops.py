@@ -98,6 +98,7 @@ class OpFacts:
     eliminated: frozenset[str]
     epsilons: frozenset[str]
     biased: frozenset[str]
+    bounds: frozenset[str]
     commutative: frozenset[str]
     exact: frozenset[str]
     """Includes all data movement."""
