@@ -100,6 +100,7 @@ class OpFacts:
     biased: frozenset[str]
     bounds: frozenset[str]
     commutative: frozenset[str]
+    exponentials: frozenset[str]
     exact: frozenset[str]
     """Includes all data movement."""
     folded: frozenset[str]
