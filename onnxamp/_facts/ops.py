@@ -194,6 +194,7 @@ class OpFacts:
     added_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_attribute: Mapping[str, str]
+    scattered_sums: Mapping[str, str]
     divisors: Mapping[str, tuple[int, ...]]
     adds: Mapping[str, range | tuple[int, ...]]
     carries: Mapping[str, range | tuple[int, ...]]
