@@ -121,13 +121,11 @@ class _Walk:
             for port in ports_of(node, ports)
             if (number := self.uniform(node.inputs[port]))
         ]
+        small = [number for number in small if 0 < abs(number) < _SMALL]
         name = facts.bounding_attribute.get(node.key)
-        held = None if name is None else attribute(node.proto, name)
-        small = [
-            number
-            for number in (*small, *(() if held is None else (held,)))
-            if 0 < abs(number) < _SMALL
-        ]
+        bound = None if name is None else attribute(node.proto, name)
+        if bound is not None:
+            return float(bound) if 0 < bound < _SMALL else None
         if not small or not self.unknown(node):
             return None
         if node.key in facts.choices:

@@ -1,7 +1,7 @@
 """Sums and products in loops: which of them a state survives, and which fade or replace it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -89,7 +89,7 @@ class Fading:
         if fate != Fate.DECAYS:
             return fate
         state = self.graph.passed_on(value)
-        for reader, _ in self.graph.readers(node):
+        for reader in self._readers(node):
             if reader.key not in op_facts().additive:
                 continue
             terms = [self._share(term, state) for term in reader.reads]
@@ -97,6 +97,16 @@ class Fading:
             if len(known) > 1 and sum(known) > self.largest:
                 return Fate.ACCUMULATES
         return fate
+
+    def _readers(self, node: Node) -> Iterator[Node]:
+        """Yield the nodes that read what a node computes, also where it is passed on as it is."""
+        stack = [node]
+        while stack:
+            for reader, _ in self.graph.readers(stack.pop()):
+                if reader.index in self.graph.passing:
+                    stack.append(reader)
+                else:
+                    yield reader
 
     def _share(self, value: int, state: int) -> float | None:
         """Return the magnitude of the constant by which a value multiplies a state; None if it does not."""
