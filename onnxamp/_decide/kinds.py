@@ -253,8 +253,6 @@ def computing(
     What makes a constant in either precision at no cost follows its readers anyway.
     """
     known = graph.ask(known_numbers)
-    if value not in known.numbers:
-        return
     why = f"computes a number for {reader.label!r}"
     for origin in known.origins(value):
         maker = graph.producer(origin)

@@ -27,7 +27,7 @@ from onnxamp._decide.variables import find_variables
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
-from onnxamp._graph.added_masks import AddedMasks, added_masks
+from onnxamp._graph.added_masks import AddedMasks, added_masks, may_be_bounded
 from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.mask_paths import sentinel_paths
@@ -206,8 +206,8 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
 
 
 def _masks(graph: Graph) -> AddedMasks:
-    """Return the masks among the inputs, none before opset 8, whose Max is the first to broadcast."""
-    return graph.ask(added_masks) if graph.book.opsets[""] >= 8 else AddedMasks()
+    """Return the masks among the inputs that may be bounded."""
+    return graph.ask(added_masks) if may_be_bounded(graph) else AddedMasks()
 
 
 def _twofold(

@@ -96,7 +96,9 @@ class OpFacts:
     eliminated: frozenset[str]
     epsilons: frozenset[str]
     biased: frozenset[str]
+    bounds: frozenset[str]
     commutative: frozenset[str]
+    exponentials: frozenset[str]
     exact: frozenset[str]
     """Includes all data movement."""
     folded: frozenset[str]
@@ -189,6 +191,8 @@ class OpFacts:
     types_only: Mapping[str, tuple[int, ...]]
     added_epsilons: Mapping[str, range | tuple[int, ...]]
     bounding_epsilons: Mapping[str, range | tuple[int, ...]]
+    bounding_attribute: Mapping[str, str]
+    scattered_sums: Mapping[str, str]
     divisors: Mapping[str, tuple[int, ...]]
     adds: Mapping[str, range | tuple[int, ...]]
     carries: Mapping[str, range | tuple[int, ...]]

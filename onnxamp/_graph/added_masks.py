@@ -1,4 +1,7 @@
-"""Inputs that are added to the scores of an attention, as masks are: 0, or a number near float32's lowest."""
+"""Inputs that are added to the scores of an attention, as masks are: 0, or a number near float32's lowest.
+
+They may be subtracted as well, and hold its largest one then.
+"""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -23,19 +26,21 @@ class AddedMasks(NamedTuple):
         inputs: the inputs that nothing but the scores before a Softmax takes.
         values: these, and the values that they pass through on their way to the Softmax.
         sums: the nodes that add them to something else.
+        subtracted: the inputs that are subtracted instead, and the values that they pass through before that.
     """
 
     inputs: frozenset[int] = frozenset()
     values: frozenset[int] = frozenset()
     sums: frozenset[int] = frozenset()
+    subtracted: frozenset[int] = frozenset()
 
 
 def added_masks(graph: Graph) -> AddedMasks:
     """Find the float inputs that are masks.
 
-    Such an input, moved and scaled by constants, is added to something unknown, or chosen in its place, and all of it
-    ends in a Softmax or in an op that contains one. An input that is negated first, or multiplied by a large number,
-    holds zeros and ones instead.
+    Such an input, moved and scaled by constants, is added to something unknown, subtracted from it, or chosen in its
+    place, and all of it ends in a Softmax or in an op that contains one. An input that is subtracted from a constant
+    first, or multiplied by a large number, holds zeros and ones instead.
 
     Complexity: linear in nodes for each input that leads to a Softmax alone.
     """
@@ -43,7 +48,7 @@ def added_masks(graph: Graph) -> AddedMasks:
     if not sinks and not graph.nodes_of(op_facts().score_masks):
         return AddedMasks()
     passed = graph.ask(passed_values)
-    inputs, values, sums = set[int](), set[int](), set[int]()
+    inputs, values, sums, subtracted = set[int](), set[int](), set[int](), set[int]()
     for value in graph.scopes[0].inputs:
         is_given = (
             graph.values[value].origin is Origin.INPUT
@@ -54,7 +59,13 @@ def added_masks(graph: Graph) -> AddedMasks:
             inputs.add(value)
             values.update(walk.joined)
             sums.update(walk.sums)
-    return AddedMasks(frozenset(inputs), frozenset(values), frozenset(sums))
+            if True in walk.signs:
+                subtracted.update(
+                    one for one, is_joined in walk.joined.items() if not is_joined
+                )
+    return AddedMasks(
+        frozenset(inputs), frozenset(values), frozenset(sums), frozenset(subtracted)
+    )
 
 
 _FLOATS = frozenset({*FLOAT_TENSORS, "tensor(double)"})
@@ -77,7 +88,8 @@ class _Walk:
 
     Attributes:
         joined: value -> whether it is joined with something unknown already.
-        sums: the nodes that add something unknown to it.
+        sums: the nodes that add something unknown to it, and those that subtract it.
+        signs: whether those that join it with something unknown subtract it.
     """
 
     graph: Graph
@@ -85,6 +97,7 @@ class _Walk:
     passed: Mapping[int, list[int]]
     joined: dict[int, bool] = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
+    signs: set[bool] = field(default_factory=set)
 
     def is_mask(self, value: int) -> bool:
         """Return whether all that takes an input takes it for a mask."""
@@ -116,7 +129,7 @@ class _Walk:
                 if result not in self.joined:
                     self.joined[result] = after
                     stack.append(result)
-        return ends
+        return ends and len(self.signs) < 2
 
     def after(self, node: Node, port: int, *, is_joined: bool) -> bool | None:
         """Return whether a mask is joined behind a node that reads it; None if the node does more with it."""
@@ -141,13 +154,16 @@ class _Walk:
             for value in others
             if not is_known(graph, value) and value not in self.joined
         ]
+        is_negated = node.key == "Sub" and port == 1
         if unknown and node.key in facts.additive:
             self.sums.add(node.index)
+            if not is_joined:
+                self.signs.add(is_negated)
         if is_joined or node.index in graph.exact:
             return is_joined or bool(unknown)
-        is_negated = node.key == "Sub" and port == 1
         is_factor = node.key == "Mul" and (unknown or any(map(self.is_large, others)))
-        return None if is_negated or is_factor else bool(unknown)
+        is_changed = is_factor or (is_negated and not unknown)
+        return None if is_changed else bool(unknown)
 
     def is_large(self, value: int) -> bool:
         """Return whether a constant turns 0 and 1 into a mask."""
@@ -161,6 +177,11 @@ class _Walk:
 
 _SHAPES = ("Shape", "Size")
 """Ops that read no element."""
+
+
+def may_be_bounded(graph: Graph) -> bool:
+    """Return whether a node can bound masks: Max and Min broadcast since opset 8 (onnx/defs/math/defs.cc)."""
+    return graph.book.opsets[""] >= 8
 
 
 def casts_to_float(graph: Graph) -> Iterator[Node]:

@@ -22,7 +22,7 @@ from onnxamp._graph.determined import constant_trips
 from onnxamp._graph.fading import clip_bounds
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
-from onnxamp._graph.known import is_known
+from onnxamp._graph.known import is_fixed
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node, Origin, transfers
 
@@ -276,7 +276,7 @@ class _Spread:
             return POSITION | COUNTING if is_rounding else 0
         marks = [self.mark(value) for value in given]
         is_pure = node.key in facts.position_arithmetic and all(
-            mark & POSITION or is_known(graph, value)
+            mark & POSITION or is_fixed(graph, value)
             for value, mark in zip(given, marks, strict=True)
         )
         if not is_pure:

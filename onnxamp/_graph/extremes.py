@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.evaluate import Evaluator
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
@@ -122,6 +122,10 @@ class _Walk:
             if (number := self.uniform(node.inputs[port]))
         ]
         small = [number for number in small if 0 < abs(number) < _SMALL]
+        name = facts.bounding_attribute.get(node.key)
+        bound = None if name is None else attribute(node.proto, name)
+        if bound is not None:
+            return float(bound) if 0 < bound < _SMALL else None
         if not small or not self.unknown(node):
             return None
         if node.key in facts.choices:

@@ -1,17 +1,25 @@
 """Sums and products in loops: which of them a state survives, and which fade or replace it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
 
-_ROTATED: Final = 64
-"""Rows of a matrix up to which it may be a rotation; larger ones are weights."""
+_WIDEST: Final = 1024
+"""Rows of a matrix up to which its growth is computed; larger ones are weights of networks."""
+_FADING: Final = 1 - 1 / 64
+"""Growth up to which a matrix fades a state. Roundings in different directions partly cancel: beside the last one,
+those of 64 products add up to less than 6 of them.
+"""
+_POWERS: Final = 32
+"""Products of a matrix with a vector, of which the last half tells how fast a state grows or fades."""
 _REACH: Final = 24
 """Nodes that one walk visits at most: gates and norms are written in fewer."""
 
@@ -51,6 +59,7 @@ class Fading:
             for source, result in transfers(graph, node):
                 self._sources.setdefault(result, []).append(source)
         self._kinds: dict[int, str] = {}
+        self._growths: dict[int, float] = {}
 
     def product(self, node: Node, port: int) -> Fate:
         """Return what a product makes of the factor at a port."""
@@ -58,8 +67,10 @@ class Fading:
         value = node.inputs[port]
         if node.key in facts.divisors:
             divisor = node.input(1)
-            is_norm = self._is_norm(divisor, value)
-            return Fate.FADES if is_norm else self._by_constant(divisor, inverse=True)
+            if self._is_norm(divisor, value):
+                return Fate.FADES
+            fate = self._by_constant(divisor, inverse=True)
+            return self._joined(node, value, fate)
         factors = [
             node.inputs[other]
             for other in facts.multiplies[node.key]
@@ -70,7 +81,46 @@ class Fading:
                 self._mixes(factor) or self._kind(factor) for factor in factors
             )
             return Fate.FADES if is_new else Fate.ACCUMULATES
-        return self._by_factor(factors[0], value) if factors else Fate.ACCUMULATES
+        fate = self._by_factor(factors[0], value) if factors else Fate.ACCUMULATES
+        return self._joined(node, value, fate)
+
+    def _joined(self, node: Node, value: int, fate: Fate) -> Fate:
+        """Return what a product makes of a value, other than alone, where it is added to another one: 0.4 x + 0.6 x."""
+        if fate != Fate.DECAYS:
+            return fate
+        state = self.graph.passed_on(value)
+        for reader in self._readers(node):
+            if reader.key not in op_facts().additive:
+                continue
+            terms = [self._share(term, state) for term in reader.reads]
+            known = [share for share in terms if share is not None]
+            if len(known) > 1 and sum(known) > self.largest:
+                return Fate.ACCUMULATES
+        return fate
+
+    def _readers(self, node: Node) -> Iterator[Node]:
+        """Yield the nodes that read what a node computes, also where it is passed on as it is."""
+        stack = [node]
+        while stack:
+            for reader, _ in self.graph.readers(stack.pop()):
+                if reader.index in self.graph.passing:
+                    stack.append(reader)
+                else:
+                    yield reader
+
+    def _share(self, value: int, state: int) -> float | None:
+        """Return the magnitude of the constant by which a value multiplies a state; None if it does not."""
+        value = self.graph.passed_on(value)
+        maker = self.graph.producer(value)
+        if maker is None or state not in map(self.graph.passed_on, maker.inputs):
+            return None
+        factors = [
+            stats.largest
+            for read in maker.inputs
+            if (stats := self.graph.constants.stats(read)) is not None
+        ]
+        is_product = maker.key == "Mul" and len(factors) == 1
+        return factors[0] if is_product else None
 
     def _by_factor(self, factor: int, value: int) -> Fate:
         """Return what a factor makes of a value."""
@@ -166,9 +216,9 @@ class Fading:
         return () if maker is None or len(maker.reads) < 2 else tuple(maker.inputs)
 
     def _mixes(self, value: int) -> bool:
-        """Return whether a factor is a learned matrix, also a quantized one: parts of a state fade in the product.
+        """Return whether a factor is a matrix in whose powers a state fades, also a quantized one.
 
-        A constant matrix in which none fades is a rotation, or steps a motion on.
+        In those of a rotation, of a step of a motion, or of a slow filter, it lasts.
         """
         maker = self.graph.producer(value, *op_facts().dequantize)
         stored = value if maker is None else maker.input(0)
@@ -176,13 +226,12 @@ class Fading:
             return False
         rows, *columns = self.graph.shapes[stored] or (None,)
         is_square = rows is not None and columns == [rows]
-        if maker is not None or not is_square or (rows or 0) > _ROTATED:
+        if maker is not None or not is_square or (rows or 0) > _WIDEST:
             return True
-        numbers = self.graph.constants.numbers(stored)
-        if numbers is None or not np.isfinite(numbers).all():
-            return True
-        strengths = np.linalg.svd(numbers.astype(np.float64), compute_uv=False)
-        return bool(strengths.min(initial=np.inf) <= self.largest)
+        if stored not in self._growths:
+            numbers = self.graph.constants.numbers(stored)
+            self._growths[stored] = 0.0 if numbers is None else _growth(numbers)
+        return self._growths[stored] <= _FADING
 
     def _is_norm(self, divisor: int, value: int) -> bool:
         """Return whether a divisor is reduced from what it divides, as in norms."""
@@ -255,6 +304,26 @@ class Fading:
         """Return whether a Clip ends at 0 and 1, as in a hard sigmoid."""
         low, high = clip_bounds(self.graph, node)
         return low is not None and high is not None and low >= 0 and high <= 1
+
+
+def _growth(matrix: NDArray[Any]) -> float:
+    """Return by how much a square matrix multiplies a vector in the long run: its spectral radius, about.
+
+    Complexity: linear in the elements of the matrix.
+    """
+    if not np.isfinite(matrix).all():
+        return 0.0
+    numbers = matrix.astype(np.float64)
+    vector = np.random.default_rng(0).standard_normal(len(numbers))
+    growth = 0.0
+    for turn in range(2 * _POWERS):
+        vector = numbers @ vector
+        norm = float(np.linalg.norm(vector))
+        if not norm:
+            return 0.0
+        vector /= norm
+        growth += math.log(norm) if turn >= _POWERS else 0.0
+    return math.exp(growth / _POWERS)
 
 
 def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:

@@ -63,6 +63,10 @@ class Known:
         """Return the statistics of each value that an operand may have; none if a tensor stores it or it is unknown."""
         return self._stats.get(value, ())
 
+    def computes(self, value: int) -> bool:
+        """Return whether a value is computed from constants alone."""
+        return value in self._sources
+
     def origins(self, value: int) -> list[int]:
         """Return the value and all those that it is computed from.
 
@@ -121,6 +125,12 @@ def is_known(graph: Graph, value: int) -> bool:
     return graph.constants.is_constant(value) or bool(
         graph.ask(known_numbers).stats(value)
     )
+
+
+def is_fixed(graph: Graph, value: int) -> bool:
+    """Return whether a value is computed from constants alone, such as a table that an If picks, however large."""
+    constants = graph.constants
+    return constants.is_constant(value) or graph.ask(known_numbers).computes(value)
 
 
 def is_out_of_range(graph: Graph, value: int, low: Format) -> bool:

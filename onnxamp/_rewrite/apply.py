@@ -40,7 +40,9 @@ class NewCast:
     """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input then copies it to ``target``,
     an op that no optimization of the runtime removes."""
     bounded: str = ""
-    """Name of the source bounded from below, if it is a mask: the Cast reads that instead."""
+    """Name of the bounded source, if it is a mask: the Cast reads that instead."""
+    is_capped: bool = False
+    """Whether it is bounded from above, because it is subtracted."""
     value: int = ABSENT
     """The value that is cast, in the graph of the edits."""
 
@@ -100,6 +102,8 @@ class Edits:
 
     floor: str = ""
     """Name of the float32 constant that bounds masks from below; "" if none is bounded."""
+    ceiling: str = ""
+    """Name of the one that bounds masks from above that are subtracted."""
     sums: Mapping[int, str] = field(default_factory=dict)
     """Node that adds a mask in low precision -> the name of its result, once it is bounded."""
     low_floor: str = ""
@@ -234,8 +238,10 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
         source = cast.bounded or cast.source
         nodes = [editor.make("Cast", [source], [output], cast.name, to=cast.elem)]
         if cast.bounded:
-            bound = editor.make("Max", [cast.source, edits.floor], [cast.bounded])
-            nodes.insert(0, bound)
+            op, end = (
+                ("Min", edits.ceiling) if cast.is_capped else ("Max", edits.floor)
+            )
+            nodes.insert(0, editor.make(op, [cast.source, end], [cast.bounded]))
         if cast.shield:
             nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
         editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
@@ -248,13 +254,15 @@ def _bound_masks(editor: GraphEditor, edits: Edits) -> None:
     uniform for larger ones as well. In a wide type, half of the largest number takes any score.
     """
     low = edits.low
-    ends = {
-        edits.floor: low.max_finite / (1 if low.is_narrow else 2),
-        edits.low_floor: low.max_finite / 2,
-    }
-    for name, elem in ((edits.floor, TensorProto.FLOAT), (edits.low_floor, low.elem)):
+    end = low.max_finite / (1 if low.is_narrow else 2)
+    ends = (
+        (edits.floor, TensorProto.FLOAT, -end),
+        (edits.ceiling, TensorProto.FLOAT, end),
+        (edits.low_floor, low.elem, -low.max_finite / 2),
+    )
+    for name, elem, number in ends:
         if name:
-            editor.add_weight(0, helper.make_tensor(name, elem, [], [-ends[name]]))
+            editor.add_weight(0, helper.make_tensor(name, elem, [], [number]))
     for index, result in edits.sums.items():
         source = edits.outputs[index, 0]
         editor.insert_after(

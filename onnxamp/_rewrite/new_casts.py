@@ -24,12 +24,14 @@ class NewCasts(NamedTuple):
         copies: second copies of constants.
         dequantized: second nodes that dequantize.
         floor: the name of the constant that bounds masks before their Casts; "" if none is bounded.
+        ceiling: the same, of masks that are subtracted.
     """
 
     casts: Sequence[NewCast]
     copies: Sequence[NewConstant]
     dequantized: Sequence[NewDequantize]
     floor: str
+    ceiling: str
 
 
 def find_casts(
@@ -46,7 +48,10 @@ def find_casts(
     casting = [one for one in names.versions if one.how is How.CAST]
     copying = [one for one in names.versions if one.how is How.COPY]
     twofold = [one for one in names.versions if one.how is How.DEQUANTIZED]
-    is_bounded = any(_bounds(problem, version) for version in casting)
+    bounded = [version.value for version in casting if _bounds(problem, version)]
+    subtracted = problem.masks.subtracted
+    is_floored = any(value not in subtracted for value in bounded)
+    is_capped = any(value in subtracted for value in bounded)
     values = problem.graph.values
     twofold.sort(key=lambda version: values[version.value].producer, reverse=True)
     return NewCasts(
@@ -55,7 +60,8 @@ def find_casts(
         dequantized=[
             _dequantize(problem, decision, names, version, new) for version in twofold
         ],
-        floor=new.fresh("mask_floor") if is_bounded else "",
+        floor=new.fresh("mask_floor") if is_floored else "",
+        ceiling=new.fresh("mask_ceiling") if is_capped else "",
     )
 
 
@@ -77,6 +83,7 @@ def _cast(problem: Problem, version: Version, new: NewNames) -> NewCast:
         elem=problem.options.low.elem if version.low else TensorProto.FLOAT,
         shield=new.fresh(f"{version.name}_cast") if is_shielded else "",
         bounded=new.fresh(f"{version.source}_bounded") if is_bounded else "",
+        is_capped=version.value in problem.masks.subtracted,
         name=new.fresh(f"{version.name}/Cast"),
         value=version.value,
     )

@@ -56,6 +56,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         rounded=_kept_positive(problem, weights, casts),
         halved=_halved(problem, decision),
         floor=casts.floor,
+        ceiling=casts.ceiling,
         sums=sums.results,
         low_floor=sums.floor,
     )

@@ -329,6 +329,7 @@ class Role(Enum):
     INDEX = "rows of a table"
     MASK = "which elements count"
     ADDED = "a mask that is added to scores"
+    SUBTRACTED = "a mask that is subtracted from scores"
     SIZE = "a size, a shape or a number of rounds"
     POSITION = "positions along the last axis"
     LENGTH = "how many elements of an axis count"
@@ -410,8 +411,10 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
         role = Role.POSITION if by_name is Role.POSITION else Role.INDEX
         bound = min((bound for bound in bounds if bound is not None), default=None)
         return Use(role, bound, marker=next(iter(markers), None))
-    if value in view.ask(added_masks).inputs:
-        return Use(Role.ADDED)
+    masks = view.ask(added_masks)
+    if value in masks.inputs:
+        is_added = value not in masks.subtracted
+        return Use(Role.ADDED if is_added else Role.SUBTRACTED)
     if by_name is not None:
         return Use(by_name)
     if Role.MASK in roles:

@@ -460,8 +460,9 @@ def _tensor(
         numbers = np.full(shape, bool(use.past))
     elif use.role is Role.MASK:
         numbers = _mask(generator, shape, use)
-    elif use.role is Role.ADDED:
-        numbers = np.where(_mask(generator, shape, use), 0.0, _lowest(dtype))
+    elif use.role in (Role.ADDED, Role.SUBTRACTED):
+        sign = 1 if use.role is Role.ADDED else -1
+        numbers = np.where(_mask(generator, shape, use), 0.0, sign * _lowest(dtype))
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:

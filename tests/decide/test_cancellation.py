@@ -1,13 +1,17 @@
 """Normalizations of an input whose mean is far larger than its deviations."""
 
 import numpy as np
+import onnx
 import pytest
 from graphs.case import add_weights, parse
 from onnx import ModelProto
 
 import onnxamp
 
-NUMBERS = "<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float e = {1e-6}, float two = {2}>"
+NUMBERS = """<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float e = {1e-6}, float one = {1}, float two = {2},
+    float size = {64}, float twenty = {20}, float little = {0.01}, float hundred = {100}, float shift = {-2000},
+    int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1}, int64[1] after = {2}, int64[1] last = {-1},
+    int64[1] end = {64}>"""
 IMAGE = "(float[2,3,16,16] x) => (float[2,C,16,16] y)"
 ROWS = "(float[4,64] x) => (float[4,64] y)"
 MEAN = "ReduceMean <axes = [1]>"
@@ -34,6 +38,29 @@ NORMS = {
     "centered by a pool": f"{IMAGE} {{ m = GlobalAveragePool (x) d = Sub (x, m) y = Conv (d, c) }}",
     "variance by two means": f"""(float[4,64] x) => (float[4,1] y) {{ q = Mul (x, x) a = {MEAN} (q) m = {MEAN} (x)
         p = Mul (m, m) y = Sub (a, p) }}""",
+    "variance by two sums": """(float[4,64] x) => (float[4,1] y) { q = ReduceSumSquare <axes = [1]> (x)
+        a = Div (q, size) t = ReduceSum (x, axis) p = Mul (t, t) f = Div (p, size) o = Div (f, size)
+        y = Sub (a, o) }""",
+    "variance by a negated square": f"""(float[4,64] x) => (float[4,1] y) {{ q = Pow (x, two) a = {MEAN} (q)
+        m = {MEAN} (x) p = Mul (m, m) f = Neg (p) y = Add (f, a) }}""",
+    "weighted variance": """(float[4,64] x, float[4,64] z) => (float[4,1] y) { k = Softmax (z) t = Mul (k, x)
+        m = ReduceSum (t, axis) q = Mul (x, x) u = Mul (k, q) a = ReduceSum (u, axis) p = Mul (m, m)
+        v = Sub (a, p) y = Relu (v) }""",
+    "covariance": f"""(float[4,64] x) => (float[4,1] y) {{ r = Mul (x, two) o = Relu (r) q = Mul (x, o) a = {MEAN} (q)
+        m = {MEAN} (x) l = {MEAN} (o) p = Mul (m, l) y = Sub (a, p) }}""",
+    "from the first": f"{ROWS} {{ f = Slice (x, first, next, axis) d = Sub (x, f) y = MatMul (d, w) }}",
+    "steps": f"""{ROWS} {{ f = Slice (x, first, last, axis) o = Slice (x, next, end, axis) d = Sub (o, f)
+        l = Slice (x, first, next, axis) t = Slice (x, next, after, axis) k = Sub (t, l) j = Concat <axis = 1> (d, k)
+        y = MatMul (j, w) }}""",
+    "from the smallest": f"{ROWS} {{ f = ReduceMin <axes = [1]> (x) d = Sub (x, f) y = MatMul (d, w) }}",
+    "two inputs": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { k = Add (z, twenty) d = Sub (x, k)
+        y = MatMul (d, w) }""",
+    "parts": """(float[4,32] x, float[4,32] z) => (float[4,64] y) { k = Add (z, twenty) j = Concat <axis = 1> (x, k)
+        n = LayerNormalization (j, g) y = MatMul (n, w) }""",
+    "double": f"""(double[4,64] x) => (float[4,64] y) {{ f = Cast <to = 1> (x) m = {MEAN} (f) d = Sub (f, m)
+        y = MatMul (d, w) }}""",
+    "stored mean": f"{ROWS} {{ d = Sub (x, twenty) k = Div (d, little) y = MatMul (k, w) }}",
+    "stored shift": f"{ROWS} {{ d = Mul (x, hundred) k = Add (shift, d) y = MatMul (k, w) }}",
 }
 
 
@@ -55,10 +82,14 @@ def model_of(text: str) -> ModelProto:
 @pytest.mark.parametrize("name", NORMS)
 def test_deviations_of_an_input_survive(name: str, dtype: str) -> None:
     model = model_of(NORMS[name])
-    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    given = model.graph.input[0].type.tensor_type
+    shape = [dim.dim_value for dim in given.shape.dim]
     # In float32, the variance by two means has few digits itself.
-    deviation = 0.1 if name == "variance by two means" else 0.01
-    feeds = {"x": (20 + deviation * np.random.default_rng(1).standard_normal(shape)).astype(np.float32)}
+    deviation = 0.1 if "variance" in name else 0.01
+    draws = np.random.default_rng(1).standard_normal((2, *shape))
+    feeds = {"x": (20 + deviation * draws[0]).astype(onnx.helper.tensor_dtype_to_np_dtype(given.elem_type))}
+    if len(model.graph.input) > 1:
+        feeds["z"] = (deviation * draws[1]).astype(np.float32)
     for level in ("O2", "O3"):
         result = onnxamp.convert_model(model, level, dtype=dtype)
         report = onnxamp.diff_models(model, result, samples=[feeds])
@@ -71,7 +102,35 @@ FREE = {
     "without a mean": f"{ROWS} {{ q = Relu (x) y = MatMul (q, w) }}",
     "behind two products": f"""{IMAGE} {{ f = Conv (x, c) k = Conv (f, c) n = InstanceNormalization (k, s, b)
         y = Conv (n, c) }}""",
+    "colors": f"{ROWS} {{ d = Sub (x, two) k = Div (d, two) y = MatMul (k, w) }}",
+    "a mask": f"{ROWS} {{ d = Sub (x, one) k = Mul (d, hundred) y = MatMul (k, w) }}",
+    "inputs of products": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { f = MatMul (x, w) o = MatMul (z, w)
+        d = Sub (f, o) y = MatMul (d, w) }""",
+    "a sigmoid": f"{ROWS} {{ m = Neg (x) f = Exp (m) a = Add (f, one) y = Div (x, a) }}",
+    "square of a sum": """(float[4,64] x) => (float[4,1] y) { h = MatMul (x, w) t = ReduceSum (h, axis) p = Mul (t, t)
+        q = Mul (h, h) a = ReduceSum (q, axis) y = Sub (p, a) }""",
 }
+
+
+NEAR_ONE = {
+    "log1p": "k = Mul (h, little) r = Relu (k) a = Add (r, one) y = Log (a)",
+    "log1p, the other way": "k = Mul (h, little) r = Relu (k) a = Add (one, r) i = Identity (a) y = Log (i)",
+    "log1p of a negative": "k = Mul (h, little) r = Relu (k) a = Sub (one, r) y = Log (a)",
+    "expm1": "k = Mul (h, little) f = Exp (k) y = Sub (f, one)",
+    "opacity": "k = Mul (h, little) r = Relu (k) m = Neg (r) f = Exp (m) y = Sub (one, f)",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NEAR_ONE)
+def test_what_is_small_beside_one_survives(name: str, dtype: str) -> None:
+    text = f"h = MatMul (x, w) {NEAR_ONE[name]} z = Mul (y, hundred)"
+    model = model_of(f"(float[4,64] x) => (float[4,64] z) {{ {text} }}")
+    feeds = {"x": np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32) / 4}
+    for level in ("O1", "O2", "O3"):
+        result = onnxamp.convert_model(model, level, dtype=dtype)
+        report = onnxamp.diff_models(model, result, samples=[feeds])
+        assert report.outputs[0].rel_l2 < 0.01, level
 
 
 @pytest.mark.parametrize("name", FREE)

@@ -253,6 +253,7 @@ MASKED = {
     "Identity": "i = Identity (m) t = Add (i, s) p = Softmax (t)",
     "Unsqueeze": "u = Unsqueeze (m, zero) i = Squeeze (u, zero) t = Add (s, i) p = Softmax (t)",
     "Sum": "t = Sum (s, m) p = Softmax (t)",
+    "divided": "a = Add (s, m) t = Div (a, four) p = Softmax (t)",
     "LogSoftmax": "t = Add (s, m) l = LogSoftmax (t) p = Exp (l)",
     "decomposed": """t = Add (s, m) b = ReduceMax (t, last) c = Sub (t, b) e = Exp (c) z = ReduceSum (e, last)
         p = Div (e, z)""",
@@ -264,11 +265,30 @@ MASKED = {
 @pytest.mark.parametrize("path", MASKED)
 def test_a_mask_that_comes_in_as_input(path):
     """A row that is masked as a whole is uniform in float32, whatever its scores are."""
-    constants = "int64[1] zero = {0}, int64[1] last = {-1}, bool go = {1}"
+    constants = "int64[1] zero = {0}, int64[1] last = {-1}, bool go = {1}, float four = {4}"
     original = attention(MASKED[path], constants, "float[3,4] m")
     mask = np.where(KEEP, 0, LOWEST).astype(np.float32)
     feeds = {name: array for name, array in FEEDS.items() if name != "keep"}
     agrees(original, {**feeds, "m": mask})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("nodes", ["", "d = Div (t, four)", "n = Add (t, m)"])
+def test_a_mask_that_is_subtracted(nodes, dtype):
+    last = nodes[:1] or "t"
+    original = attention(f"t = Sub (s, m) {nodes} p = Softmax ({last})", "float four = {4}", "float[3,4] m")
+    if "Add" in nodes:  # it is added as well, so it is no mask
+        assert "Min" not in [node.op_type for node in onnxamp.convert_model(original, dtype=dtype).graph.node]
+        return
+    feeds = {name: array for name, array in FEEDS.items() if name != "keep"}
+    agrees(original, {**feeds, "m": np.where(KEEP, 0, -LOWEST).astype(np.float32)}, dtype)
+
+
+def test_a_mask_before_max_broadcasts():
+    text = """(float[3,8] q, float[8,4] k, float[4,8] v, float[3,4] m) => (float[3,8] y) {
+        s = MatMul (q, k) t = Add (s, m) p = Softmax <axis = 1> (t) y = MatMul (p, v) }"""
+    feeds = {name: array for name, array in FEEDS.items() if name != "keep"}
+    agrees(model(text, opset=7), {**feeds, "m": np.where(KEEP, 0, LOWEST).astype(np.float32)})
 
 
 @pytest.mark.parametrize(("dtype", "level"), WAYS)

@@ -11,6 +11,8 @@ GRID = "float step = {0.05}, int8 origin = {0}"
 AXES = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] last = {-1}, int64 first = {0}, int64 second = {1}"
 NUMBERS = f"<{GRID}, {AXES}, float n = {{70000}}, float tiny = {{1e-9}}, int64[3] rows = {{0, 8, -1}}>"
 
+SCATTER = '[sum] s = ScatterND <reduction = "add"> (t, at, x)'
+SCATTERED = f"""(float[8,8] t, int64[N,1] at, float[N,8] x) => (float[8,8] y) {{ {SCATTER} [sum] y = Div (s, n) }}"""
 GROWING = {
     "Gram matrix": """(float[N,8] x) => (float[8,8] y) {
         t = Transpose (x) [sum] g = MatMul (t, x) [sum] y = Div (g, n) }""",
@@ -25,6 +27,9 @@ GROWING = {
     "of all": "(float[N,8] x) => (float[1,1] y) { r = Relu (x) [sum] s = ReduceSum (r) [sum] y = Div (s, n) }",
     "ReduceSumSquare": """(float[N,8] x) => (float[1,8] y) {
         r = Relu (x) [sum] s = ReduceSumSquare <axes = [0]> (r) [sum] y = Div (s, n) }""",
+    "product with ones": """(float[N,8] x) => (float[1,8] y) { r = Relu (x) h = Shape (x) e = Slice (h, zero, one)
+        l = Concat <axis = 0> (one, e) o = ConstantOfShape <value = float[1] {1}> (l) [sum] s = MatMul (o, r)
+        [sum] y = Div (s, n) }""",
     "CumSum": "(float[N,8] x) => (float[N,8] y) { r = Relu (x) [sum] s = CumSum (r, first) [sum] y = Div (s, n) }",
     "linear attention": """(float[B,N,8] x) => (float[B,N,8] y) { k = Abs (x) t = Transpose <perm = [0, 2, 1]> (k)
         [sum] s = MatMul (t, x) [sum] c = ReduceSum (k, one) [sum] u = Transpose <perm = [0, 2, 1]> (c)
@@ -58,6 +63,8 @@ BOUNDED = {
         r = Relu (g) u = Transpose (r) q = QuantizeLinear (u, step, origin) y = DequantizeLinear (q, step, origin) }""",
     "means": "(float[N,8] x) => (float[1,8] y) { y = ReduceMean <axes = [0]> (x) }",
     "other axes": "(float[N,8] x) => (float[N,1] y) { r = Relu (x) y = ReduceSum (r, one) }",
+    "a few updates": f"(float[8,8] t, int64[16,1] at, float[16,8] x) => (float[8,8] y) {{ {SCATTER} y = Relu (s) }}",
+    "copies": SCATTERED.replace('<reduction = "add">', ""),
     "weights": "(float[B,N,8] x) => (float[B,N,8] y) { y = MatMul (x, w) }",
 }  # fmt: skip
 
@@ -85,6 +92,23 @@ def test_sums_that_grow_stay_in_float32_until_they_are_divided(name: str) -> Non
         assert sums <= {row.node for row in plan.rows if not row.low}
     assert kept_by(model, "O2") <= sums
     assert kept_by(model, "O2", "bfloat16") == set()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+def test_what_is_added_one_by_one_stays_in_float32(op: str, dtype: str) -> None:
+    text = SCATTERED if op == "ScatterND" else SCATTERED.replace("ND", "Elements").replace("[N,1] at", "[N,8] at")
+    model = model_of(text)
+    sums = {node.name for node in model.graph.node if node.name.startswith("sum ")}
+    for level in ("O1", "O2", "O3"):
+        plan = onnxamp.plan_model(model, level, dtype=dtype)
+        assert (sums if dtype == "float16" else {"sum 0"}) <= {row.node for row in plan.rows if not row.low}
+    rng = np.random.default_rng(0)
+    feeds = {"t": np.zeros((8, 8)), "x": rng.random((70_000 if dtype == "float16" else 700, 8)) * 8}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    at = rng.integers(0, 2, (len(feeds["x"]), 1 if op == "ScatterND" else 8))
+    found = onnxamp.diff_models(model, onnxamp.convert_model(model, dtype=dtype), samples=[{**feeds, "at": at}])
+    assert found.passed, found.failure
 
 
 @pytest.mark.parametrize("name", ["Gram matrix", "ReduceSum", "linear attention", "pooling"])

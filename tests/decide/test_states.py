@@ -29,12 +29,18 @@ def rotation() -> np.ndarray:
     return matrix
 
 
+def slow() -> np.ndarray:
+    """A filter whose slowest part fades within a thousand rows, and the fastest one at once."""
+    axes = np.linalg.qr(np.random.default_rng(2).standard_normal((WIDTH, WIDTH)))[0]
+    return (axes @ np.diag(np.linspace(0.1, 0.999, WIDTH)) @ axes.T).astype(np.float32)
+
+
 def parse(text: str, opset: int = 18) -> ModelProto:
     rng = np.random.default_rng(0)
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {text}')
     weights = {name: np.array(number, np.float32) for name, number in NUMBERS.items()}
     weights |= {
-        "w": (rng.standard_normal((WIDTH, WIDTH)) / 3).astype(np.float32), "rotation": rotation(),
+        "w": (rng.standard_normal((WIDTH, WIDTH)) / 3).astype(np.float32), "rotation": rotation(), "slow": slow(),
         "zeros": np.zeros(WIDTH, np.float32), "ones": np.ones(WIDTH, np.float32),
         "two_rows": np.zeros((2, WIDTH), np.float32),
         "at0": np.array([0]), "at1": np.array([1]), "at2": np.array([2]), "row1": np.array([[1]]),
@@ -121,6 +127,10 @@ SCANS: dict[str, ModelProto] = {
     "oscillator": scan("a = Mul (s, turn) b = Mul (c, shift) n = Sub (a, b) d = Mul (c, turn) f = Mul (s, shift)"
                        " m = Add (d, f)", "s c", "ones, zeros", before="e = Identity (h)"),
     "rotation": scan("n = MatMul (s, rotation)", firsts="ones", before="e = Identity (h)"),
+    "slow filter": scan("a = MatMul (s, slow) n = Add (a, e)"),
+    "slow filter by Gemm": scan("u = Unsqueeze (s, at0) a = Gemm <transB = 1> (u, slow, zeros) q = Squeeze (a, at0)"
+                                " n = Add (q, e)"),
+    "shares": scan("a = Mul (s, half) b = Mul (s, half) q = Add (a, b) n = Add (q, e)"),
 }  # fmt: skip
 WAYS = [(level, dtype) for dtype in FORMATS for level in ("O1", "O2", "O3")]
 

@@ -2,11 +2,13 @@
 
 At the sizes of samples they may be small, but they grow with each row or token and leave the range of float16. Means do
 not, and neither do sums weighted by numbers that add up to 1, as in attention. Sums that are quantized saturate in any
-precision. bfloat16 has the range of float32.
+precision. bfloat16 has the range of float32. What is scattered is added one by one, so that a sum of ones stops at
+2,048 in float16, and at 256 in bfloat16.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import prod
 from typing import Final
 
 from onnxamp._decide.kinds import (
@@ -20,7 +22,7 @@ from onnxamp._decide.kinds import (
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.quantized_units import quantized_values
 from onnxamp._facts.dtypes import Format
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute_of, op_facts
 from onnxamp._graph.constants import expected_terms, summed_terms
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
@@ -33,6 +35,11 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     Complexity: linear; shapes are inferred twice more if there are sums whose terms are unknown.
     """
+    seen = set[int]()
+    for node in _scattered(graph, low):
+        yield Hazard(node.index, KIND, "adds up one by one what falls on an element")
+        if low.is_narrow:
+            yield from _unfinished(graph, node, seen)
     if low.max_finite > SENTINEL:
         return
     saturating = graph.ask(quantized_values)
@@ -46,7 +53,6 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     if not open_sums:
         return
     small, large = (graph.shapes_of(_given(graph, size)) for size in _SIZES)
-    seen = set[int]()
     for node in open_sums:
         few = _terms(graph, node, small)
         many = _terms(graph, node, large)
@@ -55,11 +61,33 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(
             node.index, KIND, "sums up as many elements as an input has along an axis"
         )
-        why = f"reads the sum {node.label!r} before it is divided by anything"
-        for reader in _readers(graph, node, seen):
-            yield Hazard(reader.index, KIND, why)
+        yield from _unfinished(graph, node, seen)
 
 
+def _unfinished(graph: Graph, node: Node, seen: set[int]) -> Iterator[Hazard]:
+    """Yield what reads a sum before it is divided."""
+    why = f"reads the sum {node.label!r} before it is divided by anything"
+    for reader in _readers(graph, node, seen):
+        yield Hazard(reader.index, KIND, why)
+
+
+def _scattered(graph: Graph, low: Format) -> Iterator[Node]:
+    """Yield nodes that add up so many updates, or an unknown number of them, that low precision may lose the last."""
+    bounds = op_facts().scattered_sums
+    for node in graph.nodes_of(bounds):
+        how = attribute_of(node.proto, "reduction", "none")
+        if how not in ("add", "mul") or not graph.is_float_output(node):
+            continue
+        shape = graph.shapes[node.input(1)] or (None,)
+        axis = attribute_of(node.proto, bounds[node.key], 0)
+        sizes = shape[:-1] if bounds[node.key] == _ROWS else shape[axis:][:1]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes) or prod(known) > low.exact_integers:
+            yield node
+
+
+_ROWS: Final = "rows"
+"""What bounds the updates of an element if they come in rows; else that is the name of the attribute with the axis."""
 _SIZES: Final = (64, 128)
 """Two sizes of all open dimensions: what differs between them depends on the sizes of inputs."""
 
@@ -73,9 +101,17 @@ def _sums(graph: Graph) -> Iterator[Node]:
         is_computed = graph.is_float_output(node) and node.input(0) != ABSENT
         if is_computed and node.key in facts.contractions:
             # The terms of a product with a weight are known.
-            is_computed = not any(map(is_constant, node.inputs[:2]))
+            is_computed = not any(
+                is_constant(value) and _is_sized(graph.shapes[value])
+                for value in node.inputs[:2]
+            )
         if is_computed:
             yield node
+
+
+def _is_sized(shape: Shape | None) -> bool:
+    """Return whether all sizes are known, as those of a weight are, and not those of numbers that fill a shape."""
+    return shape is not None and None not in shape
 
 
 def _is_open(graph: Graph, node: Node) -> bool:
@@ -83,7 +119,7 @@ def _is_open(graph: Graph, node: Node) -> bool:
     if node.key not in op_facts().contractions:
         return _terms(graph, node, graph.shapes) is None
     shapes = (graph.shapes[value] for value in node.reads)
-    if all(shape is not None and None not in shape for shape in shapes):
+    if all(map(_is_sized, shapes)):
         return False
     few, many = (_products(node, graph.shapes, size) for size in _SIZES)
     return few != many
@@ -202,7 +238,12 @@ def _readers(graph: Graph, node: Node, seen: set[int]) -> Iterator[Node]:
 class _DynamicSums(HazardKind):
     value = "dynamic sum"
     title = "a sum that grows with the size of an input"
-    looks_at = ("growing_reductions", "running_sums", "contractions")
+    looks_at = (
+        "growing_reductions",
+        "running_sums",
+        "scattered_sums",
+        "contractions",
+    )
     exponents = ByExponents.CURE
     is_measurable = True
     fault = Fault(Effect.GROWS, "{detail} in LOW", ", which ends at {end:.6g}")

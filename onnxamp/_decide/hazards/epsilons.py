@@ -1,16 +1,16 @@
 """Epsilons that low precision loses, and the ops that they guard against zero."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import Format
-from onnxamp._facts.ops import op_facts
+from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.extremes import exploding
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_known, stats_of
 from onnxamp._graph.passed import passed_on
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 
 
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -20,43 +20,81 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     nothing and does not become zero is a learned bias: it changes by less than half of the smallest low number.
     """
     facts = op_facts()
-    tiny = dict[int, float]()
-    zeros = set[int]()
-    for value, stats in floats_of(graph):
-        number = stats.uniform
-        if number is not None and _is_tiny(number, low):
-            tiny[value] = min(number, tiny.get(value, number), key=abs)
-            if abs(number) <= low.smallest_subnormal / 2:
-                zeros.add(value)
-    lost = [
-        (node, port, value)
-        for node in graph.nodes_of(facts.epsilons)
-        for port, value in enumerate(node.inputs)
-        if value in tiny and _is_lost(tiny[value], low, node.key)
-    ]
     walks = _Walks()
     # Zeros come first, because walks end where earlier ones have been.
-    for node, port, value in sorted(lost, key=lambda use: use[2] not in zeros):
-        fate = "rounds to zero" if value in zeros else "holds with fewer digits"
-        why = f"{graph.values[value].name!r} is {tiny[value]:.6g}, which {low.name} {fate}"
-        may_guard = port not in facts.divisors.get(node.key, ()) and node.key != "Mul"
+    for use in sorted(_uses(graph, low), key=_Use.is_held):
+        node, is_zero = use.node, use.is_zero
+        fate = "rounds to zero" if is_zero else "holds with fewer digits"
+        why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
+        may_guard = use.port not in facts.divisors.get(node.key, ())
         behind = (
-            list(_guarded(graph, node, walks, rare=value in zeros))
-            if may_guard
+            list(_guarded(graph, node, walks, rare=is_zero))
+            if may_guard and node.key != "Mul"
             else []
         )
         is_guard = node.index in walks.guards
-        is_lost = value in zeros and node.key not in facts.thresholds
+        is_lost = is_zero and node.key not in facts.thresholds
         if (
             not is_guard
             and not is_lost
             and node.key in facts.added_epsilons.keys() | facts.thresholds
         ):
             continue
-        rare = value in zeros and is_guard
+        rare = is_zero and is_guard
         yield Hazard(node.index, KIND, why, rare)
-        yield from computing(graph, value, node, KIND, rare=rare)
+        if use.port != ABSENT:
+            value = node.inputs[use.port]
+            yield from computing(graph, value, node, KIND, rare=rare)
         yield from behind
+
+
+class _Use(NamedTuple):
+    """A node with a tiny constant, at one of its inputs, or at ABSENT in an attribute; whether that rounds to zero."""
+
+    node: Node
+    port: int
+    number: float
+    name: str
+    is_zero: bool
+
+    def is_held(self) -> bool:
+        """Return whether low precision holds some digits of the constant."""
+        return not self.is_zero
+
+
+def _uses(graph: Graph, low: Format) -> Iterator[_Use]:
+    """Yield the nodes with tiny constants that low precision changes."""
+    facts = op_facts()
+    tiny = dict[int, float]()
+    varied = set[int]()
+    for value, stats in floats_of(graph):
+        number = stats.largest_number if stats.uniform is None else stats.uniform
+        if _is_tiny(number, low):
+            tiny[value] = min(number, tiny.get(value, number), key=abs)
+            if stats.uniform is None:
+                varied.add(value)
+    joining = facts.added_epsilons.keys() | facts.bounding_epsilons.keys()
+    for node in graph.nodes_of(facts.epsilons):
+        # An epsilon may differ among channels. Factors that do are weights.
+        is_joined = node.key in joining
+        apart = frozenset[int]() if is_joined else varied
+        for port, value in enumerate(node.inputs):
+            if value not in tiny or value in apart:
+                continue
+            number = tiny[value]
+            if _is_lost(number, low, node.key):
+                name = graph.values[value].name
+                yield _Use(node, port, number, name, _vanishes(number, low))
+    for op, name in facts.bounding_attribute.items():
+        for node in graph.nodes_of({op}):
+            number = attribute(node.proto, name)
+            if number is not None and _is_tiny(number, low):
+                yield _Use(node, ABSENT, number, name, _vanishes(number, low))
+
+
+def _vanishes(number: float, low: Format) -> bool:
+    """Return whether low precision rounds a number to zero."""
+    return abs(number) <= low.smallest_subnormal / 2
 
 
 def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:

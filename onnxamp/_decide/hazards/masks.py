@@ -7,7 +7,11 @@ from typing import Final
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.added_masks import casts_to_float
+from onnxamp._graph.added_masks import (
+    added_masks,
+    casts_to_float,
+    may_be_bounded,
+)
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
 from onnxamp._graph.mask_paths import (
@@ -29,12 +33,15 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     Complexity: linear; a path is walked once, however many of its nodes read large constants.
     """
     leading = mask_arithmetic(graph)
+    divisors = op_facts().divisors
     walked: set[int] = set()
     kept: set[int] = set()
     for node in graph.at(leading):
         if node.index in kept:
             continue  # if a node is kept, so is its whole path
-        for _, value in graph.float_inputs(node):
+        for port, value in graph.float_inputs(node):
+            if port in divisors.get(node.key, ()):
+                continue  # what scores are divided by is no mask
             each = stats_of(graph, value)
             found = next(
                 (large for stats in each if (large := _large(low, stats)) is not None),
@@ -65,18 +72,24 @@ def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes that hold the elements of a mask among the inputs: such a mask is bounded before its Cast.
 
     In a model that was converted before, it is bounded already, and by nothing but a Cast may what bounds it be
-    followed.
+    followed. Where no node can bound it, its whole path stays float32.
     """
+    if not may_be_bounded(graph):
+        for node in graph.at(graph.ask(added_masks).sums):
+            why = (
+                "adds a mask among the inputs, which may be infinite in low precision"
+            )
+            yield from (Hazard(index, KIND, why) for index in mask_path(graph, node))
     for node in casts_to_float(graph):
         yield Hazard(
             node.index,
             KIND,
             "passes on a mask, which is bounded before it becomes low precision",
         )
-    for node in graph.nodes_of(op_facts().bounding_epsilons):
+    for node in graph.nodes_of(op_facts().bounds):
         bounds = [graph.constants.uniform(value) for value in node.inputs]
         if any(
-            bound is not None and bound <= -1 / low.epsilon for bound in bounds
+            bound is not None and abs(bound) >= 1 / low.epsilon for bound in bounds
         ) and _is_cast(graph, node):
             yield Hazard(
                 node.index, KIND, "bounds a mask before it becomes low precision"

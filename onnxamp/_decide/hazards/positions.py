@@ -10,7 +10,7 @@ Coordinates are positions with a computed part, such as the center of a box: the
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
@@ -33,9 +33,20 @@ def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     float32, and if the integers may be too large, those that lead to a result of the model, or to a division by a size.
     """
     known = graph.ask(accumulated, low).ports
+    seen = set[int]()
     for hazard in _hazards(graph, low):
         if (hazard.node, hazard.value) not in known:
             yield hazard
+        if hazard.value == ABSENT and hazard.node not in seen:
+            seen.add(hazard.node)
+            yield from _factors(graph, graph.nodes[hazard.node])
+
+
+def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
+    """Yield what computes the constants of position arithmetic: a rate that is rounded turns large angles as well."""
+    if node.key in op_facts().position_arithmetic:
+        for _, value in graph.float_inputs(node):
+            yield from computing(graph, value, node, KIND)
 
 
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
