@@ -6,6 +6,7 @@ CORE = (
     "_model",
     "_options",
     "_graph",
+    "_bounds",
     "_decide",
     "_rewrite",
     "_runtime",

@@ -38,7 +38,7 @@ from onnxamp._runtime.engines import CudaEngine, Engine, choose_engine
 from onnxamp._runtime.flow import take_weights
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import random_inputs
-from onnxamp._runtime.samples import draw_of, suited
+from onnxamp._runtime.samples import draw_of
 from onnxamp._runtime.session import Provider, assigned_nodes, bind, make_session
 from onnxamp._runtime.starting import (
     disabled_sentence,
@@ -47,6 +47,7 @@ from onnxamp._runtime.starting import (
     unfolded,
     without_optimizers,
 )
+from onnxamp._runtime.suited import suited
 from onnxamp._runtime.values import Feed, check_inputs
 
 Told: TypeAlias = Callable[[int, int], None]

@@ -112,6 +112,7 @@ def validation_options(given: Given) -> Validation:
         tolerance=given.tolerance,
         no_cure=given.no_cure,
         cure_time=given.cure_time,
+        stress=given.stress,
     )
 
 

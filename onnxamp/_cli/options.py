@@ -209,6 +209,7 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "output": (_FileOrFolder(path_type=Path, readable=False), "PATH"),
     "size": (_bytes, "SIZE"),
     "dims": (str, "NAME=N"),
+    "ranges": (str, "NAME=LOW:HIGH"),
     "batches": (_batches, "N[,N...]"),
     "opset": (_opset, None),
     "target": (_target, "TARGET"),
@@ -237,6 +238,23 @@ def _dims(
     return dims
 
 
+def _ranges(
+    _: click.Context, __: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, tuple[float, float]]:
+    """Return ``NAME=LOW:HIGH`` options as a mapping."""
+    ranges = {}
+    for pair in pairs:
+        name, _equals, ends = pair.rpartition("=")
+        low, _colon, high = ends.partition(":")
+        try:
+            ranges[name] = float(low), float(high)
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=LOW:HIGH.")
+    return ranges
+
+
 def _megabytes(_: click.Context, __: click.Parameter, megabytes: int) -> int:
     """Return a number of MB in bytes."""
     return megabytes << 20
@@ -253,6 +271,7 @@ def _preset(context: click.Context, _: click.Parameter, preset: str | None) -> N
 
 _CALLBACKS: Final[Mapping[str, Callable[..., Any]]] = {
     "dims": _dims,
+    "ranges": _ranges,
     "megabytes": _megabytes,
     "preset": _preset,
 }

@@ -10,7 +10,7 @@ from onnxamp._convert.plan import Plan
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level
-from onnxamp._runtime import CURE_SECONDS
+from onnxamp._runtime import CURE_SECONDS, STRESS
 from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.results import Search
 
@@ -38,6 +38,7 @@ class Validation:
         layers: compare all values; None to do so only if outputs miss their limits.
         no_cure: if the result fails, do not search for a conversion that passes.
         cure_time: approximate limit of that search, in seconds.
+        stress: steps toward inputs that are hard for the result; 0 to compare it only on the samples, and beyond them.
         failed: the path for a result that fails and is not healed; None for NAME.failed.onnx beside the target.
         sampling: command-line options with which another command runs on the same inputs.
     """
@@ -49,6 +50,7 @@ class Validation:
     layers: bool | None = None
     no_cure: bool = False
     cure_time: float = CURE_SECONDS
+    stress: int = STRESS
     failed: Path | None = None
     sampling: tuple[str, ...] = ()
 

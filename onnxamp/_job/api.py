@@ -107,6 +107,8 @@ def convert_model(
         init_max: nodes that read a constant with an element beyond this magnitude stay in float32.
         data_max: nodes that read or write a float beyond this magnitude on the samples stay in float32. This runs the
             model. Nodes in bodies of loops and branches are ignored.
+        input_ranges: the least and the largest number of float inputs by name. Random inputs are drawn from these
+            ranges, and validation proves, or searches for the opposite, that no input within them overflows.
         keep_io_types: whether graph inputs and outputs stay in float32, or the names of those that do. Inputs with a
             default that low precision breaks always stay in float32.
         target: where the result will run: "cuda", "cpu", "webgpu", "openvino" or "tensorrt"; "cuda" and "cpu"

@@ -165,7 +165,8 @@ def foreseen(
     from onnxamp._gradients.expected import with_expected_error  # noqa: PLC0415 - loads what runs models
 
     if isinstance(run, RunOptions):
-        run = Run(inputs=run.draw(model), report=run.report)
+        ranges = dict(plan.options.input_ranges)
+        run = Run(inputs=run.draw(model, ranges=ranges), report=run.report)
     return with_expected_error(model, plan, run, known)
 
 
@@ -190,7 +191,8 @@ def _begun(request: Request) -> Iterator[tuple[Job, "Comparison | None"]]:
         if comparison is not None:
             run = replace(run, inputs=comparison.run.samples)
         elif request.measures or (request.expects and has_runtime()):
-            run = replace(run, inputs=asked.draw(model))
+            ranges = dict(options.input_ranges)
+            run = replace(run, inputs=asked.draw(model, ranges=ranges))
         gpus = run.engine.reference.gpus if run.runs_models else 0
         with (
             opened(asked.state, renew=asked.renews) as state,

@@ -25,6 +25,7 @@ from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.stress import Stress
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.building import (
@@ -86,6 +87,13 @@ def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
     return replace(asked, accept=accept) if accept else Limits(tolerance=tolerance)
 
 
+def stress_of(validation: Validation, options: Options) -> Stress | None:
+    """Return how results are stressed; None if the range of their low-precision type is that of float32."""
+    if not options.low.is_narrow:
+        return None
+    return Stress(options.low, validation.stress, options.input_ranges)
+
+
 def comparison_for(request: Request, validation: Validation, run: Run) -> Comparison:
     """Return the comparison of results with the original, on the samples of a request.
 
@@ -102,7 +110,8 @@ def comparison_for(request: Request, validation: Validation, run: Run) -> Compar
     options = request.options
 
     def draw(reference: Session) -> Samples:
-        return request.run.draw(request.model, options.target, reference)
+        ranges = dict(options.input_ranges)
+        return request.run.draw(request.model, options.target, reference, ranges)
 
     return Comparison.of(
         reference_of(request.model, options),
@@ -112,6 +121,7 @@ def comparison_for(request: Request, validation: Validation, run: Run) -> Compar
         target=options.target,
         draw=draw,
         beyond="compared",
+        stress=stress_of(validation, options),
     )
 
 

@@ -40,12 +40,14 @@ class Excursion(NamedTuple):
         reference: the original, which takes these branches or sizes, and keeps its outputs.
         alone: the same for each single branch, if there are several: with all together, the values at hand may suit
             none.
+        is_hard: whether the inputs are made to be hard, so that limits are wider.
     """
 
     what: str
     samples: Samples
     reference: Session
     alone: tuple["Excursion", ...] = ()
+    is_hard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from onnxamp._numerics.sample_diff import (
     reference_on,
     result_on,
 )
+from onnxamp._numerics.stress import Stress
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
@@ -194,6 +195,7 @@ class Comparison:
         selected: outputs that may list detections.
         beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
             only named.
+        stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them out.
     """
 
     run: Run
@@ -203,10 +205,13 @@ class Comparison:
     limits: Limits
     selected: frozenset[str]
     beyond: Extent = "ignored"
+    stress: Stress | None = None
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
     """What is compared beyond the samples, once it is known."""
+    _hard: list[Excursion] = field(default_factory=list)
+    """Inputs that were made for results before: what mends one failure must hold on all of them."""
 
     @classmethod
     def of(
@@ -220,12 +225,13 @@ class Comparison:
         target: str = "cuda",
         draw: Callable[[Session], Samples] | None = None,
         beyond: Extent = "ignored",
+        stress: Stress | None = None,
     ) -> "Comparison":
         """Prepare a comparison; arguments and errors as :func:`diff_models`.
 
         Args:
             draw: gives the samples of a run that has none, which may depend on the reference as it is run.
-            beyond: as for the class.
+            beyond, stress: as for the class.
         """
         engine = choose_engine(run.provider)
         limits = limits or Limits()
@@ -251,6 +257,7 @@ class Comparison:
             limits=limits,
             selected=selected,
             beyond=beyond,
+            stress=stress,
         )
 
     def try_reference(self) -> None:
@@ -339,6 +346,8 @@ class Comparison:
             deeper = None if layers is not False else False
             how = partial(self._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
+            if report.passed and self.stress is not None:
+                report = self._stressed(report, self.stress, result, how)
         return report
 
     def _extended(
@@ -364,6 +373,31 @@ class Comparison:
                 break
         return report
 
+    def _stressed(
+        self,
+        report: DiffReport,
+        stress: Stress,
+        result: Model,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
+        samples = self.run.samples
+        found = stress.of(self.reference.model, result, samples)
+        report = replace(report, proof=found.proof, headroom=found.headroom)
+        if found.why:
+            clause = f"inputs made to be hard ({found.why})"
+            report = replace(report, not_run=(*report.not_run, clause))
+        if found.samples is not None:
+            what = found.samples.description
+            session = self.reference.anew({})
+            self._hard.append(Excursion(what, found.samples, session, is_hard=True))
+        for excursion in self._hard:
+            there = compared(excursion)
+            report = with_extra(report, excursion.what, there, is_hard=True)
+            if not report.passed:
+                break
+        return report
+
     def _compared_at(
         self,
         result: Model,
@@ -374,12 +408,16 @@ class Comparison:
     ) -> DiffReport:
         """Compare a result with the reference beyond the samples; arguments as :meth:`compare`."""
         run = replace(self.run, inputs=excursion.samples, workers=None, state=None)
+        limits = self.limits.beyond
+        if excursion.is_hard and self.stress is not None:
+            limits = self.limits.hard(self.stress.low.name)
         there = replace(
             self,
             run=run,
             reference=excursion.reference,
-            limits=self.limits.beyond,
+            limits=limits,
             beyond="ignored",
+            stress=None,
             _key=token_hex(),
             _beyond=None,
         )

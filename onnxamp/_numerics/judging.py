@@ -85,7 +85,7 @@ def _up_to_parts(report: DiffReport) -> Sequence[LayerDiff]:
 def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
     """Return a comparison beyond the samples, judged as the samples are."""
     there = replace(report, outputs=extra.outputs)
-    limits = limits.beyond
+    limits = limits.hard(report.lowest) if extra.is_hard else limits.beyond
     judgements = limits.judge(
         extra.outputs, report.lowest, report.noise, drawn=report.drawn
     )
@@ -95,20 +95,23 @@ def _judged_extra(report: DiffReport, extra: Extra, limits: Limits) -> Extra:
     return replace(extra, judgements=judgements, warnings=tuple(told))
 
 
-def with_extra(report: DiffReport, what: str, found: DiffReport) -> DiffReport:
+def with_extra(
+    report: DiffReport, what: str, found: DiffReport, *, is_hard: bool = False
+) -> DiffReport:
     """Return a report with a comparison beyond its samples; if that fails, with its fault, and where that starts.
 
     Args:
         report: the comparison on the samples, which passes.
         what: the branches or sizes, in words.
         found: the comparison there.
+        is_hard: whether its inputs are made to be hard.
     """
     if found.skipped:
         clause = f"{what} ({found.skipped.rstrip('.')})"
         return replace(report, not_run=(*report.not_run, clause))
     told = tuple(f"With {what}: {text}" for text in found.warnings)
     failure = f"With {what}: {found.failure}" if found.failure else None
-    extra = Extra(what, found.outputs, found.judgements, failure, told)
+    extra = Extra(what, found.outputs, found.judgements, failure, told, is_hard)
     report = replace(report, extras=(*report.extras, extra))
     if found.passed:
         return report

@@ -7,6 +7,7 @@ from typing import Final
 from onnxamp._base.public import Shown
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
+from onnxamp._numerics.stressed import Headroom, Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,8 @@ class Cost:
 class Extra:
     """A comparison beyond the samples: through branches that none of them takes, or with larger inputs.
 
-    ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`.
+    ``what`` names the branches or sizes; the other fields are as those of :class:`DiffReport`. ``is_hard`` marks inputs
+    that are made to be hard, which have wider limits.
     """
 
     what: str
@@ -186,6 +188,7 @@ class Extra:
     judgements: tuple[Judgement, ...] = ()
     failure: str | None = None
     warnings: tuple[str, ...] = ()
+    is_hard: bool = False
 
     @property
     def passed(self) -> bool:
@@ -261,6 +264,11 @@ class DiffReport(Shown):
     """Comparisons beyond the samples."""
     not_run: tuple[str, ...] = ()
     """Clauses about parts of the model that neither the samples nor the extras ran, and sizes that they left out."""
+
+    proof: Proof | None = None
+    """What holds for every input; None if the models were not compared for a conversion, or nothing can overflow."""
+    headroom: Headroom | None = None
+    """How far inputs that were made to be hard drive the value with the least headroom; None if there are none."""
 
     @property
     def passed(self) -> bool:

@@ -3,7 +3,7 @@
 This module imports little, because help and completion need no more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -56,7 +56,13 @@ class OptionRow(NamedTuple):
         flag, _, no = self.flags.partition("/")
         if self.type == "flag":
             return [flag if value else no or flag]
-        words = map(str, value) if self.repeats else filter(None, [self._word(value)])
+        words: Iterable[str]
+        if self.type == "ranges":
+            words = (f"{name}={low:g}:{high:g}" for name, (low, high) in value)
+        elif self.repeats:
+            words = map(str, value)
+        else:
+            words = filter(None, [self._word(value)])
         arguments = list[str]()
         for word in words:
             arguments += flag, word

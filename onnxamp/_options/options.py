@@ -25,11 +25,13 @@ from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, prese
 from onnxamp._options.values import (
     Level,
     OpsetWord,
+    Range,
     Rescaling,
     check_level,
     check_magnitude,
     check_opset,
     checked_names,
+    checked_ranges,
     checked_texts,
     checked_word,
     compiled,
@@ -77,6 +79,7 @@ class Options:
     weights_only: bool = False
     init_max: float | None = None
     data_max: float | None = None
+    input_ranges: tuple[tuple[str, Range], ...] = ()
     keep_io_types: bool | frozenset[str] = True
     target: str = "cuda"
     strict: bool = False
@@ -104,6 +107,7 @@ class Options:
             **{name: checked_names(name, getattr(self, name)) for name in _NAMES},
             **{name: checked_texts(name, getattr(self, name)) for name in _TEXTS},
             "custom_ops": custom_ops_of(self.custom_ops),
+            "input_ranges": checked_ranges(self.input_ranges),
             "target": check_target(self.target),
             "opset": check_opset(self.opset),
             "rounding": checked_word("rounding", self.rounding, get_args(Rounding)),
@@ -321,6 +325,7 @@ class Options:
             "rescaling": None if self.rescaling is None else self.rescaling.as_json(),
             "level": str(self.level),
             "custom_ops": as_json(self.custom_ops),
+            "input_ranges": {name: [*ends] for name, ends in self.input_ranges},
             "lists": self.preset.name if self.preset.name in PRESETS else "default",
         }
 
@@ -350,6 +355,7 @@ class OptionKeywords(TypedDict, total=False):
     weights_only: bool
     init_max: float | None
     data_max: float | None
+    input_ranges: Mapping[str, Range]
     keep_io_types: bool | Iterable[str]
     target: str
     strict: bool

@@ -4,7 +4,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple, Self, SupportsFloat, get_args
+from math import inf
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    SupportsFloat,
+    TypeAlias,
+    get_args,
+)
 
 import numpy as np
 import onnx
@@ -325,3 +335,34 @@ def check_opset(opset: object) -> int | OpsetWord:
             f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new."
         )
     return opset  # type: ignore[return-value] # a string is one of the words
+
+
+Range: TypeAlias = tuple[float, float]
+"""The least and the largest number that an input may hold."""
+
+
+def checked_ranges(given: object) -> tuple[tuple[str, Range], ...]:
+    """Return the ranges of inputs, sorted by name.
+
+    Args:
+        given: a mapping from names to pairs, or such pairs with their names.
+
+    Raises:
+        ArgumentTypeError: it is of another type. ArgumentError: a range is empty or infinite.
+    """
+    try:
+        pairs = dict(given)  # type: ignore[call-overload]
+        ranges = {
+            str(name): (float(low), float(high)) for name, (low, high) in pairs.items()
+        }
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(
+            "input_ranges must map names of inputs to pairs of numbers, as in {'image': (0, 255)}."
+        ) from None
+    for name, (low, high) in ranges.items():
+        if not -inf < low <= high < inf:
+            raise ArgumentError(
+                f"input_ranges (--input-range): the range of {name!r} is {low:g} to {high:g}: give two finite numbers, the"
+                " smaller one first."
+            )
+    return tuple(sorted(ranges.items()))

@@ -15,7 +15,7 @@ from onnxamp._numerics.results import (
     Parting,
     RunCheck,
 )
-from onnxamp._report import change, count, magnitude, number, shape
+from onnxamp._report import change, count, magnitude, number, percent, shape
 from onnxamp._report.parts import (
     Figure,
     Headline,
@@ -191,7 +191,20 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         error = worst.rel_l2
     text = number(error)
     figure = Figure(label, text, f"output {output}", f"error {text}")
-    return (figure, *text_figures(diff))
+    return (figure, *text_figures(diff), *range_figures(diff))
+
+
+def range_figures(diff: DiffReport) -> Iterator[Figure]:
+    """Yield how many values no input brings out of range, and how far inputs that were made to be hard get."""
+    proof = diff.proof
+    if proof is not None and proof.values:
+        share = f"{proof.proven:,} of {proof.values:,}"
+        whose = "every input in the given ranges" if proof.assumed else "every input"
+        yield Figure("proven in range", share, f"{diff.lowest} values, for {whose}")
+    found = diff.headroom
+    if found is not None:
+        told = f"of {diff.lowest}'s range, value {found.value}, on an input made to be hard"
+        yield Figure("largest magnitude", percent(found.share, 1.0), told)
 
 
 def text_figures(diff: TextResults) -> Iterator[Figure]:

@@ -12,5 +12,8 @@ LEAST = 4
 MOST = 16
 """Fewest and most random samples if float16 is accumulated in float16: the error on a single one is random."""
 
+STRESS: Final = 4
+"""Steps toward inputs that are hard for a result. More find little: the first step goes to a corner of their range."""
+
 CURE_SECONDS: Final = 60.0
 """Time in which onnxamp searches for a conversion that passes."""

@@ -23,8 +23,9 @@ from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sample_files import read_spooled
-from onnxamp._runtime.samples import Sample, Samples, other_sizes, read_row
+from onnxamp._runtime.samples import Sample, Samples, read_row
 from onnxamp._runtime.starting import Surroundings
+from onnxamp._runtime.suited import other_sizes
 from onnxamp._runtime.values import check_inputs
 
 

@@ -110,6 +110,8 @@ class InputMaker(NamedTuple):
     sizes: Mapping[str, int]
     """Of all open dimensions by name."""
     uses: Mapping[int, Use]
+    ranges: Mapping[str, tuple[float, float]]
+    """By name: the least and the largest number of inputs."""
 
     def make(
         self, seed: int, number: int = 0, lengths: Mapping[str, int] | None = None
@@ -132,7 +134,7 @@ class InputMaker(NamedTuple):
             # A generator for each input, so that its numbers do not depend on the others.
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
-                feeds[entry.name] = _feed(
+                feed = _feed(
                     generator=generator,
                     name=entry.name,
                     kind=entry.type,
@@ -141,6 +143,10 @@ class InputMaker(NamedTuple):
                 )
             except MemoryError:
                 raise _too_large(entry.name, shape_of(entry, sizes)) from None
+            ends = self.ranges.get(entry.name)
+            if ends is not None and isinstance(feed, np.ndarray):
+                feed = _within(generator, feed, ends)
+            feeds[entry.name] = feed
         return feeds
 
     @property
@@ -181,6 +187,7 @@ class InputMaker(NamedTuple):
             self.entries,
             self.named,
             {**determined.sizes, **sizes, **self.dims},
+            self.ranges,
         )
         return maker._replace(dims=self.dims, tried=sizes, determined=determined)
 
@@ -263,11 +270,20 @@ class Draw(NamedTuple):
         return self._replace(maker=cache(lambda: self.maker().sized({})))
 
 
-def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMaker:
+def input_maker(
+    graph: Graph,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> InputMaker:
     """Analyse what a model does with its inputs.
 
+    Args:
+        graph: the model.
+        dims: sizes of named dimensions.
+        ranges: the least and the largest number of inputs by name, in place of the usual ones.
+
     Raises:
-        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size.
+        ArgumentError: ``dims`` names an unknown dimension or gives an impossible size, or ``ranges`` an unknown input.
     """
     named = {
         graph.scopes[0].names[entry.name]: entry for entry in graph.model.graph.input
@@ -277,7 +293,13 @@ def input_maker(graph: Graph, dims: Mapping[str, int] | None = None) -> InputMak
         for value, entry in named.items()
         if graph.values[value].origin is Origin.INPUT
     }
-    return _maker(graph, entries, Sizes.of(entries.values()), dims or {})
+    known = {entry.name for entry in entries.values()}
+    for name in ranges or ():
+        if name not in known:
+            raise ArgumentError(
+                f"input_ranges (--input-range): the model has no input {name!r}. Its inputs are {', '.join(sorted(known))}."
+            )
+    return _maker(graph, entries, Sizes.of(entries.values()), dims or {}, ranges or {})
 
 
 def _maker(
@@ -285,6 +307,7 @@ def _maker(
     entries: Mapping[int, ValueInfoProto],
     named: Sizes,
     dims: Mapping[str, int],
+    ranges: Mapping[str, tuple[float, float]],
 ) -> InputMaker:
     sizes = named.resolve(dims)
     shapes = graph.shapes_at(sizes)
@@ -307,6 +330,7 @@ def _maker(
         determined=None,
         sizes=sizes,
         uses=uses,
+        ranges=ranges,
     )
 
 
@@ -450,6 +474,18 @@ def _tensor(
     else:
         numbers = generator.standard_normal(shape)
     return np.asarray(numbers).astype(dtype)
+
+
+def _within(
+    generator: np.random.Generator, feed: npt.NDArray[Any], ends: tuple[float, float]
+) -> npt.NDArray[Any]:
+    """Return numbers of a range in place of others, with their shape and type."""
+    low, high = ends
+    if feed.dtype.kind in "iu":
+        return generator.integers(int(low), int(high) + 1, feed.shape).astype(
+            feed.dtype
+        )
+    return generator.uniform(low, high, feed.shape).astype(feed.dtype)
 
 
 def _mask(

@@ -119,11 +119,13 @@ class RunOptions:
         model: "Model",
         target: str | None = None,
         reference: "Session | None" = None,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> "Samples":
         """Return the requested samples.
 
         Args:
             model: the model that they are for.
+            ranges: the ranges of random inputs by name.
             target: the target of the results, if they are judged.
             reference: the model to compare with, if any; it keeps its outputs of the first sample.
 
@@ -139,11 +141,12 @@ class RunOptions:
             count=self.count,
             seed=self.seed,
             dims=self.dims,
+            ranges=ranges,
             reference=reference,
             engines=(target, self.provider),
         )
         if self.samples is not None:
             check_inputs(model.proto, samples[0])
-        elif self.dims:
-            samples[0]  # names a dimension that the model lacks
+        elif self.dims or ranges:
+            samples[0]  # names a dimension or an input that the model lacks
         return samples

@@ -25,10 +25,9 @@ sample fits a model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, islice, takewhile
+from itertools import chain, takewhile
 from itertools import count as counting
 from math import ceil
 from operator import length_hint
@@ -41,12 +40,10 @@ from onnx import ModelProto
 from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
-    OnnxAmpError,
     RuntimeFailure,
 )
 from onnxamp._base.paths import as_path, cannot_read, is_remote
 from onnxamp._facts.providers import sums_low
-from onnxamp._graph.determined import is_consistent
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
@@ -54,10 +51,10 @@ from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.inputs import listed
-from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
-from onnxamp._runtime.values import Feed, Feeds, as_array, check_inputs, is_array
+from onnxamp._runtime.suited import suited
+from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
 
 
 def is_dataset(given: Any) -> bool:
@@ -368,7 +365,10 @@ def random_samples(
 
 
 def draw_of(
-    model: ModelSource, seed: int = 0, dims: Mapping[str, int] | None = None
+    model: ModelSource,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Draw:
     """Return the generator of :func:`random_samples`; raises the same errors."""
     if seed < 0:
@@ -383,7 +383,7 @@ def draw_of(
             if isinstance(source, ModelProto)
             else source.ask(graph_of)
         )
-        return input_maker(graph, dims)
+        return input_maker(graph, dims, ranges)
 
     return Draw(maker, seed)
 
@@ -418,6 +418,7 @@ def as_samples(
     count: int | None = 1,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     reference: Session | None = None,
     engines: tuple[str | None, ...] = (),
 ) -> Samples:
@@ -430,6 +431,7 @@ def as_samples(
         model, seed, dims: as for :func:`onnxamp.random_samples`. If it does not run with the usual sizes, others take
             their place.
         count: how many; None for as many as a verdict takes.
+        ranges: the least and the largest number of inputs by name, in place of the usual ones.
         reference: what results are compared with, which keeps its outputs of the first sample; None for the model.
         engines: what results run on, or are meant for, where they get a verdict.
 
@@ -440,7 +442,7 @@ def as_samples(
     if samples is None:
         model = Model.of(model)
         reference = reference or on_cpu(model)
-        draw = suited(draw_of(model, seed, dims), reference)
+        draw = suited(draw_of(model, seed, dims, ranges), reference)
         if count is not None:
             return drawn(draw, count)
         usual = drawn(draw, usual_count(reference, draw, *engines))
@@ -483,59 +485,6 @@ def further(samples: Samples, share: float) -> Samples | None:
     if count is None:
         return None
     return replace(drawn(samples.draw, count), is_usual=True, is_further=True)
-
-
-_TRIES: Final = 64
-"""The most sizes that are tried. A limit in seconds would find other sizes on another machine."""
-
-_MOST_BYTES: Final = 2 << 30
-"""Bytes that the values of a model may take while sizes are only tried."""
-
-
-def suited(draw: Draw, reference: Session) -> Draw:
-    """Return the draw, or that of the first sizes to try with which the model runs if it does not run with the usual
-    ones.
-
-    It runs only if there are such sizes, and keeps its outputs. The draw stays as it is if the model does not load, if
-    inputs cannot be random, or if no sizes are found among the first 64 to try.
-
-    Raises:
-        ArgumentError: a size is given for an unknown dimension, or an impossible one.
-    """
-
-    def run(one: Draw) -> None:
-        reference.run_sample(0, check_inputs(reference.model.proto, one.make(0)))
-
-    if not draw.maker().has_open:
-        return draw
-    try:
-        run(draw)
-    except RuntimeFailure as error:
-        return other_sizes(draw, run) if error.loaded else draw
-    except (ArgumentError, MemoryError):  # reading the sample reports this
-        pass
-    return draw
-
-
-def other_sizes(draw: Draw, run: Callable[[Draw], object]) -> Draw:
-    """Return a draw with the first sizes with which ``run`` does not fail. Without such sizes, return this draw and
-    what was tried.
-
-    Sizes with which the values take too much memory are skipped; sizes that contradict an op do not run.
-    """
-    tried = []
-    for other in islice(draw.others(), _TRIES):
-        graph = other.maker().graph
-        shapes = other.maker().shapes()
-        if peak_bytes(graph, shapes) > min(_MOST_BYTES, free_bytes() // 2):
-            continue
-        # Contradictory sizes are known from the graph, which saves a session and a run.
-        if is_consistent(graph, shapes):
-            with suppress(OnnxAmpError, MemoryError):
-                run(other)
-                return other
-        tried.append(other.sizes)
-    return draw._replace(tried=tuple(tried))
 
 
 def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:

@@ -24,7 +24,8 @@ from onnxamp._runtime.engines import OutputCache, Outputs, Session, on_cpu
 from onnxamp._runtime.inputs import Role, dim_name, is_open
 from onnxamp._runtime.random_inputs import InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, quoted
-from onnxamp._runtime.samples import Samples, SampleSource, draw_of, suited
+from onnxamp._runtime.samples import Samples, SampleSource, draw_of
+from onnxamp._runtime.suited import suited
 from onnxamp._runtime.values import Feeds, check_inputs
 
 _NAMES: Final = extensions("comparisons")["texts"]

@@ -1,0 +1,1 @@
+"""Bounds of every number that a model computes, for every input: what no input can bring out of range."""

@@ -1,0 +1,287 @@
+"""The bound of a tensor for every input, and its arithmetic.
+
+A bound holds for the numbers that low precision computes, not only for the exact ones: each operation widens it by its
+own rounding, see :meth:`Bound.rounded`. Beside an interval it has norms, because an interval alone grows with every
+sum, whereas a normalized row keeps its length however many elements it has.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf, isnan, sqrt
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FAR: Final = 1e300
+"""A number that stands for infinity where a formula multiplies infinity by zero."""
+
+Curve = Callable[[Any], Any]
+"""A function of one number, or of an array of them."""
+
+
+def times(one: float, other: float) -> float:
+    """Return a product in which zero times infinity is zero: an infinite bound stands for finite numbers."""
+    return 0.0 if 0.0 in (one, other) else one * other
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A range that all elements of a tensor are in, and limits on the lengths of its vectors.
+
+    Attributes:
+        low: the least that an element may be; ``-inf`` if nothing bounds it.
+        high: the most that an element may be; ``inf`` if nothing bounds it.
+        row: the largest L2 norm of a vector along the last axis.
+        column: the largest L2 norm of a vector along the axis before it.
+        total: the largest sum of magnitudes along the last axis.
+        width: the size of the last axis; None if it is unknown.
+        is_single: whether the tensor has one element, so that broadcasting it repeats one number.
+    """
+
+    low: float = -inf
+    high: float = inf
+    row: float = inf
+    column: float = inf
+    total: float = inf
+    width: int | None = None
+    is_single: bool = False
+
+    @classmethod
+    def of_array(cls, array: NDArray[Any]) -> "Bound":
+        """Return the bound of constant numbers. Complexity: linear in them."""
+        if not array.size:
+            return cls(low=0.0, high=0.0, row=0.0, column=0.0, total=0.0)
+        numbers = array.astype(np.float64)
+        if np.isnan(numbers).any():
+            return cls(width=array.shape[-1] if array.ndim else 1)
+        rows = np.atleast_1d(numbers)
+        with np.errstate(all="ignore"):  # infinities stand for masks
+            squares = rows * rows
+            column = float(np.sqrt(squares.sum(-2).max())) if rows.ndim > 1 else inf
+            return cls(
+                low=float(rows.min()),
+                high=float(rows.max()),
+                row=float(np.sqrt(squares.sum(-1).max())),
+                column=column,
+                total=float(np.abs(rows).sum(-1).max()),
+                width=rows.shape[-1],
+                is_single=rows.size == 1,
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """The largest magnitude that an element may have."""
+        return max(abs(self.low), abs(self.high))
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether nothing is known of the elements."""
+        return self.magnitude == inf
+
+    def sized(self, width: int | None) -> "Bound":
+        """Return the bound of a tensor with this last axis; its norms follow from its elements where that is less."""
+        row, total = self.row, self.total
+        if width is not None:
+            row = min(row, times(sqrt(width), self.magnitude))
+            total = min(total, times(width, self.magnitude), times(sqrt(width), row))
+        row = min(row, total)
+        largest = min(row, self.column)
+        return Bound(
+            low=max(self.low, -largest),
+            high=min(self.high, largest),
+            row=row,
+            column=self.column,
+            total=total,
+            width=width,
+            is_single=self.is_single,
+        )
+
+    def spread(self, width: int | None) -> "Bound":
+        """Return the bound after broadcasting the last axis to a size."""
+        if self.width is not None and self.width == width:
+            return self
+        bare = Bound(low=self.low, high=self.high, column=self.column)
+        return bare.sized(width)
+
+    def rounded(self, error: float, least: float) -> "Bound":
+        """Return the bound after rounding each number.
+
+        Args:
+            error: the largest relative error of rounding.
+            least: smaller magnitudes may become zero.
+        """
+        larger = 1.0 + error
+        low = self.low * (larger if self.low < 0 else 1.0 - error)
+        high = self.high * (larger if self.high > 0 else 1.0 - error)
+        return Bound(
+            low=0.0 if 0.0 < low < least else low,
+            high=0.0 if -least < high < 0.0 else high,
+            row=self.row * larger,
+            column=self.column * larger,
+            total=self.total * larger,
+            width=self.width,
+            is_single=self.is_single,
+        )
+
+    def __neg__(self) -> "Bound":
+        """Return the bound of the negated tensor."""
+        return replace(self, low=-self.high, high=-self.low)
+
+    def __abs__(self) -> "Bound":
+        """Return the bound of the magnitudes."""
+        least = max(self.low, -self.high, 0.0)
+        return replace(self, low=least, high=self.magnitude)
+
+    def __add__(self, other: "Bound | float") -> "Bound":
+        """Return the bound of a sum, with broadcasting."""
+        if not isinstance(other, Bound):
+            return self.shifted(other)
+        one, two, width = aligned(self, other)
+        return Bound(
+            low=one.low + two.low,
+            high=one.high + two.high,
+            row=one.row + two.row,
+            total=one.total + two.total,
+        ).sized(width)
+
+    def __sub__(self, other: "Bound | float") -> "Bound":
+        """Return the bound of a difference, with broadcasting."""
+        return self + -other
+
+    def __mul__(self, other: "Bound | float") -> "Bound":
+        """Return the bound of a product, with broadcasting."""
+        if not isinstance(other, Bound):
+            other = Bound(low=other, high=other, width=1, is_single=True)
+        one, two, width = aligned(self, other)
+        ends = [
+            times(end, factor)
+            for end in (one.low, one.high)
+            for factor in (two.low, two.high)
+        ]
+        return Bound(
+            low=min(ends),
+            high=max(ends),
+            row=_scaled(one, two, one.row, two.row),
+            column=_scaled_column(self, other),
+            total=_scaled(one, two, one.total, two.total),
+        ).sized(width)
+
+    def __truediv__(self, other: "Bound | float") -> "Bound":
+        """Return the bound of a quotient; nothing bounds it where the divisor may be zero."""
+        if not isinstance(other, Bound):
+            return self * (1.0 / other)
+        return self * other.inverse()
+
+    def inverse(self) -> "Bound":
+        """Return the bound of the reciprocals."""
+        if self.low <= 0.0 <= self.high:
+            if self.low >= 0.0:
+                return Bound(low=0.0, width=self.width)
+            return Bound(high=0.0 if self.high <= 0.0 else inf, width=self.width)
+        return Bound(low=1.0 / self.high, high=1.0 / self.low).sized(self.width)
+
+    def shifted(self, by: float) -> "Bound":
+        """Return the bound after adding a number to each element."""
+        return Bound(low=self.low + by, high=self.high + by).sized(self.width)
+
+    def clipped(self, low: float, high: float) -> "Bound":
+        """Return the bound after each element is brought into a range.
+
+        Norms grow only where the range does not hold zero.
+        """
+        ends = [min(max(end, low), high) for end in (self.low, self.high)]
+        if low <= 0.0 <= high:
+            return replace(self, low=ends[0], high=ends[1]).sized(self.width)
+        return Bound(low=ends[0], high=ends[1]).sized(self.width)
+
+    def through(self, curve: Curve, turn: float | None = None) -> "Bound":
+        """Return the bound after a function of each element.
+
+        Args:
+            curve: the function. It rises everywhere or falls everywhere, unless it has one turning point.
+            turn: where the function turns, from falling to rising or the other way round.
+        """
+        points = [self.low, self.high]
+        if turn is not None and self.low < turn < self.high:
+            points.append(turn)
+        with np.errstate(all="ignore"):  # the ends of a bound may be infinite
+            results = [_limit(curve, point) for point in points]
+        if any(map(isnan, results)):
+            return Bound(width=self.width)
+        return Bound(low=min(results), high=max(results)).sized(self.width)
+
+
+def _limit(curve: Curve, point: float) -> float:
+    """Return a function at a point, or what it tends to where the point is infinite."""
+    result = float(curve(np.float64(point)))
+    if not isnan(result):
+        return result
+    # inf * 0, as in x * sigmoid(x): far out, the factor that vanishes has become exactly 0.
+    return float(curve(np.float64(np.copysign(_FAR, point))))
+
+
+def aligned(one: Bound, other: Bound) -> tuple[Bound, Bound, int | None]:
+    """Return two bounds broadcast to each other, and the size of the last axis."""
+    if one.width == other.width:
+        return one, other, one.width
+    known = [bound.width for bound in (one, other)]
+    width = next((size for size in known if size not in (None, 1)), None)
+    return one.spread(width), other.spread(width), width
+
+
+def _scaled(one: Bound, two: Bound, norm: float, other: float) -> float:
+    """Return the norm of a product of which both factors have a norm."""
+    return min(times(norm, two.magnitude), times(other, one.magnitude))
+
+
+def _scaled_column(one: Bound, two: Bound) -> float:
+    """Return the norm along the second axis from the end of a product; unknown unless one factor is a single number.
+
+    Other factors may repeat the axis, which makes its vectors longer.
+    """
+    if two.is_single:
+        return times(one.column, two.magnitude)
+    return times(two.column, one.magnitude) if one.is_single else inf
+
+
+def within(x: Bound, result: Bound) -> Bound:
+    """Return the bound of a result of which no element is of larger magnitude than that of ``x``."""
+    limited = replace(result, row=x.row, column=x.column, total=x.total)
+    return limited.sized(x.width)
+
+
+def hull(bounds: Iterable[Bound]) -> Bound:
+    """Return the bound of a tensor that may be any of several."""
+    several = list(bounds)
+    widths = {bound.width for bound in several}
+    return Bound(
+        low=min(bound.low for bound in several),
+        high=max(bound.high for bound in several),
+        row=max(bound.row for bound in several),
+        column=max(bound.column for bound in several),
+        total=max(bound.total for bound in several),
+        width=widths.pop() if len(widths) == 1 else None,
+    )
+
+
+def intersection(one: Bound, other: Bound) -> Bound:
+    """Return the bound of a tensor of which two bounds hold."""
+    return Bound(
+        low=max(one.low, other.low),
+        high=min(one.high, other.high),
+        row=min(one.row, other.row),
+        column=min(one.column, other.column),
+        total=min(one.total, other.total),
+        width=one.width,
+        is_single=one.is_single or other.is_single,
+    )
+
+
+def between(low: float, high: float) -> Bound:
+    """Return the bound of a tensor of which only a range is known."""
+    return Bound(low=low, high=high)
+
+
+UNKNOWN: Final = Bound()
+"""The bound of a tensor of which nothing is known."""

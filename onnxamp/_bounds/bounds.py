@@ -1,0 +1,347 @@
+"""The bounds of all values of a graph, in one pass from its inputs to its outputs.
+
+Bodies of Ifs count with both branches. The state of a loop is bounded by a fixed point: where its bound grows from one
+turn to the next, it is unknown.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cache
+from typing import Final
+
+from onnx import TensorProto
+
+from onnxamp._bounds import formulas, moved, normalized, products, sources
+from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, intersection
+from onnxamp._bounds.call import Call, Rules
+from onnxamp._bounds.ratios import Ratio, quotient, ratio_of
+from onnxamp._bounds.weights import range_of
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import (
+    ABSENT,
+    Node,
+    Origin,
+    Value,
+    body_sources,
+    body_targets,
+    carried,
+)
+from onnxamp._model.weights import read_array
+from onnxamp._options.values import Range
+
+_UNREAD: Final = frozenset({TensorProto.STRING, TensorProto.INT4, TensorProto.UINT4})
+"""Elements that are no numbers, or fill no whole bytes."""
+
+_SMALL: Final = 1 << 20
+"""Elements up to which a constant is looked at as a whole; of larger ones, the largest magnitude is known."""
+
+_TURNS: Final = 3
+"""Turns of a loop after which a state whose bound still grows is unknown. A bound that settles does so in two."""
+
+_ROUNDINGS: Final = 4
+"""Roundings to which the result of one op is subject: those of its result, its weights, and of steps inside the op."""
+
+
+class Bounds:
+    """The bounds of a graph's values; see :func:`find_bounds`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        low: Format,
+        ranges: Mapping[str, Range],
+        spectral: AbstractSet[int] = frozenset(),
+    ) -> None:
+        self.graph = graph
+        self.error = _ROUNDINGS * low.epsilon / 2.0
+        self.least = low.smallest_subnormal / 2.0
+        self.low = low
+        self.spectral = spectral
+        self.of = dict[int, Bound]()
+        self.ratios = dict[int, Ratio]()
+        self.bodies = _bodies(graph)
+        self._seed(ranges)
+
+    def __getitem__(self, value: int) -> Bound:
+        """Return the bound of a value; an unknown one if it is omitted."""
+        found = self.of.get(value)
+        if found is None:
+            found = self.of[value] = self._outset(value)
+        return found
+
+    def is_safe(self, value: int) -> bool:
+        """Return whether no input brings an element of the value out of the range of low precision."""
+        return self[value].magnitude < self.low.overflow
+
+    @property
+    def at_risk(self) -> list[int]:
+        """The values that low precision holds, or may hold if none does yet."""
+        types = self.graph.types
+        indices = [value.index for value in self.graph.values]
+        low = [value for value in indices if types[value] == self.low.tensor]
+        return low or [value for value in indices if types[value] == FLOAT]
+
+    def decisive_weights(self) -> frozenset[int]:
+        """Return the weights that stretch the vectors on which values that are not safe depend.
+
+        Only the first of such values in each path count, and only those of which something is known: the others depend
+        on more than weights.
+        """
+        graph = self.graph
+        unsafe = {value for value in self.at_risk if not self.is_safe(value)}
+        stack = [
+            value
+            for value in unsafe
+            if not self[value].is_unbounded and unsafe.isdisjoint(self._read_by(value))
+        ]
+        seen = set(stack)
+        found = set[int]()
+        while stack:
+            maker = graph.producer(stack.pop())
+            if maker is None or maker.bodies:
+                continue
+            weight = maker.input(1)
+            is_product = maker.key in op_facts().contractions
+            if is_product and graph.constants.is_constant(weight):
+                found.add(weight)
+                continue
+            floats = [
+                value for value in maker.reads if graph.types[value] in FLOAT_TENSORS
+            ]
+            fresh = [value for value in floats if value not in seen]
+            seen.update(fresh)
+            stack += fresh
+        return frozenset(found)
+
+    def _read_by(self, value: int) -> Sequence[int]:
+        """Return the values that a value is computed from."""
+        maker = self.graph.producer(value)
+        return () if maker is None else maker.reads
+
+    def _seed(self, ranges: Mapping[str, Range]) -> None:
+        """Record the ranges that are given of the model's inputs."""
+        graph = self.graph
+        for value in graph.scopes[0].inputs:
+            given = ranges.get(graph.values[value].name)
+            if given is not None:
+                self.of[value] = between(*given).sized(_width(graph, value))
+
+    def _outset(self, value: int) -> Bound:
+        """Return the bound of what no node computes: a constant, or an input of the model or of a body."""
+        if value == ABSENT:
+            return UNKNOWN
+        graph = self.graph
+        width = _width(graph, value)
+        tensor = graph.constants.tensors.get(value)
+        if tensor is not None:
+            return self._stored(value, tensor)
+        held = graph.values[value]
+        if held.origin is Origin.INPUT and held.scope:
+            return self._entered(held).sized(width)
+        return sources.of_type(graph.types[value]).sized(width)
+
+    def _stored(self, value: int, tensor: TensorProto) -> Bound:
+        """Return the bound of a constant."""
+        graph = self.graph
+        width = tensor.dims[-1] if tensor.dims else 1
+        is_number = tensor.data_type not in _UNREAD
+        if not is_number:
+            return sources.of_type(graph.types[value]).sized(width)
+        array = read_array(tensor, graph.folder)
+        if array.size <= _SMALL:
+            return Bound.of_array(array)
+        return between(*range_of(array)).sized(width)
+
+    def _entered(self, value: Value) -> Bound:
+        """Return the bound of a body's input in the first turn: of what enters it, or of the number of the turn."""
+        graph = self.graph
+        scope = graph.scopes[value.scope]
+        owner = graph.nodes[scope.owner]
+        source = body_sources(owner, len(scope.inputs))[value.port]
+        if source != ABSENT:
+            entering = self[owner.input(source)]
+            return between(entering.low, entering.high)
+        return between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0)
+
+    def solve(self, nodes: Sequence[Node]) -> None:
+        """Bound the results of nodes, each after those that it depends on and after those of its bodies."""
+        for node in nodes:
+            if not node.bodies:
+                self._node(node)
+            elif node.key in op_facts().repeats:
+                self._repeat(node)
+            else:
+                self._join(node)
+
+    def _join(self, node: Node) -> None:
+        """Bound the results of an If by what either branch returns; those of other ops with bodies are unknown."""
+        scopes = [self.graph.scopes[body] for _, body in node.bodies]
+        for port, value in enumerate(node.outputs):
+            if value != ABSENT and node.key == "If":
+                returned = [self[scope.outputs[port]] for scope in scopes]
+                self.of[value] = hull(returned).sized(_width(self.graph, value))
+
+    def _repeat(self, node: Node) -> None:
+        """Bound the results of a loop: let the bounds of its states grow until they hold after another turn."""
+        scope = self.graph.scopes[node.bodies[0][1]]
+        entering = dict(
+            zip(body_sources(node, len(scope.inputs)), scope.inputs, strict=True)
+        )
+        leaving = dict(
+            zip(body_targets(node, len(scope.outputs)), scope.outputs, strict=True)
+        )
+        states = [
+            (entering[source], leaving[target])
+            for source, target in carried(self.graph, node)
+            if source in entering and target in leaving
+        ]
+        turns = 0
+        while grown := self._grown(states, is_last=turns >= _TURNS):
+            self._forget(node)
+            self.of.update(grown)
+            self.solve(self.bodies[node.index])
+            turns += 1
+        initial = {
+            target: self[node.input(source)]
+            for source, target in carried(self.graph, node)
+        }
+        for target, value in leaving.items():
+            result = node.output(target)
+            if result != ABSENT:
+                # A loop may end before its first turn.
+                known = (
+                    hull([self[value], initial[target]])
+                    if target in initial
+                    else self[value]
+                )
+                self.of[result] = between(known.low, known.high).sized(
+                    _width(self.graph, result)
+                )
+
+    def _grown(
+        self, states: Sequence[tuple[int, int]], *, is_last: bool
+    ) -> dict[int, Bound]:
+        """Return wider bounds of the states that a turn brings out of theirs: unknown ones if it was the last try."""
+        grown = dict[int, Bound]()
+        for before, after in states:
+            held, made = self[before], self[after]
+            if made.low < held.low or made.high > held.high:
+                unknown = sources.of_type(self.graph.types[before])
+                wider = (
+                    unknown
+                    if is_last
+                    else between(min(held.low, made.low), max(held.high, made.high))
+                )
+                grown[before] = wider.sized(_width(self.graph, before))
+        return grown
+
+    def _forget(self, node: Node) -> None:
+        """Forget the bounds of what a loop computes, but for those of its own states."""
+        for inner in self.bodies[node.index]:
+            for _, body in inner.bodies:
+                for value in self.graph.scopes[body].inputs:
+                    self.of.pop(value, None)
+            for value in inner.outputs:
+                self.of.pop(value, None)
+                self.ratios.pop(value, None)
+
+    def _node(self, node: Node) -> None:
+        """Bound the results of one node, and record what is known of them beside."""
+        call = Call(
+            graph=self.graph,
+            node=node,
+            bounds=self.__getitem__,
+            shapes=self.graph.shapes,
+            spectral=self.spectral,
+        )
+        results = self._results(call)
+        stored = self.graph.constants.tensors
+        for port, value in enumerate(node.outputs):
+            if value == ABSENT or value in stored:
+                continue
+            result = results[port] if port < len(results) else UNKNOWN
+            self.of[value] = self._finished(node, value, result)
+        ratio = ratio_of(call, self.ratios)
+        if ratio is not None and node.output(0) != ABSENT:
+            self.ratios[node.outputs[0]] = ratio
+
+    def _results(self, call: Call) -> Sequence[Bound]:
+        node = call.node
+        rule = rules().get(node.key)
+        if rule is not None:
+            found = rule(call)
+        elif node.key in op_facts().moves_data:
+            found = moved.moved(call, self._sources(node))
+        else:
+            return ()
+        results = [found] if isinstance(found, Bound) else list(found)
+        divided = quotient(call, self.ratios)
+        if divided is not None:
+            results[0] = intersection(results[0], divided)
+        return results
+
+    def _sources(self, node: Node) -> list[int]:
+        ports = op_facts().moved_inputs[node.key]
+        return [port for port in range(len(node.inputs)) if port in ports]
+
+    def _finished(self, node: Node, value: int, bound: Bound) -> Bound:
+        """Return the bound of a result with its rounding, its size, and the range of its type."""
+        graph = self.graph
+        kind = graph.types[value]
+        sized = intersection(bound, sources.of_type(kind)).sized(_width(graph, value))
+        is_rounded = kind in FLOAT_TENSORS and node.index not in graph.exact
+        return sized.rounded(self.error, self.least) if is_rounded else sized
+
+
+def find_bounds(
+    graph: Graph, low: Format, ranges: tuple[tuple[str, Range], ...] = ()
+) -> Bounds:
+    """Return bounds of all values of a graph that is computed in a low-precision type.
+
+    Complexity: linear in nodes and in the elements of weights; bodies of loops count up to five times for each level of
+    nesting.
+
+    Args:
+        graph: the graph, of which ``graph.ask(find_bounds, low, ranges)`` computes the bounds once.
+        low: the low-precision type, whose rounding the bounds allow for.
+        ranges: names of model inputs, each with the range of its numbers. Without one, a float input may hold any.
+    """
+    bounds = Bounds(graph, low, dict(ranges))
+    bounds.solve(graph.order)
+    spectral = bounds.decisive_weights()
+    if not spectral:
+        return bounds
+    closer = Bounds(graph, low, dict(ranges), spectral)
+    closer.solve(graph.order)
+    return closer
+
+
+def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
+    """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
+    found = dict[int, Sequence[Node]]()
+    counts = dict[int, int]()
+    for position, node in enumerate(graph.order):
+        if node.bodies:
+            inner = [graph.scopes[body].nodes for _, body in node.bodies]
+            count = sum(len(nodes) for nodes in inner)
+            count += sum(counts.get(index, 0) for nodes in inner for index in nodes)
+            counts[node.index] = count
+            found[node.index] = graph.order[position - count : position]
+    return found
+
+
+def _width(graph: Graph, value: int) -> int | None:
+    """Return the size of a value's last axis; None if it is unknown, 1 for a scalar."""
+    shape = graph.shapes[value]
+    if shape is None:
+        return None
+    return shape[-1] if shape else 1
+
+
+@cache
+def rules() -> Rules:
+    """Return all rules by op."""
+    modules = formulas, moved, normalized, products, sources
+    return {op: rule for module in modules for op, rule in module.RULES.items()}

@@ -1,0 +1,110 @@
+"""A node as the rules of bounds see it: the bounds of its inputs, its attributes, shapes and weights."""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import defs, helper
+
+from onnxamp._bounds.bound import Bound
+from onnxamp._facts.ops import attribute
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.shapes import Shape
+from onnxamp._graph.view import ABSENT, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node and the bounds of its inputs.
+
+    Attributes:
+        graph: the graph of the node.
+        node: the node.
+        bounds: returns the bound of a value, unknown for one that is omitted. Weights are only measured if asked for.
+        shapes: the shapes of all values.
+        spectral: weights whose largest singular value is worth its price.
+    """
+
+    graph: Graph
+    node: Node
+    bounds: Callable[[int], Bound]
+    shapes: Sequence[Shape | None]
+    spectral: AbstractSet[int] = frozenset()
+
+    def __getitem__(self, position: int) -> Bound:
+        """Return the bound of an input."""
+        return self.bounds(self.node.input(position))
+
+    @property
+    def present(self) -> list[Bound]:
+        """The bounds of the inputs that are not omitted."""
+        return [self.bounds(value) for value in self.node.reads]
+
+    def has(self, position: int) -> bool:
+        """Return whether the node has this optional input."""
+        return self.node.input(position) != ABSENT
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
+        value = attribute(self.node.proto, name)
+        if value is None:
+            value = _default(self.node.key, self.graph.book.opsets.get("", 1), name)
+        value = default if value is None else value
+        return value.decode() if isinstance(value, bytes) else value
+
+    def shape(self, position: int) -> Shape | None:
+        """Return the shape of an input; None if it is omitted or its rank is unknown."""
+        return self.shapes[self.node.input(position)]
+
+    def output_shape(self, position: int = 0) -> Shape | None:
+        """Return the shape of an output; None if it is omitted or its rank is unknown."""
+        return self.shapes[self.node.output(position)]
+
+    def width(self, position: int = 0) -> int | None:
+        """Return the size of an output's last axis; None if it is unknown, 1 for a scalar."""
+        shape = self.output_shape(position)
+        if shape is None:
+            return None
+        return shape[-1] if shape else 1
+
+    def integers(self, position: int) -> Sequence[int] | None:
+        """Return the integers that a constant input holds; None if it is omitted or computed."""
+        value = self.node.input(position)
+        return None if value == ABSENT else self.graph.constants.integers(value)
+
+    def axes(self, position: int = 1, *, rank: int) -> list[int] | None:
+        """Return the axes of a reduction, none negative, from its attribute or input; None if they are computed."""
+        given = attribute(self.node.proto, "axes")
+        if given is None and self.has(position):
+            given = self.integers(position)
+            if given is None:
+                return None
+        if not given:
+            return [] if self.attribute("noop_with_empty_axes") else list(range(rank))
+        return [axis % rank for axis in given]
+
+    def numbers(self, position: int) -> NDArray[np.float32] | None:
+        """Return the numbers of a float constant input; None if no tensor stores them."""
+        value = self.node.input(position)
+        is_constant = value != ABSENT and self.graph.constants.is_constant(value)
+        return self.graph.constants.numbers(value) if is_constant else None
+
+
+@cache
+def _default(key: str, opset: int, name: str) -> Any:
+    """Return the default of an attribute by onnx's schema; None if there is none."""
+    if not defs.has(key):
+        return None
+    declared = defs.get_schema(key, opset).attributes.get(name)
+    if declared is None or not declared.default_value.type:
+        return None
+    return helper.get_attribute_value(declared.default_value)
+
+
+Rule: TypeAlias = Callable[[Call], "Bound | Sequence[Bound]"]
+"""Returns the bound of the first output of a node, or those of its first outputs."""
+Rules: TypeAlias = Mapping[str, Rule]

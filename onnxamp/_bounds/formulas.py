@@ -1,0 +1,100 @@
+"""Bounds of elementwise ops, by the formulas of ``_data/bounds.toml``."""
+
+from functools import partial
+from math import inf, isnan
+from typing import Any, Final
+
+from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, within
+from onnxamp._bounds.call import Call, Rule, Rules
+from onnxamp._bounds.curves import CURVES
+from onnxamp._facts.tables import read_table
+
+
+def _through(curve: Any, x: Bound) -> Bound:
+    return x.through(curve)
+
+
+def _turning(curve: Any, turn: float, x: Bound) -> Bound:
+    return x.through(curve, turn)
+
+
+def _positive(x: Bound) -> Bound:
+    return x.clipped(0.0, float("inf"))
+
+
+def _negative(x: Bound) -> Bound:
+    return x.clipped(float("-inf"), 0.0)
+
+
+_FUNCTIONS: Final[dict[str, Any]] = {
+    "between": between,
+    "inf": inf,
+    "hull": hull,
+    "negative": _negative,
+    "positive": _positive,
+    "through": _through,
+    "turning": _turning,
+    "within": within,
+    **CURVES,
+}
+_INPUTS: Final = "xbc"
+"""Names of inputs."""
+
+
+class _Names(dict[str, Any]):
+    """The names that a formula may use; see ``_data/bounds.toml``."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(_FUNCTIONS)
+        self.call = call
+
+    def __missing__(self, name: str) -> Any:
+        if name in _INPUTS:
+            return self.call[_INPUTS.index(name)]
+        if name == "rest":
+            return sum(self.call.present[1:], start=between(0.0, 0.0))
+        return self.call.attribute(name)
+
+
+def _by_formula(formula: Any, call: Call) -> Bound:
+    """Return the bound that a formula describes; an unknown one where an attribute does not fit it."""
+    try:
+        bound: Bound = eval(formula, {}, _Names(call))  # noqa: S307 - the formula is our own
+    except (ArithmeticError, TypeError):  # 1 / alpha, of an alpha that is zero
+        return UNKNOWN
+    return UNKNOWN if isnan(bound.low) or isnan(bound.high) else bound
+
+
+def _rule(op: str, text: str) -> Rule:
+    return partial(_by_formula, compile(text, f"bound of {op}", "eval"))
+
+
+def _power(call: Call) -> Bound:
+    """Return the bound of a power with a constant exponent."""
+    x, exponent = call[0], call[1]
+    number = exponent.low
+    if number != exponent.high:
+        return UNKNOWN
+    if number == int(number) and number >= 0:
+        if number % 2 == 0:
+            return abs(x).through(lambda base: base**number)
+        return x.through(lambda base: base**number)
+    if x.low < 0.0:
+        return UNKNOWN
+    return x.through(lambda base: base**number)
+
+
+def _product(call: Call) -> Bound:
+    """Return the bound of a product; a square is no less than zero."""
+    one, other = (call.graph.passed_on(value) for value in call.node.inputs)
+    if one != other:
+        return call[0] * call[1]
+    return abs(call[0]) * abs(call[0])
+
+
+RULES: Final[Rules] = {
+    **{op: _rule(op, text) for op, text in read_table("bounds").items()},
+    "Mul": _product,
+    "Pow": _power,
+}
+"""Op -> the rule of its bound."""

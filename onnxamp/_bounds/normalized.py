@@ -1,0 +1,270 @@
+"""Bounds of normalizations and reductions.
+
+K numbers with mean 0 and variance 1 have the norm sqrt(K), and none of them exceeds sqrt(K - 1), whatever they were
+before. Without centering, none exceeds sqrt(K). This is where bounds begin anew in every layer.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf, log, sqrt
+from typing import Final
+
+import numpy as np
+
+from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times
+from onnxamp._bounds.call import Call, Rules
+from onnxamp._graph.shapes import Shape
+
+
+def count(shape: Shape | None, axes: Sequence[int]) -> float:
+    """Return the number of elements along some axes; infinite if any size is unknown."""
+    if shape is None:
+        return inf
+    result = 1.0
+    for axis in axes:
+        size = shape[axis]
+        if size is None:
+            return inf
+        result *= size
+    return result
+
+
+def unit(elements: float, *, row: float = inf) -> Bound:
+    """Return the bound of numbers that were divided by the root of the mean of their squares.
+
+    Args:
+        elements: how many numbers were normalized together.
+        row: the norm of a vector along the last axis, if these are such vectors or their parts.
+    """
+    largest = sqrt(elements)
+    return Bound(low=-largest, high=largest, row=row)
+
+
+def _layer(call: Call) -> Sequence[Bound]:
+    """Return the bounds of a normalization of the last axes, its mean and its inverse deviation."""
+    shape = call.shape(0)
+    if shape is None:
+        return [UNKNOWN]
+    first = call.attribute("axis", -1) % max(len(shape), 1)
+    elements = count(shape, range(first, len(shape)))
+    normalized = unit(elements, row=sqrt(elements)).sized(call.width())
+    result = normalized * call[1]
+    if call.has(2):
+        result += call[2]
+    deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
+    return [result, between(call[0].low, call[0].high), deviation]
+
+
+def _root_mean_square(call: Call) -> Sequence[Bound]:
+    result, *_ = _layer(call)
+    return [result]
+
+
+def _skip(call: Call) -> Sequence[Bound]:
+    """Return the bounds of the normalization of a sum, which is the fourth output."""
+    is_centered = call.node.key == "com.microsoft::SkipLayerNormalization"
+    total = call[0] + call[1]
+    bias = 4 if is_centered else 3
+    if call.has(bias):
+        total += call[bias]
+    width = call.width()
+    elements = inf if width is None else width
+    result = unit(elements, row=sqrt(elements)).sized(width) * call[2]
+    if is_centered and call.has(3):
+        result += call[3]
+    return [result, UNKNOWN, UNKNOWN, total]
+
+
+def _instance(call: Call) -> Bound:
+    """Return the bound of a normalization of each channel."""
+    shape = call.shape(0)
+    elements = inf if shape is None else count(shape, range(2, len(shape)))
+    return _by_channel(call, unit(elements, row=sqrt(elements)), 1, 2)
+
+
+def _group(call: Call) -> Bound:
+    """Return the bound of a normalization of groups of channels."""
+    shape = call.shape(0)
+    elements = inf if shape is None else count(shape, range(1, len(shape)))
+    elements /= call.attribute("num_groups", 1)
+    return _by_channel(call, unit(elements, row=sqrt(elements)), 1, 2)
+
+
+def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:
+    """Return the bound of channels that are scaled and shifted, each by its own numbers."""
+    limit = call[scale].magnitude
+    scaled = Bound(
+        low=times(x.low, limit),
+        high=times(x.high, limit),
+        row=times(x.row, limit),
+    ).sized(call.width())
+    return scaled + between(call[bias].low, call[bias].high)
+
+
+def _batch(call: Call) -> Sequence[Bound]:
+    """Return the bound of a normalization with stored statistics: each channel is scaled and shifted."""
+    stored = [call.numbers(port) for port in range(1, 5)]
+    if call.attribute("training_mode", 0) or any(array is None for array in stored):
+        return [UNKNOWN]
+    scale, bias, mean, variance = (np.asarray(array, np.float64) for array in stored)
+    with np.errstate(
+        all="ignore"
+    ):  # a variance below zero gives NaN, of which nothing is known
+        factor = scale / np.sqrt(variance + call.attribute("epsilon", 1e-5))
+        shift = bias - mean * factor
+    if not np.isfinite(factor).all() or not np.isfinite(shift).all():
+        return [UNKNOWN]
+    ends = np.array(
+        [
+            [times(float(one), end) for one in factor]
+            for end in (call[0].low, call[0].high)
+        ]
+    )
+    low, high = ends.min(0) + shift, ends.max(0) + shift
+    return [Bound(low=float(low.min()), high=float(high.max()))]
+
+
+def _mean_variance(call: Call) -> Bound:
+    shape = call.shape(0)
+    axes = call.attribute("axes", [0, 2, 3])
+    if shape is None or max(axes) >= len(shape):
+        return UNKNOWN
+    return unit(count(shape, axes))
+
+
+def _softmax(call: Call) -> Bound:
+    """Return the bound of numbers that sum up to 1 along an axis."""
+    shape = call.output_shape()
+    is_last = call.attribute("axis", -1) in (-1, len(shape or ()) - 1)
+    norm = 1.0 if is_last else inf
+    return Bound(low=0.0, high=1.0, row=norm, total=norm)
+
+
+def _log_softmax(call: Call) -> Bound:
+    """Return the bound of logarithms of numbers that sum up to 1: the least belongs to the lowest logit."""
+    shape = call.shape(0)
+    axis = call.attribute("axis", -1)
+    axes = range(axis % len(shape), len(shape)) if shape else ()
+    signature = call.node.signature
+    if signature is not None and signature.since >= _ONE_AXIS:
+        axes = axes[:1]
+    elements = inf if shape is None else count(shape, axes)
+    x = call[0]
+    return between(x.low - x.high - log(elements), 0.0) if elements else UNKNOWN
+
+
+_ONE_AXIS: Final = 13
+"""Opset from which on LogSoftmax takes one axis; before, it took all from that one on."""
+
+
+def _unit_norm(call: Call) -> Bound:
+    """Return the bound of vectors that are divided by their norm."""
+    is_last = call.attribute("axis", -1) == -1
+    return Bound(low=-1.0, high=1.0, row=1.0 if is_last else inf)
+
+
+Reduction = Callable[[Bound, float, bool], Bound]
+"""Returns the bound of a reduction from the bound of its input, how many elements it combines, and whether these are
+vectors along the last axis."""
+
+
+def _reduction(rule: Reduction) -> Callable[[Call], Bound]:
+    """Return the rule of a reduction along axes that an attribute or an input names."""
+
+    def bound(call: Call) -> Bound:
+        shape = call.shape(0)
+        if shape is None:
+            return rule(call[0], inf, False)
+        axes = call.axes(rank=max(len(shape), 1))
+        if not shape or axes is None:
+            return rule(call[0], 1.0 if not shape else inf, False)
+        return rule(call[0], count(shape, axes), axes == [len(shape) - 1])
+
+    return bound
+
+
+def _sum(x: Bound, elements: float, is_last: bool) -> Bound:
+    limit = x.total if is_last else inf
+    low, high = times(elements, x.low), times(elements, x.high)
+    if elements == inf:  # an unknown number of elements, or none, whose sum is zero
+        low = 0.0 if x.low >= 0.0 else -inf
+        high = 0.0 if x.high <= 0.0 else inf
+    return between(max(low, -limit), min(high, limit))
+
+
+def _magnitudes(x: Bound, elements: float, is_last: bool) -> Bound:
+    total = times(elements, x.magnitude)
+    return between(0.0, min(total, x.total) if is_last else total)
+
+
+def _norm(x: Bound, elements: float, is_last: bool) -> Bound:
+    norm = times(sqrt(elements), x.magnitude)
+    return between(0.0, min(norm, x.row) if is_last else norm)
+
+
+def _square_sum(x: Bound, elements: float, is_last: bool) -> Bound:
+    norm = _norm(x, elements, is_last).high
+    return between(0.0, times(norm, norm))
+
+
+def _hull(x: Bound, elements: float, _is_last: bool) -> Bound:
+    """Return the bound of a mean or an extreme; that of no elements is infinite."""
+    return between(x.low, x.high) if elements else UNKNOWN
+
+
+def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
+    total = _sum(x, elements, is_last)
+    return between(max(total.low, 0.0), total.high).through(np.log)
+
+
+def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
+    return between(x.low, x.high + log(max(elements, 1.0)))
+
+
+def _global_pool(call: Call) -> Bound:
+    return between(call[0].low, call[0].high)
+
+
+def _average_pool(call: Call) -> Bound:
+    """Return the bound of means of windows. They may take in zeros of the padding."""
+    return hull([between(call[0].low, call[0].high), between(0.0, 0.0)])
+
+
+def _cumulative(call: Call) -> Bound:
+    """Return the bound of running sums: of no elements up to all."""
+    shape = call.shape(0)
+    axis = call.integers(1)
+    known = shape is not None and axis is not None
+    elements = count(shape, axis) if known and axis else inf
+    total = _sum(call[0], elements, False)
+    return hull([total, between(0.0, 0.0)])
+
+
+RULES: Final[Rules] = {
+    "AveragePool": _average_pool,
+    "BatchNormalization": _batch,
+    "CumSum": _cumulative,
+    "GlobalAveragePool": _global_pool,
+    "GlobalMaxPool": _global_pool,
+    "GroupNormalization": _group,
+    "InstanceNormalization": _instance,
+    "LayerNormalization": _layer,
+    "LogSoftmax": _log_softmax,
+    "LpNormalization": _unit_norm,
+    "MaxPool": _global_pool,
+    "MeanVarianceNormalization": _mean_variance,
+    "RMSNormalization": _root_mean_square,
+    "ReduceL1": _reduction(_magnitudes),
+    "ReduceL2": _reduction(_norm),
+    "ReduceLogSum": _reduction(_log_sum),
+    "ReduceLogSumExp": _reduction(_log_sum_exp),
+    "ReduceMax": _reduction(_hull),
+    "ReduceMean": _reduction(_hull),
+    "ReduceMin": _reduction(_hull),
+    "ReduceSum": _reduction(_sum),
+    "ReduceSumSquare": _reduction(_square_sum),
+    "SimplifiedLayerNormalization": _root_mean_square,
+    "Softmax": _softmax,
+    "com.microsoft::SkipLayerNormalization": _skip,
+    "com.microsoft::SkipSimplifiedLayerNormalization": _skip,
+}
+"""Op -> the rule of its bound."""

@@ -1,0 +1,251 @@
+"""Quotients that are bounded although neither operand is: a value divided by its own norm, or by its own sum.
+
+Exporters write a normalization as a dozen nodes, and a softmax as three. The quotient is bounded because the divisor is
+computed from the dividend: it is no less than a share of the root of the sum of the dividend's squares. What is known
+of each node of the divisor is kept, so that no form has to be recognized as a whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import inf
+from typing import Final
+
+from onnxamp._bounds.bound import Bound
+from onnxamp._bounds.call import Call
+from onnxamp._bounds.normalized import count
+from onnxamp._graph.view import ABSENT
+
+
+class Stage(Enum):
+    """What is known of a value that is computed from another one, its source."""
+
+    EACH = "each element is a power of one of the source"
+    SUM = "it is no less than a share of the sum of these powers"
+    INVERSE = "it is no more than the reciprocal of that"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """What is known of a value that is computed from its source.
+
+    Attributes:
+        source: the value.
+        stage: what is known.
+        power: the power of the source's elements, 1 or 2.
+        root: whether a root was taken of the sum.
+        share: the factor of the sum: one over the number of elements, for a mean.
+        axes: the axes of the sum.
+        is_aligned: whether these axes are there, with size 1, so that a quotient divides each vector by its own sum.
+        is_last: whether the sum is over vectors along the last axis.
+    """
+
+    source: int
+    stage: Stage
+    power: int
+    root: bool = False
+    share: float = 1.0
+    axes: tuple[int, ...] = ()
+    is_aligned: bool = True
+    is_last: bool = False
+
+    @property
+    def limit(self) -> float:
+        """The largest magnitude of an element of the source divided by the value; infinite if nothing bounds it."""
+        if self.power == 2 and not self.root:
+            return inf
+        return (
+            inf
+            if self.share <= 0.0
+            else (self.share**-0.5 if self.root else 1.0 / self.share)
+        )
+
+
+_Known = Mapping[int, Ratio]
+
+
+def quotient(call: Call, ratios: _Known) -> Bound | None:
+    """Return the bound of a value divided by its own norm or sum; None for other nodes."""
+    node = call.node
+    if node.key == "Div":
+        return _divided(call, ratios.get(node.inputs[1]), 0, Stage.SUM)
+    if node.key == "Mul":
+        for port in range(2):
+            ratio = ratios.get(node.inputs[1 - port])
+            bound = _divided(call, ratio, port, Stage.INVERSE)
+            if bound is not None:
+                return bound
+    return None
+
+
+def _divided(call: Call, ratio: Ratio | None, port: int, stage: Stage) -> Bound | None:
+    """Return the bound of an input divided by a value, if that input is the value's source."""
+    value = call.node.inputs[port]
+    if ratio is None or ratio.stage is not stage or ratio.limit == inf:
+        return None
+    if not ratio.is_aligned or call.graph.passed_on(value) != ratio.source:
+        return None
+    limit = ratio.limit
+    low = 0.0 if call[port].low >= 0.0 else -limit
+    high = 0.0 if call[port].high <= 0.0 else limit
+    bound = Bound(low=low, high=high)
+    if ratio.is_last:
+        bound = replace(bound, row=limit)
+        if ratio.power == 1:
+            bound = replace(bound, total=limit)
+    return bound.sized(call.width())
+
+
+def ratio_of(call: Call, ratios: _Known) -> Ratio | None:
+    """Return what is known of the first output of a node beside its bound; None if nothing is."""
+    node = call.node
+    if not node.inputs or node.inputs[0] == ABSENT:
+        return None
+    known = ratios.get(node.inputs[0])
+    change = _CHANGES.get(node.key)
+    if change is not None:
+        return change(call, known, ratios)
+    return known if node.index in call.graph.passing else None
+
+
+def _product(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    """Return the ratio of a product of a value with itself."""
+    source, other = (call.graph.passed_on(value) for value in call.node.inputs)
+    return _squared(source) if source == other else None
+
+
+def _squared(source: int) -> Ratio:
+    return Ratio(source=source, stage=Stage.EACH, power=2)
+
+
+def _power(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
+    """Return the ratio of a square or of a root."""
+    exponent = call[1]
+    if exponent.low != exponent.high:
+        return None
+    if exponent.low == 2.0:
+        return _squared(call.graph.passed_on(call.node.inputs[0]))
+    if abs(exponent.low) != 0.5:
+        return None
+    root = _rooted(call, known, ratios)
+    return root if exponent.low > 0.0 else _inverted(call, root, ratios)
+
+
+def _exponential(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio:
+    """Return the ratio of a positive value, as a softmax sums up."""
+    return Ratio(source=call.node.outputs[0], stage=Stage.EACH, power=1)
+
+
+def _norm(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    """Return the ratio of a reduction that takes powers itself."""
+    source = call.graph.passed_on(call.node.inputs[0])
+    power = 1 if call.node.key == "ReduceL1" else 2
+    known = _summed(call, Ratio(source=source, stage=Stage.EACH, power=power))
+    is_root = call.node.key == "ReduceL2"
+    return None if known is None else replace(known, root=is_root)
+
+
+def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
+    """Return the ratio of a reduction of powers; None if its axes are unknown."""
+    shape = call.shape(0)
+    axes = None if shape is None else call.axes(rank=max(len(shape), 1))
+    if shape is None or axes is None:
+        return None
+    elements = count(shape, axes) if mean else 1.0
+    return replace(
+        known,
+        stage=Stage.SUM,
+        share=1.0 / max(elements, 1.0),
+        axes=tuple(sorted(axes)),
+        is_aligned=bool(call.attribute("keepdims", 1)),
+        is_last=axes == [len(shape) - 1],
+    )
+
+
+def _reduced(call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    if known is None or known.stage is not Stage.EACH:
+        return None
+    return _summed(call, known, mean=call.node.key == "ReduceMean")
+
+
+def _added(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
+    """Return the ratio of a value with an epsilon, which makes it larger. A sum of many values is none."""
+    others = range(1, len(call.node.inputs))
+    if known is None:
+        known, others = (
+            ratios.get(call.node.inputs[-1]),
+            range(len(call.node.inputs) - 1),
+        )
+    if known is None or known.stage is not Stage.SUM:
+        return None
+    return known if all(call[port].low >= 0.0 for port in others) else None
+
+
+def _at_least(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
+    """Return the ratio of a value that is bounded from below, as by an epsilon."""
+    if known is None and call.node.key == "Max":
+        known = ratios.get(call.node.inputs[-1])
+    is_upper = call.node.key == "Clip" and (
+        call.has(2) or call.attribute("max") is not None
+    )
+    return None if known is None or known.stage is not Stage.SUM or is_upper else known
+
+
+def _rooted(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    is_square = known is not None and known.power == 2 and not known.root
+    return (
+        replace(known, root=True)
+        if known is not None and is_square and known.stage is Stage.SUM
+        else None
+    )
+
+
+def _inverted(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    return (
+        replace(known, stage=Stage.INVERSE)
+        if known is not None and known.stage is Stage.SUM
+        else None
+    )
+
+
+def _divisor(call: Call, _known: Ratio | None, ratios: _Known) -> Ratio | None:
+    """Return the ratio of a reciprocal that is written as a quotient."""
+    one, divisor = call[0], ratios.get(call.node.inputs[1])
+    return _inverted(call, divisor, ratios) if one.low == one.high == 1.0 else None
+
+
+def _expanded(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    """Return the ratio of a sum that is repeated along the axes of its terms."""
+    return known if known is not None and known.is_aligned else None
+
+
+def _unsqueezed(call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
+    """Return the ratio of a sum whose axes are put back."""
+    shape = call.output_shape()
+    if known is None or known.is_aligned or shape is None:
+        return None
+    axes = call.axes(rank=len(shape))
+    is_back = axes is not None and tuple(sorted(axes)) == known.axes
+    return replace(known, is_aligned=True) if is_back else None
+
+
+_CHANGES: Final = {
+    "Add": _added,
+    "Clip": _at_least,
+    "Div": _divisor,
+    "Exp": _exponential,
+    "Expand": _expanded,
+    "Max": _at_least,
+    "Mul": _product,
+    "Pow": _power,
+    "Reciprocal": _inverted,
+    "ReduceL1": _norm,
+    "ReduceL2": _norm,
+    "ReduceMean": _reduced,
+    "ReduceSum": _reduced,
+    "ReduceSumSquare": _norm,
+    "Sqrt": _rooted,
+    "Sum": _added,
+    "Unsqueeze": _unsqueezed,
+}
+"""Op -> what it makes of what is known of its first input."""

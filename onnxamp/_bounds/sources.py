@@ -1,0 +1,157 @@
+"""Bounds that types, attributes and sizes give: integers, positions, quantized numbers, draws, and recurrent states."""
+
+from collections.abc import Sequence
+from functools import cache
+from math import inf
+from typing import Final
+
+import numpy as np
+from onnx import helper, numpy_helper
+
+from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull
+from onnxamp._bounds.call import Call, Rules
+from onnxamp._facts.dtypes import elem_of
+
+
+@cache
+def of_type(kind: str | None) -> Bound:
+    """Return the bound of a value of which only the type is known: the range of integers, nothing for floats."""
+    elem = elem_of(kind) if kind else 0
+    if not elem:
+        return UNKNOWN
+    try:
+        numbers = helper.tensor_dtype_to_np_dtype(elem)
+    except KeyError:
+        return UNKNOWN
+    if numbers.kind == "b":
+        return between(0.0, 1.0)
+    if numbers.kind not in "iu":
+        return UNKNOWN
+    limits = np.iinfo(numbers)
+    return between(float(limits.min), float(limits.max))
+
+
+def _cast(call: Call) -> Bound:
+    """Return the bound of a Cast. To a bool, it makes 0 and 1; out of the range of an integer, anything."""
+    x = call[0]
+    target = of_type(call.graph.types[call.node.outputs[0]])
+    if target.is_unbounded:
+        return x
+    if target.high == 1.0:
+        return target
+    is_inside = target.low <= x.low and x.high <= target.high
+    return between(np.trunc(x.low), np.trunc(x.high)) if is_inside else target
+
+
+def _shape(call: Call) -> Bound:
+    """Return the bound of the sizes of a tensor."""
+    shape = call.shape(0)
+    if shape is None or None in shape:
+        return between(0.0, inf)
+    sizes = [size for size in shape if size is not None] or [0]
+    return between(float(min(sizes)), float(max(sizes)))
+
+
+def _size(call: Call) -> Bound:
+    shape = call.shape(0)
+    if shape is None or None in shape:
+        return between(0.0, inf)
+    count = float(np.prod([size or 0 for size in shape]))
+    return between(count, count)
+
+
+def _range(call: Call) -> Bound:
+    """Return the bound of equally spaced numbers: they begin at the first input and end before the second."""
+    return hull([between(call[port].low, call[port].high) for port in range(2)])
+
+
+def _position(call: Call) -> Bound:
+    """Return the bound of indices along an axis."""
+    shape = call.shape(0)
+    axis = call.attribute("axis", 0)
+    size = shape[axis] if shape else None
+    return between(0.0, inf if size is None else max(size - 1.0, 0.0))
+
+
+def _filled(call: Call) -> Bound:
+    """Return the bound of a tensor whose elements an attribute gives, zeros by default."""
+    held = call.attribute("value")
+    if held is None:
+        return between(0.0, 0.0)
+    number = float(numpy_helper.to_array(held).reshape(-1)[0])
+    return between(number, number)
+
+
+def _written(call: Call) -> Bound:
+    """Return the bound of a constant that is written as numbers."""
+    for name in ("value_float", "value_floats", "value_int", "value_ints"):
+        numbers = call.attribute(name)
+        if numbers is not None:
+            return Bound.of_array(np.asarray(numbers))
+    return UNKNOWN
+
+
+def _drawn(call: Call) -> Bound:
+    return between(call.attribute("low", 0.0), call.attribute("high", 1.0))
+
+
+def _eye(_call: Call) -> Bound:
+    return between(0.0, 1.0)
+
+
+def _dequantized(call: Call) -> Bound:
+    """Return the bound of integers times their scale."""
+    integers = between(call[0].low, call[0].high)
+    if call.has(2):
+        integers -= between(call[2].low, call[2].high)
+    return integers * between(call[1].low, call[1].high)
+
+
+def _modulo(call: Call) -> Bound:
+    """Return the bound of remainders, which are smaller than the divisor."""
+    limit = call[1].magnitude
+    return between(0.0 if call[0].low >= 0.0 and call[1].low >= 0.0 else -limit, limit)
+
+
+def _states(call: Call) -> Sequence[Bound]:
+    """Return the bounds of recurrent states, which end in a gate times a tanh, or are means of such."""
+    given = [name.lower() for name in map(_text, call.attribute("activations", []))]
+    if any(name not in ("sigmoid", "tanh") for name in given):
+        return [UNKNOWN]
+    states = between(-1.0, 1.0)
+    if call.node.key == "GRU" and call.has(
+        _INITIAL
+    ):  # a mean of the last state and a tanh
+        states = hull([states, between(call[_INITIAL].low, call[_INITIAL].high)])
+    return [states, states]
+
+
+_INITIAL: Final = 5
+"""Input of a recurrent op with its first state."""
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+RULES: Final[Rules] = {
+    "ArgMax": _position,
+    "ArgMin": _position,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Constant": _written,
+    "ConstantOfShape": _filled,
+    "DequantizeLinear": _dequantized,
+    "EyeLike": _eye,
+    "GRU": _states,
+    "LSTM": _states,
+    "Mod": _modulo,
+    "RNN": _states,
+    "RandomUniform": _drawn,
+    "RandomUniformLike": _drawn,
+    "Range": _range,
+    "Shape": _shape,
+    "Size": _size,
+    "com.microsoft::DequantizeLinear": _dequantized,
+}
+"""Op -> the rule of its bound."""

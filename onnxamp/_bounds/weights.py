@@ -1,0 +1,171 @@
+"""What bounds need to know of a weight: sums along its axes, read block by block, once for each weight."""
+
+from collections.abc import Sequence
+from math import inf, prod, sqrt
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxamp._facts.dtypes import FLOAT_TENSORS
+from onnxamp._facts.ops import attribute, attribute_of, op_facts
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT
+from onnxamp._model.weights import read_array
+
+_BLOCK: Final = 1 << 22
+"""Elements that are summed up at a time: 16 MB in float32."""
+
+_SLACK: Final = 1e-4
+"""Relative error that sums of a block of float32 numbers may have. NumPy adds in pairs, which errs by far less."""
+
+
+_SQUARINGS: Final = 2
+"""Times that a matrix is squared to bring its sums closer to its eigenvalues: each costs as much as forming it."""
+
+
+class Sums(NamedTuple):
+    """Sums over some axes of a weight, one for each position on its other axes.
+
+    Attributes:
+        signed: the sums of its numbers.
+        magnitudes: the sums of their magnitudes.
+        squares: the sums of their squares.
+    """
+
+    signed: NDArray[np.float64]
+    magnitudes: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+
+def weight_of(graph: Graph, value: int) -> NDArray[Any] | None:
+    """Return the numbers of a float weight in its own shape, stored, transposed or dequantized; None if it has none.
+
+    What a tensor stores is not copied: large external data are memory-mapped.
+    """
+    tensor = graph.constants.tensors.get(value)
+    if tensor is not None:
+        return read_array(tensor, graph.folder)
+    maker = graph.producer(value)
+    if maker is None or graph.types[value] not in FLOAT_TENSORS:
+        return None
+    if maker.key in op_facts().dequantize:
+        return _dequantized(graph, value)
+    source = maker.input(0)
+    if maker.key == "Transpose":
+        array = weight_of(graph, source)
+        return (
+            None if array is None else array.transpose(attribute(maker.proto, "perm"))
+        )
+    is_same = maker.index in graph.passing or maker.key == "Cast"
+    return weight_of(graph, source) if is_same else None
+
+
+def _dequantized(graph: Graph, value: int) -> NDArray[np.float32] | None:
+    """Return the numbers of a weight that is stored as integers with scales."""
+    maker = graph.producer(value)
+    assert maker is not None
+    tensors = graph.constants.tensors
+    stored, scale = (tensors.get(maker.input(port)) for port in range(2))
+    has_zero = maker.input(2) != ABSENT
+    zero = tensors.get(maker.input(2)) if has_zero else None
+    if stored is None or scale is None or (has_zero and zero is None):
+        return None
+    numbers = read_array(stored, graph.folder).astype(np.float32)
+    scales = read_array(scale, graph.folder).astype(np.float32)
+    if scales.ndim > 1:  # one scale for a block
+        return None
+    shape = [1] * numbers.ndim
+    if scales.size > 1:
+        shape[attribute_of(maker.proto, "axis", 1)] = scales.size
+    if zero is not None:
+        numbers -= (
+            read_array(zero, graph.folder)
+            .astype(np.float32)
+            .reshape(shape if zero.dims else ())
+        )
+    return numbers * scales.reshape(shape if scales.size > 1 else ())
+
+
+def range_of(array: NDArray[Any]) -> tuple[float, float]:
+    """Return the least and the largest number of an array; infinite ones if it has a NaN.
+
+    Complexity: linear in the elements; a block of them is copied at a time.
+    """
+    low, high = inf, -inf
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK].astype(np.float32, copy=False)
+        low, high = min(low, float(block.min())), max(high, float(block.max()))
+    return (low, high) if low <= high else (-inf, inf)
+
+
+def sums_over(graph: Graph, value: int, axes: tuple[int, ...]) -> Sums | None:
+    """Return the sums of a weight over some axes; None if its numbers are unknown or not finite.
+
+    Args:
+        graph: the graph. ``graph.ask(sums_over, value, axes)`` reads a weight once.
+        value: the weight.
+        axes: the axes to sum over, counted from the front or the back.
+    """
+    array = weight_of(graph, value)
+    if array is None:
+        return None
+    return sums_of(array, [axis % array.ndim for axis in axes])
+
+
+def sums_of(array: NDArray[Any], axes: Sequence[int]) -> Sums | None:
+    """Return the sums of an array over some of its axes, none negative; None if it has numbers that are not finite.
+
+    Complexity: linear in the elements; a block of them is copied at a time.
+    """
+    lengths = [size for axis, size in enumerate(array.shape) if axis not in axes]
+    result = Sums(*(np.zeros(lengths) for _ in Sums._fields))
+    rows = max(1, _BLOCK // max(prod(array.shape[1:]), 1))
+    for start in range(0, len(array), rows):
+        block = array[start : start + rows].astype(np.float32, copy=False)
+        # A block covers a part of the first axis, which is either summed over or a part of the result.
+        part = ... if 0 in axes else slice(start, start + rows)
+        summed = tuple(axes)
+        result.signed[part] += block.sum(summed)
+        magnitudes = np.abs(block)
+        result.magnitudes[part] += magnitudes.sum(summed)
+        np.multiply(magnitudes, magnitudes, out=magnitudes)
+        result.squares[part] += magnitudes.sum(summed)
+    if not np.isfinite(result.squares).all():
+        return None
+    return Sums(
+        signed=result.signed,
+        magnitudes=result.magnitudes * (1.0 + _SLACK),
+        squares=result.squares * (1.0 + _SLACK),
+    )
+
+
+def largest_stretch(graph: Graph, value: int) -> float:
+    """Return a bound of how many times a matrix, or any of a stack of them, makes a vector longer.
+
+    That is its largest singular value, whose square is the largest eigenvalue of the product of the matrix with itself
+    transposed. The largest sum of magnitudes along a row of a matrix is no less than its eigenvalues (Gershgorin's
+    circle theorem); of its fourth power, the fourth root of that sum comes closer to them.
+
+    Complexity: cubic in the sizes of the matrix, in float32.
+    """
+    array = weight_of(graph, value)
+    if array is None:
+        return inf
+    largest = 0.0
+    for matrix in array.reshape(-1, *array.shape[-2:]):
+        numbers = matrix.astype(np.float32, copy=False)
+        wide = numbers if numbers.shape[0] <= numbers.shape[1] else numbers.T
+        product = wide @ wide.T
+        scale = float(np.abs(product).max(initial=0.0))
+        if not 0.0 < scale < inf:
+            return inf if scale else 0.0
+        power = (
+            product / scale
+        )  # powers of larger numbers would leave the range of float32
+        for _ in range(_SQUARINGS):
+            power = power @ power
+        rows = float(np.abs(power).sum(-1).max())
+        largest = max(largest, scale * rows ** (1.0 / 2**_SQUARINGS))
+    return sqrt(largest) * (1.0 + _SLACK)

@@ -1,0 +1,65 @@
+"""What is known of a result beyond its samples: what holds for every input, and inputs that are made to be hard."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from onnxamp._runtime.samples import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is proven of the values that a result computes in low precision.
+
+    Attributes:
+        values: how many there are.
+        proven: how many of them no input brings out of range.
+        assumed: inputs of which a range was assumed: that of the given samples, or the one that the user states.
+    """
+
+    values: int
+    proven: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no input overflows any of them."""
+        return self.proven == self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How far a value was driven up.
+
+    Attributes:
+        value: its name in the original.
+        seen: its largest magnitude on the samples.
+        stressed: its largest magnitude on inputs that were made to be hard.
+        range: the largest number of the low-precision type.
+    """
+
+    value: str
+    seen: float
+    stressed: float
+    range: float
+
+    @property
+    def share(self) -> float:
+        """The largest magnitude that was found, as a share of the type's range."""
+        return max(self.seen, self.stressed) / self.range
+
+
+class Stressed(NamedTuple):
+    """What is proven of a result, and inputs that are hard for it.
+
+    Attributes:
+        proof: what holds for every input.
+        samples: the inputs; None if all is proven, nothing can be changed, or no gradient leads there.
+        headroom: how far they drive the value with the least headroom.
+        why: the reason if there should be such inputs, and are none.
+    """
+
+    proof: Proof
+    samples: "Samples | None" = None
+    headroom: Headroom | None = None
+    why: str = ""

@@ -1,0 +1,228 @@
+"""Bounds hold for what ONNX Runtime computes, and are close enough to prove something."""
+
+from random import Random
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from graphs.case import parse
+from onnx import numpy_helper
+from repository import ROOT
+from strategies.loops import random_loop
+from strategies.model import random_model
+from strategies.table import all_ops
+
+from onnxamp import convert_model
+from onnxamp._bounds.bounds import find_bounds, rules
+from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._graph.graph import Graph
+from onnxamp._runtime.session import make_session, run
+
+OPS = sorted(rules().keys() & set(all_ops()))
+SLACK = 1e-5
+"""Relative error of float32 sums."""
+
+
+def every_value(model, feeds):
+    """The values of the main graph by name; None if ONNX Runtime does not run the model."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    del shown.graph.output[:]
+    names = [name for node in model.graph.node for name in node.output if name]
+    shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        return run(make_session(shown, optimize=False), feeds)
+    except Exception:  # noqa: BLE001 - random models may run nowhere
+        return {}
+
+
+def ranges_of(feeds):
+    """The range of each float input."""
+    floats = {name: array for name, array in feeds.items() if getattr(array, "dtype", None) == np.float32}
+    return tuple(
+        (name, (float(array.min()), float(array.max())))
+        for name, array in floats.items()
+        if array.size and np.isfinite(array).all()
+    )
+
+
+def violations(model, feeds):
+    """What leaves its bound, and how many float values have one."""
+    graph = Graph.of(model)
+    bounds = find_bounds(graph, FLOAT16, ranges_of(feeds))
+    found = []
+    known = 0
+    for name, array in every_value(model, feeds).items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.size:
+            continue
+        numbers = np.atleast_1d(array.astype(np.float64))
+        if np.isnan(numbers).any():  # of no number, as the logarithm of -1
+            continue
+        bound = bounds[graph.scopes[0].names[name]]
+        known += array.dtype.kind == "f" and not bound.is_unbounded
+        error = SLACK * max(1.0, np.abs(numbers).max())
+        squares = numbers * numbers
+        pairs = {
+            "low": (-numbers.min(), -bound.low),
+            "high": (numbers.max(), bound.high),
+            "row": (np.sqrt(squares.sum(-1).max()), bound.row),
+            "total": (np.abs(numbers).sum(-1).max(), bound.total),
+        }
+        if numbers.ndim > 1:
+            pairs["column"] = (np.sqrt(squares.sum(-2).max()), bound.column)
+        found += [f"{name}: {what} {have} > {limit}" for what, (have, limit) in pairs.items() if have > limit + error]
+        if bound.width not in (None, numbers.shape[-1]):
+            found.append(f"{name}: width {bound.width} of {numbers.shape}")
+    return found, known
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    ort.set_default_logger_severity(4)
+    yield
+    ort.set_default_logger_severity(2)
+
+
+@pytest.mark.mostly_slow(fast=24)
+@pytest.mark.parametrize("op", OPS)
+def test_random_models_stay_within_their_bounds(op):
+    for number in range(4):
+        made = random_model(Random(f"{op}{number}"), op)
+        assert violations(made.model, made.feeds)[0] == []
+
+
+@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.parametrize("op", ["If", "Loop", "Scan", "SequenceMap"])
+def test_bodies_stay_within_their_bounds(op):
+    for number in range(6):
+        made = random_model(Random(f"{op}{number}"), op)
+        assert violations(made.model, made.feeds)[0] == []
+
+
+def test_loops_that_run_long_stay_within_their_bounds():
+    for seed in range(12):
+        made = random_loop(Random(seed))
+        assert violations(made.model, made.feeds)[0] == []
+
+
+def weights(model, **arrays):
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+def bound_of(model, name, *ranges):
+    graph = Graph.of(model)
+    return find_bounds(graph, FLOAT16, ranges)[graph.scopes[0].names[name]]
+
+
+def matrix(rows, columns, seed=0, scale=1.0):
+    return (np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32)
+
+
+NORMS = {
+    "LayerNormalization": "n = LayerNormalization <axis = -1> (x, ones)",
+    "decomposed": """mean = ReduceMean <axes = [-1]> (x) d = Sub (x, mean) s = Mul (d, d)
+        v = ReduceMean <axes = [-1]> (s) e = Add (v, eps) r = Sqrt (e) n = Div (d, r)""",
+    "by powers": """mean = ReduceMean <axes = [-1]> (x) d = Sub (x, mean) s = Pow (d, two)
+        v = ReduceMean <axes = [-1]> (s) e = Add (eps, v) r = Pow (e, half) n = Div (d, r)""",
+    "RMS by a reciprocal": """s = Mul (x, x) v = ReduceMean <axes = [-1]> (s) e = Add (v, eps) r = Sqrt (e)
+        i = Reciprocal (r) n = Mul (x, i)""",
+    "RMS, one over a root": """s = Pow (x, two) v = ReduceMean <axes = [-1]> (s) e = Add (v, eps) r = Sqrt (e)
+        i = Div (one, r) n = Mul (i, x)""",
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_normalization_makes_up_for_an_input_of_any_size(norm):
+    model = parse(f"(float[N,64] x) => (float[N,64] y) {{ {NORMS[norm]} y = MatMul (n, w) }}")
+    numbers = {"eps": 1e-5, "two": 2.0, "half": 0.5, "one": 1.0}
+    weights(
+        model,
+        w=np.eye(64, dtype=np.float32),
+        ones=np.ones(64, np.float32),
+        **{name: np.array(number, np.float32) for name, number in numbers.items()},
+    )
+    n = bound_of(model, "n")
+    assert 8.0 <= n.row < 8.2  # sqrt(64), and its rounding
+    assert bound_of(model, "y").magnitude < 8.3
+
+
+def test_a_sum_that_stands_across_its_vectors_bounds_no_quotient():
+    # keepdims = 0: row sums of a square matrix are broadcast along its columns.
+    model = parse(
+        """(float[8,8] x) => (float[8,8] y) { e = Exp (x) s = ReduceSum <keepdims = 0> (e, last) y = Div (e, s) }""",
+    )
+    weights(model, last=np.array([1], np.int64))
+    assert bound_of(model, "y").high == np.inf
+
+
+def test_softmax_and_its_parts_average_values():
+    kinds = {
+        "whole": "p = Softmax (x)",
+        "parts": "m = ReduceMax <axes = [-1]> (x) d = Sub (x, m) e = Exp (d) s = ReduceSum (e, last) p = Div (e, s)",
+    }
+    for text in kinds.values():
+        model = parse(f"(float[8,8] x, float[8,4] v) => (float[8,4] y) {{ {text} y = MatMul (p, v) }}")
+        weights(model, last=np.array([-1], np.int64))
+        y = bound_of(model, "y", ("v", (-2.0, 3.0)))
+        assert -2.1 < y.low <= -2.0
+        assert 3.0 <= y.high < 3.1
+
+
+def test_products_of_normalized_rows_are_bounded_by_their_norms():
+    model = parse(
+        """(float[N,64] x) => (float[N,N] y) {
+            n = LayerNormalization (x, ones) q = MatMul (n, a) k = MatMul (n, b) t = Transpose <perm = [1, 0]> (k)
+            y = MatMul (q, t) }""",
+    )
+    orthogonal = np.linalg.qr(matrix(64, 64).astype(np.float64))[0]
+    scaled = (orthogonal * 30.0).astype(np.float32)
+    weights(model, a=scaled, b=scaled, ones=np.ones(64, np.float32))
+    # 900 * 64 is within float16. Elements alone allow 64 times as much.
+    assert 900 * 64 <= bound_of(model, "y").magnitude < 65504
+
+
+def test_both_branches_count_and_a_growing_state_is_unknown():
+    model = parse(
+        """(float[4] x, bool b, int64 n) => (float[4] y, float[4] z, float[4] t) {
+            y = If (b) <then_branch = one () => (float[4] p) { p = Sigmoid (x) },
+                        else_branch = two () => (float[4] q) { s = Sigmoid (x) q = Mul (s, ten) }>
+            z = Loop (n, , y) <body = more (int64 i, bool c, float[4] a) => (bool d, float[4] o) {
+                d = Identity (c) o = Add (a, y) }>
+            t = Loop (n, , y) <body = less (int64 i1, bool c1, float[4] a1) => (bool d1, float[4] o1) {
+                d1 = Identity (c1) u = Add (a1, y) o1 = Tanh (u) }> }""",
+    )
+    weights(model, ten=np.array([10.0], np.float32))
+    assert 10.0 <= bound_of(model, "y").high < 10.1
+    assert bound_of(model, "z").high == np.inf
+    assert bound_of(model, "t").high < 10.1
+
+
+def test_quantized_numbers_are_bounded_by_their_scales():
+    model = parse(
+        "(float[N,8] x) => (float[N,8] y) { q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
+    )
+    weights(model, s=np.array(0.5, np.float32), z=np.array(3, np.int8))
+    y = bound_of(model, "y")
+    assert -65.7 < y.low <= -65.5  # (-128 - 3) / 2
+    assert 62.0 <= y.high < 62.2
+
+
+def test_no_input_overflows_a_transformer():
+    low = convert_model(ROOT / "models" / "encoder.onnx")
+    bounds = find_bounds(Graph.of(low), FLOAT16)
+    computed = [value for value in bounds.at_risk if bounds.graph.producer(value) is not None]
+    unsafe = [value for value in computed if not bounds.is_safe(value)]
+    # What adds the attention mask, an input that could hold any integer, and the mask itself.
+    assert len(computed) - len(unsafe) >= 75
+    assert all(
+        "mask" in bounds.graph.values[value].name or "scores" in bounds.graph.values[value].name for value in unsafe
+    )
+
+
+def test_bounds_allow_for_rounding():
+    model = parse("(float[N,64] x) => (float[N,64] y) { n = Softmax (x) y = Mul (n, w) }")
+    weights(model, w=np.full(64, 65504.0, np.float32))
+    graph = Graph.of(model)
+    assert find_bounds(graph, FLOAT16)[graph.scopes[0].names["y"]].high > 65504
