@@ -15,7 +15,7 @@ from onnxamp._bounds import formulas, moved, normalized, products, sources
 from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, intersection
 from onnxamp._bounds.call import Call, Rules
 from onnxamp._bounds.ratios import Ratio, quotient, ratio_of
-from onnxamp._bounds.weights import range_of
+from onnxamp._bounds.weights import READABLE, range_of
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -30,9 +30,6 @@ from onnxamp._graph.view import (
 )
 from onnxamp._model.weights import read_array
 from onnxamp._options.values import Range
-
-_UNREAD: Final = frozenset({TensorProto.STRING, TensorProto.INT4, TensorProto.UINT4})
-"""Elements that are no numbers, or fill no whole bytes."""
 
 _SMALL: Final = 1 << 20
 """Elements up to which a constant is looked at as a whole; of larger ones, the largest magnitude is known."""
@@ -146,7 +143,7 @@ class Bounds:
         """Return the bound of a constant."""
         graph = self.graph
         width = tensor.dims[-1] if tensor.dims else 1
-        is_number = tensor.data_type not in _UNREAD
+        is_number = tensor.data_type in READABLE
         if not is_number:
             return sources.of_type(graph.types[value]).sized(width)
         array = read_array(tensor, graph.folder)

@@ -6,12 +6,32 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from onnxamp._facts.dtypes import FLOAT_TENSORS
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.weights import read_array
+
+READABLE: Final = frozenset(
+    {
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.BFLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.BOOL,
+        TensorProto.INT8,
+        TensorProto.INT16,
+        TensorProto.INT32,
+        TensorProto.INT64,
+        TensorProto.UINT8,
+        TensorProto.UINT16,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+    }
+)
+"""Elements that are numbers and fill whole bytes."""
 
 _BLOCK: Final = 1 << 22
 """Elements that are summed up at a time: 16 MB in float32."""
@@ -45,7 +65,8 @@ def weight_of(graph: Graph, value: int) -> NDArray[Any] | None:
     """
     tensor = graph.constants.tensors.get(value)
     if tensor is not None:
-        return read_array(tensor, graph.folder)
+        is_read = tensor.data_type in READABLE
+        return read_array(tensor, graph.folder) if is_read else None
     maker = graph.producer(value)
     if maker is None or graph.types[value] not in FLOAT_TENSORS:
         return None
@@ -70,6 +91,8 @@ def _dequantized(graph: Graph, value: int) -> NDArray[np.float32] | None:
     has_zero = maker.input(2) != ABSENT
     zero = tensors.get(maker.input(2)) if has_zero else None
     if stored is None or scale is None or (has_zero and zero is None):
+        return None
+    if stored.data_type not in READABLE:
         return None
     numbers = read_array(stored, graph.folder).astype(np.float32)
     scales = read_array(scale, graph.folder).astype(np.float32)

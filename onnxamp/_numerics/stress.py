@@ -109,8 +109,12 @@ def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
 
 def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
     """Return how many values that are low precision no input brings out of range."""
+    graph = bounds.graph
+    low = bounds.low.tensor
     computed = [
-        value for value in bounds.at_risk if bounds.graph.producer(value) is not None
+        value
+        for value in bounds.at_risk
+        if graph.types[value] == low and graph.producer(value) is not None
     ]
     proven = sum(map(bounds.is_safe, computed))
     return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))

@@ -67,5 +67,5 @@ def test_a_comparison_offers_the_target_of_its_engine(tmp_path) -> None:
     late = run(*arguments, "--cure-time", "0")
     assert late.exit_code == 1
     told = " ".join(late.output.split())
-    assert "No fix was found in 0 s. --target webgpu converts for what webgpu has." in told
+    assert "No fix was found in 0 s. --target webgpu converts for its kernels and arithmetic." in told
     assert "Layers were compared on 1 of" in told

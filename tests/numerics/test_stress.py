@@ -84,8 +84,9 @@ def test_what_is_proven_for_every_input_is_not_stressed():
 
 
 def test_a_model_without_gradients_says_so():
-    text = "(float[N,4,4] x) => (float[N] y) { d = Det (x) y = Mul (d, d) }"
-    found = converted(parse(text), "--target", "any")["validation"]
+    text = "(float[N,4,8,8] x) => (float[N,4,8,8] y) { n = LRN <size = 3> (x) y = MatMul (n, w) }"
+    model = add_weights(parse(text), {"w": (8, 8)})
+    found = converted(model, "--target", "any")["validation"]
     assert [clause for clause in found["not_run"] if clause.startswith("inputs made to be hard")]
 
 

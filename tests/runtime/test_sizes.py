@@ -16,7 +16,7 @@ from onnx import ModelProto, numpy_helper
 import onnxamp
 from onnxamp import ArgumentError
 from onnxamp._graph.graph import Graph
-from onnxamp._runtime import memory, random_inputs, samples
+from onnxamp._runtime import memory, random_inputs, suited
 from onnxamp._runtime.memory import free_bytes, peak_bytes
 from onnxamp._runtime.session import make_session
 from onnxamp._runtime.session import run as run_session
@@ -218,9 +218,9 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
 ) -> None:
     model = model_of(IMAGES, {"w": (4, 3, 3, 3), "v": (196, 5)})
     ran = list[tuple[int, ...]]()
-    checked = samples.check_inputs
+    checked = suited.check_inputs
     monkeypatch.setattr(
-        samples, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
+        suited, "check_inputs", lambda proto, feeds: ran.append(feeds["x"].shape) or checked(proto, feeds)
     )
     report = onnxamp.diff_models(model, model, provider="cpu")
     assert report.inputs == "random inputs (seed 0, C=3, H=224, W=224)"
@@ -229,7 +229,7 @@ def test_sizes_that_nothing_determines_are_tried_without_running_those_that_cont
 
 def test_sizes_that_take_too_much_memory_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(IMAGES, {"w": (4, 3, 3, 3), "v": (196, 5)})
-    monkeypatch.setattr(samples, "_MOST_BYTES", 1 << 19)
+    monkeypatch.setattr(suited, "_MOST_BYTES", 1 << 19)
     assert "H=224, W=224" not in onnxamp.diff_models(model, model, provider="cpu").skipped
 
 

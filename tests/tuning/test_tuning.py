@@ -559,19 +559,19 @@ def test_no_more_outputs_are_kept_than_fit() -> None:
     assert references.room == 5
 
 
-STRAYS = """(float[1,2] x, float[N] t) => (float[M] y) <float[2,1] ones = {1, 1}, int64[4] far = {9, 9, 9, 9}> {
-    [product] v = MatMul (x, ones) [largest] m = ReduceMax <keepdims = 0> (v) [compare] c = Greater (m, limit)
+STRAYS = """(float[1,2] x, float[N] t) => (float[M] y) <float[2,1] halves = {0.5, 0.5}, int64[4] far = {9, 9, 9, 9}> {
+    [grown] s = Softplus (x) [product] v = MatMul (s, halves) [largest] m = ReduceMax <keepdims = 0> (v) [compare] c = Greater (m, limit)
     [act] h = Tanh (t)
     [choice] y = If (c) <then_branch = near () => (float[4] a) { [root] a = Sigmoid (h) },
                          else_branch = out () => (float[4] b) { [pick] b = Gather (h, far) }>
 }"""
-"""The sum is above the limit, but not once it is rounded, and the other branch reads what is not there."""
+"""The mean is above the limit, but not once it is rounded, and the other branch reads what is not there."""
 
 
 def test_what_does_not_run_once_rounded_stays_float32() -> None:
     """In the pass that measures each op, too, of which no outputs are kept then."""
     model = parse(STRAYS)
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(2048.3), "limit"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1024.15), "limit"))
     sample = {"x": np.array([[1024, 1024.6]], np.float32), "t": np.linspace(-1, 1, 4, dtype=np.float32)}
     assert not np.isfinite(everything_low(model, given(sample)))
     result, tuned = tune_model(model, 1e-3, samples=given(sample))
