@@ -560,7 +560,8 @@ def test_no_more_outputs_are_kept_than_fit() -> None:
 
 
 STRAYS = """(float[1,2] x, float[N] t) => (float[M] y) <float[2,1] halves = {0.5, 0.5}, int64[4] far = {9, 9, 9, 9}> {
-    [grown] s = Softplus (x) [product] v = MatMul (s, halves) [largest] m = ReduceMax <keepdims = 0> (v) [compare] c = Greater (m, limit)
+    [grown] s = Softplus (x) [product] v = MatMul (s, halves)
+    [largest] m = ReduceMax <keepdims = 0> (v) [compare] c = Greater (m, limit)
     [act] h = Tanh (t)
     [choice] y = If (c) <then_branch = near () => (float[4] a) { [root] a = Sigmoid (h) },
                          else_branch = out () => (float[4] b) { [pick] b = Gather (h, far) }>
