@@ -70,25 +70,43 @@ class Stress(NamedTuple):
             result: its conversion.
             samples: the inputs that both ran on.
         """
-        given = [
+        given = _alike(
             check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)
-        ]
+        )
         seen = _ranges(given)
-        ranges = {**seen, **dict(self.stated)}
+        stated = dict(self.stated)
         # Random numbers say nothing of the range that real ones have.
-        assumed = dict(self.stated) if samples.made_up else ranges
+        assumed = stated if samples.made_up else {**seen, **stated}
         bounds = result.ask(graph_of).ask(
             find_bounds, self.low, tuple(sorted(assumed.items()))
         )
         proof = _proof(bounds, assumed=sorted(assumed))
-        if proof.is_complete or not self.steps or reference.stock.size > _BYTES:
+        ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
+        movable = {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
+        is_large = reference.stock.size > _BYTES
+        if proof.is_complete or not self.steps or not movable or is_large:
             return Stressed(proof)
         names = _names_of(bounds, reference)
         try:
-            ascent = _Ascent(reference, names, ranges, given[0], self.low)
+            ascent = _Ascent(reference, names, movable, given[0], self.low)
             return ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error))
+
+
+def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
+    """Return the samples with the shapes of the first one: the model is differentiated for one size."""
+    every = list(samples)
+    first = _shapes(every[0])
+    return [feeds for feeds in every if _shapes(feeds) == first]
+
+
+def _shapes(feeds: Feeds) -> dict[str, tuple[int, ...]]:
+    return {
+        name: array.shape
+        for name, array in feeds.items()
+        if isinstance(array, np.ndarray)
+    }
 
 
 def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
@@ -159,9 +177,7 @@ class _Ascent:
         newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
         self.model = Model(_sized(newer.model, sample), newer.folder)
         self.names = names
-        self.ranges = {
-            name: ends for name, ends in ranges.items() if ends[0] < ends[1]
-        }
+        self.ranges = ranges
         self.low = low
 
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:

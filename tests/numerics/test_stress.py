@@ -13,6 +13,7 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._model.model import Model
 from onnxamp._numerics.stress import Stress
 from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.samples import given_samples
 
 WIDTH = 64
 
@@ -106,3 +107,20 @@ def test_random_inputs_stay_in_the_range_that_is_stated():
     x = drawn[0]["x"]
     assert 2 <= x.min() < 2.2
     assert 2.8 < x.max() <= 3
+
+
+def test_samples_of_other_sizes_are_left_out():
+    draw = np.random.default_rng(0)
+    samples = [{"x": draw.standard_normal((rows, WIDTH)).astype(np.float32)} for rows in (2, 3, 2)]
+    model = planted()
+    found = Stress(FLOAT16, 1).of(Model.of(model), Model.of(convert_model(model)), given_samples(samples, model))
+    assert found.samples is not None
+    assert {sample["x"].shape for sample in found.samples} == {(2, WIDTH)}
+
+
+def test_integers_are_not_moved():
+    model = parse("(int64[N,4] ids) => (float[N,4] y) { f = Cast <to = 1> (ids) g = Mul (f, f) y = Sqrt (g) }")
+    stress = Stress(FLOAT16, 2, (("ids", (0.0, 10.0)),))
+    found = stress.of(Model.of(model), Model.of(convert_model(model, "O3")), onnxamp.random_samples(model))
+    assert found.samples is None
+    assert found.proof.is_complete
