@@ -203,7 +203,9 @@ def range_figures(diff: DiffReport) -> Iterator[Figure]:
         yield Figure("proven in range", share, f"{diff.lowest} values, for {whose}")
     found = diff.headroom
     if found is not None:
-        told = f"of {diff.lowest}'s range, value {found.value}, on an input made to be hard"
+        told = (
+            f"of {diff.lowest}'s range, value {found.value}, on inputs made to be hard"
+        )
         yield Figure("largest magnitude", percent(found.share, 1.0), told)
 
 

@@ -268,9 +268,19 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         Status.UNKNOWN: f"{head}; {unknown}.",
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
-        Status.PASSED: f"{head}; {outputs_match(validation)} the original.",
+        Status.PASSED: f"{head}; {outputs_match(validation)} the original{_grade(validation)}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
+
+
+def _grade(validation: DiffReport) -> str:
+    """Return what a verdict rests on besides the samples: a proof for every input, or inputs that are made to be hard."""
+    proof = validation.proof
+    if proof is not None and proof.values and proof.is_complete:
+        where = " in the given ranges" if proof.assumed else ""
+        return f", and no input{where} overflows"
+    is_stressed = any(extra.is_hard for extra in validation.extras)
+    return ", also on inputs made to be hard" if is_stressed else ""
 
 
 def _weakness(validation: DiffReport) -> str:
