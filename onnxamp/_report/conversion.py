@@ -274,7 +274,7 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
 
 
 def _grade(validation: DiffReport) -> str:
-    """Return what a verdict rests on besides the samples: a proof for every input, or inputs that are made to be hard."""
+    """Return what a verdict rests on besides the samples: a proof, or inputs that are made to be hard."""
     proof = validation.proof
     if proof is not None and proof.values and proof.is_complete:
         where = " in the given ranges" if proof.assumed else ""
