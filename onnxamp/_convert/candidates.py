@@ -1,7 +1,7 @@
 """The ways to convert a model: at which opset, and with which patterns folded into single ops.
 
 Each is a problem of its own, solved once. Only what may pay is tried: a newer opset where nodes are held back by theirs
-(:mod:`onnxamp._convert.upgrades`), and folds where nodes of a pattern stay float32.
+(:mod:`onnxamp._convert.upgrades`), and folds where nodes of a pattern stay in float32.
 """
 
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ class Cause:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that stay float32 for the reason."""
+        """Number of nodes that stay in float32 for the reason."""
         return sum(self.ops.values())
 
 
@@ -128,7 +128,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
 
 
 def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
-    """Return the nodes that stay float32 by the reason of their pin, with those that share their precision."""
+    """Return the nodes that stay in float32 by the reason of their pin, with those that share their precision."""
     ports = analysis.ports
     kept = dict[Basis, set[int]]()
     for index, variable in enumerate(ports.variables):
@@ -256,8 +256,7 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """Return how many normalizations stay float32 after a low producer that folding would fuse, but runtimes do not; or
-    None.
+    """Return a hint about normalizations in float32 after low producers, which folding would fuse; None without any.
 
     ONNX Runtime folds a BatchNormalization into the weights of its producer only if there is no Cast between them.
     """

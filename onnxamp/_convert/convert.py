@@ -34,7 +34,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
 ATTEMPTS: Final = 9
-"""Number of results that may be wrong before the whole model stays float32. Each keeps more nodes in float32."""
+"""Number of results that may be wrong before the whole model stays in float32. Each keeps more nodes in float32."""
 
 Proof: TypeAlias = Callable[[Graph], str | None]
 """Returns the fault of an upgraded or folded float32 model, in a clause; None if it computes what the original does."""
@@ -80,8 +80,8 @@ def convert(
 ) -> Converted:
     """Convert a copy of a model.
 
-    A result that would be wrong is a bug: then the nodes around the fault stay float32, or else the whole model, and a
-    warning says so.
+    A result that would be wrong is a bug. The nodes around the fault then stay in float32, or else the whole model, and
+    a warning says so.
 
     Args:
         model: the model; it is not changed.

@@ -112,7 +112,7 @@ class QuantizedPart:
             read integers) or "rest".
         ops: op type -> number of nodes.
         low: how many have low-precision floats.
-        float32: label of a node whose floats stay float32 -> why.
+        float32: label of a node whose floats stay in float32 -> why.
     """
 
     type: str

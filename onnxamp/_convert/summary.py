@@ -45,7 +45,7 @@ class KeptWeight:
 def kept_weights(
     analysis: Analysis, stored: int, plan: Plan | None = None
 ) -> tuple[KeptWeight, ...]:
-    """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
+    """Weights that stay in float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
 
     The largest are first. Where a plan was repeated, the reasons are its own. At level O0, where all stay, there are
     none. Complexity: linear in values.
@@ -136,9 +136,9 @@ class Summary:
         pairs_removed: redundant pairs among these: Casts to another type and back that did nothing.
         low_weight_bytes: bytes, in float32, of weights that become low precision.
         fallbacks: (node, op type) of nodes without a kernel on the target for their types, which run on CPU.
-        unknown: op types without a schema, which stay float32.
+        unknown: op types without a schema, which stay in float32.
         overridable: float32 initializers that callers may override.
-        kept_weights: weights of more than 1 % of the result, and 4 kB, that stay float32.
+        kept_weights: weights of more than 1 % of the result, and 4 kB, that stay in float32.
     """
 
     nodes: Mapping[str, int]

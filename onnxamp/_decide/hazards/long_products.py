@@ -2,7 +2,7 @@
 (split-K).
 
 The error of a sum of random terms grows with the root of their number, so shorter products, whose results are added,
-are off by less. Products that stay float32 for other reasons stay whole, as far as this is known before deciding.
+are off by less. Products that stay in float32 for other reasons stay whole, as far as this is known before deciding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 
 _BEARABLE: Final = 5e-3
-"""Relative error from which on a product stays float32: half the limit for a whole model (1e-2)."""
+"""Relative error from which on a product stays in float32: half the limit for a whole model (1e-2)."""
 
 NEGLIGIBLE: Final = _BEARABLE / 2
 """Relative error of one product up to which it pays nothing for it."""
@@ -159,7 +159,7 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Return nodes that stay float32 at the user's request, or because their values do not fit low precision."""
+    """Return nodes that stay in float32 at the user's request, or because their values do not fit low precision."""
     overrides = find_overrides(graph, options).of_node
     return {
         *unfit_nodes(graph, options),

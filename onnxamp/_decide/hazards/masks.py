@@ -25,7 +25,7 @@ from onnxamp._model.weights import SENTINEL, ConstantStats
 
 
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
+    """Large constants, sentinels apart, that reach a Softmax: the whole path stays in float32.
 
     Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask loses the score: a
     fully masked row would lose the differences that float32 keeps.
@@ -72,7 +72,7 @@ def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes that hold the elements of a mask among the inputs: such a mask is bounded before its Cast.
 
     In a model that was converted before, it is bounded already, and by nothing but a Cast may what bounds it be
-    followed. Where no node can bound it, its whole path stays float32.
+    followed. Where no node can bound it, its whole path stays in float32.
     """
     if not may_be_bounded(graph):
         for node in graph.at(graph.ask(added_masks).sums):

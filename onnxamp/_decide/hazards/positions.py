@@ -27,7 +27,7 @@ _SIZE = "leads to a division by a size"
 def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Rotary and timestep tables, and coordinates: from counters, Casts from integers and graph inputs to their ends.
 
-    Downstream of Range, CumSum and what loops accumulate, all position arithmetic stays float32. Downstream of Casts
+    Downstream of Range, CumSum and what loops accumulate, all position arithmetic stays in float32. Downstream of Casts
     and inputs, only nodes that lead to a Sin, Cos, Floor or Mod do, or to a comparison, whose results rounded positions
     would change. Where counted integers meet computed values, the sums and products that lead to one of these stay
     float32, and if the integers may be too large, those that lead to a result of the model, or to a division by a size.
