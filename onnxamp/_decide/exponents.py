@@ -46,6 +46,7 @@ def components(
     parents = {member: member for member in members}
 
     def root(member: int) -> int:
+        """Return the member that stands for a group, and shorten the path to it for later calls."""
         while parents[member] != member:
             parents[member] = parents[parents[member]]
             member = parents[member]
@@ -205,7 +206,8 @@ def _solved(component: _Component) -> _Solved:
         # HiGHS computes in floating point: rounded exponents count only if they satisfy the relations exactly.
         objective = component.objective(found.exponents)
         if objective < reached and component.holds(found.exponents):
-            best, reached = found.exponents, objective
+            best = found.exponents
+            reached = objective
         if position == _TOUCHED and is_proven:
             gap = max(reached.touched - found.bound, 0)
         is_proven = is_proven and found.bound >= reached[position]
@@ -236,7 +238,8 @@ class _Program:
         self.starts = (0, *accumulate(sizes))
         _, over, under, touched, size, self.count = self.starts
         self.entries = list[tuple[int, int, float]]()
-        self.lower, self.upper = list[float](), list[float]()
+        self.lower = list[float]()
+        self.upper = list[float]()
         for row in component.relations:
             self.add([(place[member], number) for member, number in row.items()], 0, 0)
         for k, (x, multiple, window) in enumerate(windows):

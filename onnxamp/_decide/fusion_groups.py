@@ -31,6 +31,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     keeps_scales = target_of(options.target).fuses_quantized
 
     def is_stored(value: int) -> bool:
+        """Return whether a value is constant, or dequantized if scales may be low."""
         is_dequantized = graph.producer(value, *dequantize) is not None
         return constants(value) or (is_dequantized and not keeps_scales)
 

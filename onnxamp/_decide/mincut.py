@@ -38,7 +38,8 @@ class Network:
     def __init__(
         self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()
     ) -> None:
-        self.size, self._arcs = size, list(arcs)
+        self.size = size
+        self._arcs = list(arcs)
 
     def add(self, count: int = 1) -> int:
         """Add questions, and return the number of the first."""

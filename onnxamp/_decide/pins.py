@@ -214,11 +214,13 @@ class _Claims:
         self.builder = builder_of(self.graph, self.options.target)
         self.pinned = {strength: _Pinned() for strength in _Strength}
         self.implies = list[tuple[int, int]]()
-        self.exact, self.preferred = set[int](), set[int]()
+        self.exact = set[int]()
+        self.preferred = set[int]()
         self.worthy = dict[int, HazardKind]()
         self.climbed = set[int]()
         self.warnings = list[str]()
-        self.followers, self.stranded = frozenset[int](), frozenset[int]()
+        self.followers = frozenset[int]()
+        self.stranded = frozenset[int]()
 
     def pin(
         self, strength: _Strength, variable: int, low: bool, reason: Basis, why: str
@@ -483,7 +485,8 @@ class _Claims:
         Raises:
             ContradictionError: overrides pull a variable both ways.
         """
-        hard, forced = self.pinned[_Strength.HARD], self.pinned[_Strength.FORCED]
+        hard = self.pinned[_Strength.HARD]
+        forced = self.pinned[_Strength.FORCED]
         kept = self.pinned[_Strength.KEPT]
         for root in forced.keys() & kept.keys():
             pins = forced[root], kept[root]

@@ -187,6 +187,7 @@ def _freedoms(
     graph: Graph, options: Options, ports: PortVariables
 ) -> dict[int, Freedom]:
     """Return the choices that kernels leave to each node, by one look-up for each distinct form of a node."""
+    # Nodes of equal layout share the object, so it is a cheap key.
     known = dict[object, Freedom]()
     found = dict[int, Freedom]()
     for index, layout in ports.layouts.items():

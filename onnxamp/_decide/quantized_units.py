@@ -21,12 +21,13 @@ def between_integers(graph: Graph, node: Node) -> tuple[bool, bool]:
 
 
 def quantized_values(graph: Graph) -> frozenset[int]:
-    """Return the values that only nodes that quantize read, directly or after exact ops.
+    """Return the values that are only quantized, directly or after exact ops.
 
     Numbers beyond the ends of their grid saturate, infinities included. Complexity: linear in nodes.
     """
     quantize = op_facts().quantize
     found = set[int]()
+    # Readers come first, so it is known whether what an exact op writes is quantized.
     for node in reversed(graph.order) if graph.nodes_of(quantize) else ():
         for value in node.writes:
             readers = list(graph.consumers(value))

@@ -60,6 +60,7 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _counts(low: Format) -> str:
+    """Return a clause about the last exact integer of a format."""
     return f"{low.name} counts only up to {low.exact_integers}"
 
 
@@ -157,15 +158,18 @@ class _Finder:
         self.low = options.low
         self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
-        self.variables, self.parents = list[Variable](), list[int]()
+        self.variables = list[Variable]()
+        self.parents = list[int]()
         self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
         self.returned = dict[tuple[int, int], int]()
         self.of_node = dict[int, dict[str, int]]()
         self.layouts = dict[int, Layout]()
         self.lowered = dict[int, int]()
-        self.free, self.sparse = set[int](), set[int]()
-        self.fixed_high, self.requested_low = set[int](), set[int]()
+        self.free = set[int]()
+        self.sparse = set[int]()
+        self.fixed_high = set[int]()
+        self.requested_low = set[int]()
 
     # -- variables and ties ------------------------------------------------------------------------------------
 

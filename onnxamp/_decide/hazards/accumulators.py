@@ -58,7 +58,7 @@ class _Accumulators(HazardKind):
         return found
 
     def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
-        """Measured sums overrule estimates."""
+        """Return the nodes whose sums were measured, which overrules estimates."""
         return known.fitting
 
 
