@@ -58,7 +58,7 @@ class Converted:
         return bool(self.analysis.edits) or self.prepared.requested
 
     def embedded(self) -> ModelProto:
-        """``proto`` with all weights inside.
+        """Return ``proto`` with all weights inside.
 
         Raises:
             ExternalDataError: a weight cannot be read.
@@ -98,6 +98,7 @@ def convert(
         raise ArgumentError(
             "Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune."
         )
+    # A wrong result is a bug, but the next attempt may be right: it keeps the nodes around the fault in float32.
     attempt: Options | None = options
     for _ in range(ATTEMPTS):
         if attempt is None:
@@ -149,7 +150,7 @@ def around_fault(options: Options, fault: InternalError) -> Options | None:
     unsound = tuple(dict.fromkeys((*options.unsound, *fault.nodes)))
     if len(unsound) == len(options.unsound):
         return None
-    _LOG.info("%d nodes stay float32: %s", len(unsound), fault)
+    _LOG.info("%d nodes stay in float32: %s", len(unsound), fault)
     return replace(options, unsound=unsound)
 
 
@@ -184,7 +185,7 @@ def _in_float32(model: Model, options: Options, fault: InternalError) -> Decided
 def _carried_out(
     model: Model, decided: Decided, rounder: Rounder | None, *, deferred: bool
 ) -> Converted:
-    """Return the conversion that was decided.
+    """Return the converted model, by a decision.
 
     Raises:
         As :func:`rewritten` and the rounder.
