@@ -85,8 +85,8 @@ class CastTrace:
     Attributes:
         value: the value.
         casts: its Casts.
-        made: what makes it.
-        read: what reads it, Casts aside.
+        made: its producer.
+        read: its consumers, Casts aside.
     """
 
     value: str
@@ -294,7 +294,7 @@ class _Tracer:
     # -- sides --------------------------------------------------------------------------------------------------
 
     def _maker(self, value: int) -> Side:
-        """Return what makes a value."""
+        """Return the producer of a value."""
         node = self.graph.producer(value)
         if node is None:
             is_input = value in self.graph.scopes[0].inputs
@@ -303,7 +303,7 @@ class _Tracer:
         return self._side(_Port(value), node.label, node.key)
 
     def _readers(self, value: int) -> Iterator[Side]:
-        """Yield what reads a value, one side for each node, Casts of floats replaced by their readers."""
+        """Yield the consumers of a value, one side for each node, with Casts of floats replaced by their readers."""
         stack = [value]
         seen = {value}
         while stack:
@@ -419,7 +419,7 @@ _FIXED: Final = {
     (NONE, True): ("the model has this type here", ""),
     (NONE, False): ("the model has this type here", ""),
 }
-"""(Variable, whether the side is an input or output of the model) -> why there is nothing to decide, and the option."""
+"""(Variable, whether the side is an input or output of the model) -> the reason for its fixed type, and the option."""
 
 
 def _casts_of_passes(

@@ -34,7 +34,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
 ATTEMPTS: Final = 9
-"""Number of results that may be wrong before the whole model stays in float32. Each keeps more nodes in float32."""
+"""Attempts before the whole model stays in float32. Each one keeps more nodes in float32 than the one before."""
 
 Proof: TypeAlias = Callable[[Graph], str | None]
 """Returns the fault of an upgraded or folded float32 model, in a clause; None if it computes what the original does."""

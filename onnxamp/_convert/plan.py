@@ -68,7 +68,7 @@ class HazardRow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShare:
-    """What a node contributes to an expected error: its share of the squared error."""
+    """The contribution of a node to an expected error: its share of the squared error."""
 
     node: str
     op: str
@@ -82,9 +82,9 @@ class ExpectedError:
     Errors are relative L2 errors of the output that has the largest.
 
     Attributes:
-        error: what is expected on the worst sample; None if nothing is known.
-        bound: what is exceeded on one of 10,000 such inputs at most.
-        least: what is expected on the best sample.
+        error: the error to expect on the worst sample; None if nothing is known.
+        bound: the error that at most one of 10,000 such inputs exceeds.
+        least: the error to expect on the best sample.
         samples: how many there are.
         nodes: the nodes that contribute most on the worst sample, the largest share first.
         jumps: nodes that select by value, and may select something else, which the estimate does not include.
@@ -157,7 +157,7 @@ class Plan(Shown):
         warnings: sentences about options that match nothing or cannot be followed.
         expected: the error to expect of the result; None if it was not asked for.
         quantized: the nodes by type and role, where the model is quantized.
-        units: what is between nodes that dequantize and nodes that quantize.
+        units: the nodes between those that dequantize and those that quantize.
 
     Example:
         >>> import onnxamp

@@ -54,6 +54,7 @@ def raised(model: Model, options: Options) -> Model:
             f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
             " (from_dtype='auto') raises all low-precision values."
         )
+    # Conversions and checks ask for the same raised model, which is cached with the original.
     return model.ask(_raised, options.keep_io_types) if held else model
 
 

@@ -32,7 +32,7 @@ from onnxamp._rewrite.upgrade_rules import newest_loaded
 
 @dataclass(frozen=True)
 class HeldBack:
-    """The nodes that are float32 because of the model's opset.
+    """Nodes that are float32 because of the model's opset.
 
     ``first`` is the first opset at which the target has a low-precision kernel for each; 0 for none.
     """

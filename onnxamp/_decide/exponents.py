@@ -187,7 +187,7 @@ class _Solved(NamedTuple):
 
 
 def _solved(component: _Component) -> _Solved:
-    """Return the exponents of a component. Each program starts over; what it cannot improve stays as it is."""
+    """Return the exponents of a component. Each program starts over, and counts only if it improves them."""
     best: Sequence[int] = [0] * len(component.members)
     reached = component.objective(best)
     if not any(reached):

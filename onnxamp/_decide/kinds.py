@@ -1,4 +1,4 @@
-"""What a hazard says of itself, and the only way to ask about hazards.
+"""The interface of a hazard, and the only way to ask about hazards.
 
 A module of :mod:`onnxamp._decide.hazards` is one hazard: a subclass of :class:`HazardKind` and its only object,
 ``KIND``. Code outside that folder names no hazard. It asks the functions of this module, or all :func:`kinds`.
@@ -26,7 +26,7 @@ from onnxamp._options.options import Options
 
 
 class Harm(Enum):
-    """What low precision harms at a node."""
+    """The harm that low precision does at a node."""
 
     RESULT = "its results"
     CAST = "only a Cast after it, which can be shielded where the node stays low"
@@ -35,7 +35,7 @@ class Harm(Enum):
 
 
 class ByExponents(Enum):
-    """What exponents (``--rescale``) can do about a hazard."""
+    """The help of exponents (``--rescale``) against a hazard."""
 
     NOTHING = (
         "its nodes stay in float32, so that no exponent needs to suit their values"
@@ -61,7 +61,7 @@ class Effect(IntEnum):
 
 
 class Fault(NamedTuple):
-    """What audits say of a low-precision node with a hazard.
+    """The text that audits show for a low-precision node with a hazard.
 
     Attributes:
         effect: what happens, which orders the reports.
@@ -87,7 +87,7 @@ class PriceDetails(NamedTuple):
 
 
 class KnownNodes(NamedTuple):
-    """Nodes of which more is known than static rules see.
+    """Nodes about which facts are known that static rules do not see.
 
     Attributes:
         scaled: nodes whose values a loss scale keeps in range.
@@ -151,7 +151,7 @@ class HazardKind:
     # -- what overrules it, and what it overrules -----------------------------------------------------------------
 
     def spared(self, _known: KnownNodes, /) -> AbstractSet[int]:
-        """Return the nodes that the hazard spares, because more is known of them."""
+        """Return the nodes that the hazard spares, because of known facts about them."""
         return frozenset()
 
     def loses(self, _graph: Graph, _weight: int, _low: Format, /) -> bool:

@@ -430,7 +430,7 @@ def _matching(
 
 
 def _opinion(node: Node, options: Options) -> str | None:
-    """Return what the rule says of a node; None if it has no opinion, or there is no rule."""
+    """Return the opinion of the user's rule on a node; None if it has none, or there is no rule."""
     if options.rule is None:
         return None
     opinion = options.rule(copied(node.proto))

@@ -56,7 +56,7 @@ _TINY: Final = 4
 _FLOAT_EXPONENTS: Final = 128
 """All float32 numbers are below 2 to the power of this."""
 _SHOWN: Final = 6
-"""Nodes of a chain that are named."""
+"""Most nodes of a chain that a sentence names."""
 
 
 class Moved(NamedTuple):

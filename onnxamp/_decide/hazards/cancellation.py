@@ -196,7 +196,7 @@ class _AffineInputs:
     def _form(
         self, node: Node, raw: Mapping[int, int | None]
     ) -> NDArray[np.float64] | None:
-        """Return the scale and the shift of what a node computes; None if it is no such form."""
+        """Return the scale and the shift that a node's result has of the input; None if it has another form."""
         constants = self.graph.constants
         known = [value for value in node.reads if constants.is_constant(value)]
         computed = [value for value in node.reads if value not in known]
@@ -232,9 +232,9 @@ class _AffineInputs:
 _ROUNDED: Final = 1 / 32
 """Rounding error of an input, relative to the result, from which on the result is noise: a few percent."""
 _NEAR: Final = 1.0
-"""Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than what is left."""
+"""Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than their deviations."""
 _DIGITS: Final = float(1 << 22)
-"""Shifts from here on leave no digits in float32 either. They make masks."""
+"""Shifts from here on leave no digits even in float32: they make masks."""
 _MOST: Final = 1 << 16
 """Elements of a mean up to which it is compared with deviations."""
 

@@ -66,7 +66,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _unfinished(graph: Graph, node: Node, seen: set[int]) -> Iterator[Hazard]:
-    """Yield what reads a sum before it is divided."""
+    """Yield the nodes that read a sum before it is divided."""
     why = f"reads the sum {node.label!r} before it is divided by anything"
     for reader in _readers(graph, node, seen):
         yield Hazard(reader.index, KIND, why)

@@ -28,7 +28,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         fate = "rounds to zero" if is_zero else "holds with fewer digits"
         why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
         may_guard = use.port not in facts.divisors.get(node.key, ())
-        behind = (
+        downstream = (
             list(_guarded(graph, node, walks, rare=is_zero))
             if may_guard and node.key != "Mul"
             else []
@@ -46,7 +46,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         if use.port != ABSENT:
             value = node.inputs[use.port]
             yield from computing(graph, value, node, KIND, rare=rare)
-        yield from behind
+        yield from downstream
 
 
 class _Use(NamedTuple):
