@@ -153,7 +153,7 @@ def is_low(analysis: Analysis, node: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A prepared model, and what is decided for it.
+    """A prepared model, and the decision about it.
 
     Attributes:
         prepared: the model, made ready.
@@ -172,7 +172,7 @@ class Decided:
         return self.prepared.graph
 
     def told(self, *notes: str, refused: Iterable[str] = ()) -> "Decided":
-        """Return the same with more notes, and with sentences about what was refused before it."""
+        """Return the same with more notes, and with sentences about candidates that were refused before it."""
         prepared = replace(
             self.prepared,
             notes=(*self.prepared.notes, *notes),

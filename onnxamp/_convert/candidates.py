@@ -1,7 +1,7 @@
 """The ways to convert a model: at which opset, and with which patterns folded into single ops.
 
-Each is a problem of its own, solved once. Only what may pay is tried: a newer opset where nodes are held back by theirs
-(:mod:`onnxamp._convert.upgrades`), and folds where nodes of a pattern stay float32.
+Each candidate is a problem of its own, solved once. Only candidates that may pay are tried: a newer opset where the
+model's own holds nodes back (:mod:`onnxamp._convert.upgrades`), and folds where nodes of a pattern stay in float32.
 """
 
 from collections.abc import Iterator
@@ -43,6 +43,8 @@ def candidates(
         planned = _as_planned(prepared, options, plan)
         yield Decided(planned, analyze(planned.graph, options, plan.of_nodes()))
         return
+    # Patterns that stay in float32 in any case are folded first. If a bound shows that this pays, the model without
+    # folds need not be solved.
     folding = None
     pinned = _pinned_patterns(prepared.graph, options)
     if pinned:
@@ -54,6 +56,7 @@ def candidates(
     opsets = _at_opsets(prepared, options)
     unfolded = next(opsets)
     patterns = _foldable(unfolded.analysis)
+    # Other patterns than those that were tried stay in float32 as well: try all of them together.
     if not set(patterns) <= set(pinned):
         asked = (*options.folded, *patterns)
         folding = _only_lowered(model, next(_folded(model, options, asked)))
@@ -99,8 +102,8 @@ def _as_planned(prepared: Prepared, options: Options, plan: Plan) -> Prepared:
 def _pinned_patterns(graph: Graph, options: Options) -> tuple[str, ...]:
     """Return the outputs of the patterns that hazards keep in float32 in any case.
 
-    They are tried as single ops at once: what is decided without folds would not tell more. None are certain where the
-    user names nodes or ops.
+    They are folded at once, because a decision without folds would show nothing else. Where the user names nodes or
+    ops, none are certain.
     """
     is_open = options.may_fold and not options.folded
     is_certain = options.hazards and options.level != Level.AUTO
@@ -116,7 +119,10 @@ def _pinned_patterns(graph: Graph, options: Options) -> tuple[str, ...]:
 
 
 def _only_lowered(model: Model, folded: Decided) -> Decided | None:
-    """Return the model with those patterns folded that become low by it, the remaining ones included; None if none."""
+    """Return the model with only those patterns folded that become low by it; None if there are none.
+
+    Patterns that stay in float32 beside the folded ones are tried as well.
+    """
     options = folded.analysis.options
     more = _foldable(folded.analysis)
     if more:

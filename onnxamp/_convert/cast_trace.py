@@ -1,7 +1,7 @@
-"""Why a Cast is where it is: the step of the conversion that put it there, and what asked for its precisions.
+"""The origin of a Cast: the step of the conversion that put it there, and the nodes that asked for its precisions.
 
-There is nothing to decide about values that a model already has in low precision, as converted ones do. To say why, the
-model is analyzed again with these shown as float32: their nodes then have the reasons that they have in the original.
+Values that a model already has in low precision, as converted models do, are not decided. To give reasons, the model is
+analyzed again with these values shown as float32: their nodes then have the same reasons as in the original.
 """
 
 from collections import defaultdict, deque
@@ -36,7 +36,7 @@ _CASTING: Final = frozenset({"Cast", "CastLike"})
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What makes or reads a value, in which precision, and why.
+    """A node, input, output or weight that makes or reads a value, with its precision and the reason.
 
     Attributes:
         node: the node, or the input, output or weight.
@@ -85,8 +85,8 @@ class CastTrace:
     Attributes:
         value: the value.
         casts: its Casts.
-        made: what makes it.
-        read: what reads it, Casts aside.
+        made: its producer.
+        read: its consumers, Casts aside.
     """
 
     value: str
@@ -179,8 +179,9 @@ class _Tracer:
             names[second.target].append(graph.nodes[second.node].outputs[0])
         for cast_node in graph.nodes_of(_CASTING):
             names[cast_node.label].append(cast_node.outputs[0])
+        # Of a Cast that a pass removed, only its source is left.
         for name, (_, source) in self.passes.items():
-            if name not in names:  # a Cast that a pass removed: its source is left
+            if name not in names:
                 names[name] += names.get(source, ())
         return {name: values for name, values in names.items() if name and values}
 
@@ -216,13 +217,8 @@ class _Tracer:
             is_up = cast.elem != low.elem
             before, after = (low.name, "float32") if is_up else ("float32", low.name)
             maker = self.graph.producer(value)
-            step = (
-                "bounded"
-                if cast.bounded
-                else "shielded"
-                if cast.shield
-                else "decision"
-            )
+            step = "shielded" if cast.shield else "decision"
+            step = "bounded" if cast.bounded else step
             if maker is not None and cast.source in maker.proto.input:
                 step = "integers"
                 before = _named(self.types[maker.inputs[0]])
@@ -248,7 +244,8 @@ class _Tracer:
 
     def _own_cast(self, node: Node) -> TracedCast:
         """Return a Cast of the model, and what becomes of it."""
-        source, result = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
+        result = node.outputs[0]
         names = [self.graph.values[value].name for value in (result, source)]
         types = [_named(self.types[value]) for value in (source, result)]
         if node.index in self.edits.attributes:
@@ -272,6 +269,7 @@ class _Tracer:
 
     def _earlier_step(self, node: Node) -> str:
         """Return the step of an earlier conversion that added a Cast, by the names that conversions give."""
+        # A file keeps no record of its conversion, so names and neighbors must do.
         result = node.outputs[0]
         ends = {self.types[node.inputs[0]], self.types[result]}
         is_ours = node.proto.name.endswith("/Cast")
@@ -296,7 +294,7 @@ class _Tracer:
     # -- sides --------------------------------------------------------------------------------------------------
 
     def _maker(self, value: int) -> Side:
-        """Return what makes a value."""
+        """Return the producer of a value."""
         node = self.graph.producer(value)
         if node is None:
             is_input = value in self.graph.scopes[0].inputs
@@ -305,7 +303,7 @@ class _Tracer:
         return self._side(_Port(value), node.label, node.key)
 
     def _readers(self, value: int) -> Iterator[Side]:
-        """Yield what reads a value, one side for each node, Casts of floats replaced by their readers."""
+        """Yield the consumers of a value, one side for each node, with Casts of floats replaced by their readers."""
         stack = [value]
         seen = {value}
         while stack:
@@ -359,7 +357,8 @@ class _Tracer:
         node, op, asked_by = side.node, side.op, ""
         if asking is not None and asking.node != ABSENT:
             found = analysis.graph.nodes[asking.node]
-            node, op = found.label, found.key
+            node = found.label
+            op = found.key
         if pin is not None and node != side.node:
             asked_by = f"{node}: {told(pin.reason.value, pin.detail, low=pin.low)}"
         return replace(
@@ -375,7 +374,9 @@ def _nearest_pin(analysis: Analysis, start: int) -> Verdict | None:
 
     Complexity: linear in ports.
     """
-    low, pins, ports = analysis.decision.low, analysis.pins.verdicts, analysis.ports
+    low = analysis.decision.low
+    pins = analysis.pins.verdicts
+    ports = analysis.ports
     members = defaultdict[int, list[int]](list)
     for variable, root in enumerate(ports.roots):
         members[root].append(variable)
@@ -418,7 +419,7 @@ _FIXED: Final = {
     (NONE, True): ("the model has this type here", ""),
     (NONE, False): ("the model has this type here", ""),
 }
-"""(Variable, whether the side is an input or output of the model) -> why there is nothing to decide, and the option."""
+"""(Variable, whether the side is an input or output of the model) -> the reason for its fixed type, and the option."""
 
 
 def _casts_of_passes(
@@ -428,6 +429,7 @@ def _casts_of_passes(
 
     Complexity: that of the passes, which run again.
     """
+    # Passes do not record what they change, so Casts are compared before and after each of them.
     draft = Draft(model.proto, model.folder)
     changed = dict[str, tuple[str, str]]()
     before = _casts(draft)
@@ -450,10 +452,12 @@ def _casts(draft: Draft) -> frozenset[tuple[str, str]]:
 
 
 def _named(kind: str | None) -> str:
+    """Return a type as messages show it."""
     return readable_types(kind or "unknown")
 
 
 def _traced(step: str, cast: str, source: str, before: str, after: str) -> TracedCast:
+    """Return the trace of a Cast, with the text and the option of the step."""
     words = _steps()[step]
     text = words["text"].format(source=source, before=before, after=after)
     return TracedCast(step, text, cast, source, before, after, words.get("option", ""))
@@ -461,4 +465,5 @@ def _traced(step: str, cast: str, source: str, before: str, after: str) -> Trace
 
 @cache
 def _steps() -> dict[str, dict[str, str]]:
+    """Return step -> its text, and its option if there is one."""
     return read_table("cast_steps")

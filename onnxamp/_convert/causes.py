@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from onnxamp._convert.analysis import Analysis, analyze, is_low
@@ -45,7 +45,7 @@ class Cause:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that stay float32 for the reason."""
+        """Number of nodes that stay in float32 for the reason."""
         return sum(self.ops.values())
 
 
@@ -79,6 +79,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     def ignoring(
         reason: str, advice: str, reasons: frozenset[Basis], nodes: AbstractSet[int]
     ) -> Iterator[Cause]:
+        """Yield the cost of reasons, by solving the problem without them; nothing if they keep no node."""
         freed = dict.fromkeys(nodes, reasons)
         if nodes:
             yield _cause(
@@ -88,12 +89,14 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     def changing(
         reason: str, advice: str, nodes: AbstractSet[int], **changes: Any
     ) -> Cause:
+        """Return the cost of a reason, by solving the problem with other options."""
         changed = replace(options, **changes)
         without = partial(analyze, analysis.graph, changed)
         return _cause(analysis, reason, advice, nodes, without)
 
     def kept_for(reasons: Iterable[Basis]) -> set[int]:
-        return set[int]().union(*(kept.get(reason, ()) for reason in reasons))
+        """Return the nodes that one of the reasons keeps in float32."""
+        return set(chain.from_iterable(kept.get(reason, ()) for reason in reasons))
 
     black = frozenset({Reason.BLACK})
     causes = list[Cause]()
@@ -103,9 +106,8 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
     causes += ignoring("known hazards", advice, _HAZARDS, kept_for(_HAZARDS))
     reason = f"no {options.dtype} kernel on {options.target}"
     causes += ignoring(reason, "", _KERNELS, kept_for(_KERNELS))
-    if not any(
-        cause.casts for cause in causes
-    ):  # neither of them alone costs anything
+    # Where a hazard and the black list keep the same nodes, neither of them alone costs anything.
+    if not any(cause.casts for cause in causes):
         both = _HAZARDS | black
         reason = "known hazards and the black list"
         causes += ignoring(reason, "", both, kept_for(both))
@@ -128,7 +130,7 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
 
 
 def _kept_nodes(analysis: Analysis) -> Mapping[Basis, set[int]]:
-    """Return the nodes that stay float32 by the reason of their pin, with those that share their precision."""
+    """Return the nodes that stay in float32 by the reason of their pin, with those that share their precision."""
     ports = analysis.ports
     kept = dict[Basis, set[int]]()
     for index, variable in enumerate(ports.variables):
@@ -146,9 +148,8 @@ def _black_listed(
     for node in nodes:
         by_op.setdefault(analysis.graph.nodes[node].key, set()).add(node)
     groups: dict[str, set[int]] = {}
-    for op in (
-        by_op.keys() & analysis.options.black
-    ):  # others share the precision of one of these
+    # Nodes of other ops share the precision of one of these.
+    for op in by_op.keys() & analysis.options.black:
         groups.setdefault(_list_advice(analysis.options, op), set()).update(by_op[op])
     return groups
 
@@ -189,8 +190,10 @@ def sentence_of(cause: Cause) -> str:
     nodes = f"{cause.nodes:,} node{'' if cause.nodes == 1 else 's'}"
     what = f"{nodes} in float32: {title_of(cause.reason)} ({ops}{more})"
     if cause.reason == SIGNATURE:
-        what = "The model's inputs and outputs stay float32"
-    return f"{what}. {cause.advice[:1].upper()}{cause.advice[1:]}{'.' if cause.advice else ''}".rstrip()
+        what = "The model's inputs and outputs stay in float32"
+    if not cause.advice:
+        return f"{what}."
+    return f"{what}. {cause.advice[:1].upper()}{cause.advice[1:]}."
 
 
 def cost_sentences(analysis: Analysis) -> Iterator[str]:
@@ -256,8 +259,7 @@ def fold_hint(analysis: Analysis) -> str | None:
 
 
 def batch_norm_hint(analysis: Analysis) -> str | None:
-    """Return how many normalizations stay float32 after a low producer that folding would fuse, but runtimes do not; or
-    None.
+    """Return a hint about normalizations in float32 after low producers, which folding would fuse; None without any.
 
     ONNX Runtime folds a BatchNormalization into the weights of its producer only if there is no Cast between them.
     """
@@ -273,14 +275,17 @@ def batch_norm_hint(analysis: Analysis) -> str | None:
         and is_low(analysis, producer.index)
         and not is_low(analysis, norm.index)
     }
-    if parted:  # not all of them can be folded, which takes longer to find out
-        parted &= {node for fold in batch_norms(graph) for node in fold.nodes}
+    # Not all of them can be folded. Finding the folds takes longer, so it comes last.
+    if parted:
+        parted.intersection_update(
+            chain.from_iterable(fold.nodes for fold in batch_norms(graph))
+        )
     if not parted:
         return None
     saves = _saving(analysis, dict.fromkeys(parted, _OF_BATCH_NORMS))
     what = f"BatchNormalization{'' if len(parted) == 1 else 's'}"
     return (
-        f"{len(parted)} {what} after {options.low.name}: ONNX Runtime does not fuse them, because they stay float32;"
+        f"{len(parted)} {what} after {options.low.name}: ONNX Runtime does not fuse them, because they stay in float32;"
         f" --fold folds them into the weights{saves}."
     )
 
@@ -308,6 +313,7 @@ _OF_PATTERNS: Final[frozenset[Basis]] = frozenset(
 
 
 def _told_as_decomposed(folds: Sequence[Fold]) -> str:
+    """Return a clause about folds, by op."""
     return (
         f"{told(folds)} {'is' if len(folds) == 1 else 'are'} decomposed into basic ops"
     )
@@ -318,7 +324,9 @@ def decomposed(graph: Graph) -> str | None:
     folds = graph.ask(find_folds, with_weights=False)
     if not folds:
         return None
-    casts = set().union(*(_casts_around(graph, fold) for fold in folds))
+    casts = set[int]()
+    for fold in folds:
+        casts |= _casts_around(graph, fold)
     around = ""
     if casts:
         around = f", with {len(casts)} Cast{'' if len(casts) == 1 else 's'} around"
@@ -326,13 +334,13 @@ def decomposed(graph: Graph) -> str | None:
 
 
 def _casts_around(graph: Graph, fold: Fold) -> set[int]:
-    """Casts between floats within the pattern, right before it, and right after it."""
+    """Return the Casts between floats within the pattern, right before it, and right after it."""
     casts = set[int]()
     inside = [graph.nodes[index] for index in fold.nodes]
-    read = {graph.passed_on(value) for node in inside for value in node.inputs}
-    made = graph.nodes[fold.last].outputs
-    behind = (node for value in made for node, _ in graph.consumers(value))
-    for node in (*inside, *map(graph.producer, read), *behind):
+    inputs = chain.from_iterable(node.inputs for node in inside)
+    before = map(graph.producer, set(map(graph.passed_on, inputs)))
+    after = (node for node, _ in graph.readers(graph.nodes[fold.last]))
+    for node in (*inside, *before, *after):
         if node is not None and node.key == "Cast":
             ends = graph.types[node.inputs[0]], graph.types[node.outputs[0]]
             if ends[0] != ends[1] and FLOAT_TENSORS.issuperset(ends):

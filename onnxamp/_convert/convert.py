@@ -34,7 +34,7 @@ from onnxamp._rewrite.prepare import Prepared
 from onnxamp._rewrite.verify import verify
 
 ATTEMPTS: Final = 9
-"""Number of results that may be wrong before the whole model stays float32. Each keeps more nodes in float32."""
+"""Attempts before the whole model stays in float32. Each one keeps more nodes in float32 than the one before."""
 
 Proof: TypeAlias = Callable[[Graph], str | None]
 """Returns the fault of an upgraded or folded float32 model, in a clause; None if it computes what the original does."""
@@ -58,7 +58,7 @@ class Converted:
         return bool(self.analysis.edits) or self.prepared.requested
 
     def embedded(self) -> ModelProto:
-        """``proto`` with all weights inside.
+        """Return ``proto`` with all weights inside.
 
         Raises:
             ExternalDataError: a weight cannot be read.
@@ -80,8 +80,8 @@ def convert(
 ) -> Converted:
     """Convert a copy of a model.
 
-    A result that would be wrong is a bug: then the nodes around the fault stay float32, or else the whole model, and a
-    warning says so.
+    A result that would be wrong is a bug. The nodes around the fault then stay in float32, or else the whole model, and
+    a warning says so.
 
     Args:
         model: the model; it is not changed.
@@ -98,6 +98,7 @@ def convert(
         raise ArgumentError(
             "Level 'auto' needs measurements: use onnxamp.convert_model or onnxamp tune."
         )
+    # A wrong result is a bug, but the next attempt may be right: it keeps the nodes around the fault in float32.
     attempt: Options | None = options
     for _ in range(ATTEMPTS):
         if attempt is None:
@@ -149,7 +150,7 @@ def around_fault(options: Options, fault: InternalError) -> Options | None:
     unsound = tuple(dict.fromkeys((*options.unsound, *fault.nodes)))
     if len(unsound) == len(options.unsound):
         return None
-    _LOG.info("%d nodes stay float32: %s", len(unsound), fault)
+    _LOG.info("%d nodes stay in float32: %s", len(unsound), fault)
     return replace(options, unsound=unsound)
 
 
@@ -184,7 +185,7 @@ def _in_float32(model: Model, options: Options, fault: InternalError) -> Decided
 def _carried_out(
     model: Model, decided: Decided, rounder: Rounder | None, *, deferred: bool
 ) -> Converted:
-    """Return the conversion that was decided.
+    """Return the converted model, by a decision.
 
     Raises:
         As :func:`rewritten` and the rounder.

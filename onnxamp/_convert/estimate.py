@@ -1,8 +1,8 @@
-"""What a decision costs on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline.
+"""The cost of a decision on a device: launches of kernels, Casts, bytes and arithmetic, by the roofline model.
 
 The time of a model is the sum over its nodes of a launch and the node's own time (:mod:`onnxamp._graph.work`), and of a
-launch and the traffic of each Cast. Fusions, which save launches in both precisions, are not foreseen. Nodes without
-floats run on the host or are shapes: they do not count.
+launch and the traffic of each Cast. Fusions save launches in both precisions; they are not estimated. Nodes without
+floats do not count, because they run on the host or compute shapes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ class Estimate:
         return self.graph.ask(constant_nodes)
 
     def work(self, node: Node) -> Work:
-        """The work of a node in one run of the model."""
+        """Return the work of a node in one run of the model."""
         sizes = self.sizes
         read = tuple([sizes[value] for value in node.inputs])
         written = sum([sizes[value] for value in node.outputs])
@@ -100,7 +100,7 @@ class Estimate:
         return work_with(node.key, read, written, terms, self.trips[node.scope])
 
     def launches(self, node: Node) -> int:
-        """Kernels that a node launches in one run of the model."""
+        """Return how many kernels a node launches in one run of the model."""
         if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
         types = self.graph.types
@@ -110,14 +110,15 @@ class Estimate:
         return self.trips[node.scope]
 
     def cast_time(self, value: int) -> float:
-        """Microseconds of a Cast of a value: it reads in one precision and writes in the other."""
+        """Return the microseconds of a Cast of a value: it reads in one precision and writes in the other."""
         size = (FLOAT32_BYTES + self.low.bytes) * elements(self.shapes[value])
         trips = self.trips[self.graph.values[value].scope]
         return (LAUNCH_US + size / self.device.bandwidth) * trips
 
     def casts(self, ports: PortVariables, decision: Decision) -> list[int]:
-        """Return values that need a Cast, one for all readers. Constants need none, because they are stored in the
-        precision in which they are read.
+        """Return the values that need a Cast, one for all readers.
+
+        Constants need none, because they are stored in the precision in which they are read.
         """
         return [
             value
@@ -126,13 +127,15 @@ class Estimate:
         ]
 
     def weight_bytes(self, ports: PortVariables, decision: Decision) -> int:
-        """Bytes of float constants, each in the precisions that it is read in."""
+        """Return the bytes of float constants, each in the precisions in which it is read."""
         sizes = {False: FLOAT32_BYTES, True: self.low.bytes}
-        return sum(
-            sum(sizes[low] for low in needed or {made}) * elements(self.shapes[value])
-            for value, made, needed in self._needs(ports, decision)
-            if value in self.graph.constants.tensors
-        )
+        total = 0
+        for value, made, needed in self._needs(ports, decision):
+            if value in self.graph.constants.tensors:
+                # A constant that nothing reads is stored as it is.
+                each = sum(sizes[low] for low in needed or {made})
+                total += each * elements(self.shapes[value])
+        return total
 
     def _needs(
         self, ports: PortVariables, decision: Decision
@@ -145,14 +148,14 @@ class Estimate:
                 yield value, is_low[produced], {is_low[variable] for variable in read}
 
     def least_time(self, high: AbstractSet[int]) -> float:
-        """Microseconds that all nodes take at least in one run with these in float32, wherever Casts stand."""
+        """Return the microseconds that all nodes take at least in one run with these in float32, without Casts."""
         time = 0.0
         for node, slow, fast in self.times:
             time += slow if node in high else min(slow, fast)
         return time
 
     def time(self, low: AbstractSet[int] = frozenset()) -> float:
-        """Microseconds of all nodes in one run with these in low precision, without Casts."""
+        """Return the microseconds of all nodes in one run with these in low precision, without Casts."""
         time = 0.0
         for node, slow, fast in self.times:
             time += fast if node in low else slow
@@ -243,23 +246,25 @@ def estimate_on_target(graph: Graph, options: Options) -> Estimate:
 
 
 def time_on_target(analysis: Analysis) -> float:
-    """As :func:`time_of`, for targets that leave nodes to the CPU; open dimensions have the same sizes as
-    in the cut.
+    """Return the same as :func:`time_of` on the device of the target, with the time of nodes left to the CPU.
+
+    Open dimensions have the same sizes as in the cut.
     """
     graph = analysis.graph
     estimate = estimate_on_target(graph, analysis.options)
-    fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
-    moved = sum(
-        estimate.trips[node.scope] * elements(graph.shapes[value])
-        for node in fallbacks
-        for value in (*node.reads, *node.writes)
-    )
+    moved = 0
+    for index in analysis.on_cpu:
+        node = graph.nodes[index]
+        sizes = (
+            elements(graph.shapes[value]) for value in (*node.reads, *node.writes)
+        )
+        moved += estimate.trips[node.scope] * sum(sizes)
     costs = target_of(analysis.options.target).costs
     return time_of(analysis, estimate) + costs.host_time(FLOAT32_BYTES * moved)
 
 
 def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | None]:
-    """Shapes by value index for these inputs: as inferred, or else as declared with the inputs' sizes for names."""
+    """Return shapes by value index for these inputs: as inferred, or else as declared with the sizes of the inputs."""
     arrays = {name: x for name, x in feeds.items() if isinstance(x, np.ndarray)}
     return shapes_at(graph, {name: array.shape for name, array in arrays.items()})
 
@@ -267,7 +272,7 @@ def bound_shapes(graph: Graph, feeds: "Mapping[str, Feed]") -> Sequence[Shape | 
 def shapes_at(
     graph: Graph, given: Mapping[str, tuple[int, ...]]
 ) -> Sequence[Shape | None]:
-    """:func:`bound_shapes` for inputs of these shapes."""
+    """Return the same as :func:`bound_shapes`, for inputs of these shapes."""
     is_open = any(_is_open(graph.shapes[value.index]) for value in graph.values)
     if given == declared_shapes(graph) and not is_open:
         return graph.shapes
@@ -279,13 +284,17 @@ def shapes_at(
                 named[dim.dim_param] = size
     inferred = graph.shapes_of(given)
     declared = graph.shapes_at(named)
-    return [
-        other
-        if one is None or (_is_open(one) and other and not _is_open(other))
-        else one
-        for one, other in zip(inferred, declared, strict=True)
-    ]
+    return [_better(one, other) for one, other in zip(inferred, declared, strict=True)]
+
+
+def _better(inferred: Shape | None, declared: Shape | None) -> Shape | None:
+    """Return the inferred shape, unless only the declared one is known, or known in full."""
+    if inferred is None:
+        return declared
+    is_fuller = _is_open(inferred) and declared and not _is_open(declared)
+    return declared if is_fuller else inferred
 
 
 def _is_open(shape: Shape | None) -> bool:
+    """Return whether the shape, or a size in it, is unknown."""
     return shape is None or None in shape

@@ -69,6 +69,7 @@ def lost_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
                 runs = FLOAT in then, FLOAT in float_types(one, op, version)
             before.update([one] if runs[0] else [])
             after.update([one] if runs[1] else [])
+        # The CPU is needed to validate the result, and an engine is built from the whole model or not at all.
         lost = {device_of(one) for one in before - after}
         is_needed = any(device == CPU or target_of(device).builds for device in lost)
         if before and (not after or is_needed):
@@ -81,15 +82,14 @@ _UNKNOWN: Final = "ONNX Runtime has no kernel for it"
 
 
 def lost_low_kernel(graph: Graph, opset: int, target: str) -> Obstacle | None:
-    """A node that is low precision already, and that the target runs only as long as the opset stays."""
+    """Return a node that is already in low precision and that the target runs only at the model's own opset."""
     current = graph.book.opsets[""]
     for key, nodes in graph.by_key.items():
         steps = steps_of(key, current, opset)
         signature = nodes[0].signature
         op = steps[-1].op if steps else key
-        has_body = (
-            signature is not None and signature.has_function
-        )  # which is of the new opset
+        # The body of a function consists of ops of the new opset.
+        has_body = signature is not None and signature.has_function
         newer = lookup("", op, opset) if steps or has_body else None
         if newer is None:
             continue

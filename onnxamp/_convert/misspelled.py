@@ -64,9 +64,10 @@ def everywhere(found: Iterable[Sequence[Unmatched]]) -> tuple[Unmatched, ...]:
     rows = list(found)
     keys = list(map(_keys, rows))
     names = _told_once(itertools.chain(*rows))
-    return tuple(
-        one for one in names if all((one.option, one.name) in row for row in keys)
-    )
+    if not keys:
+        return ()
+    missing = set.intersection(*keys)
+    return tuple(one for one in names if (one.option, one.name) in missing)
 
 
 def among(
@@ -81,11 +82,12 @@ def among(
         holding = (missing for options, missing in keys if _holds(options, one))
         return any((one.option, one.name) not in missing for missing in holding)
 
-    names = _told_once(itertools.chain(*(row for _, row in rows)))
+    names = _told_once(itertools.chain.from_iterable(row for _, row in rows))
     return tuple(one for one in names if not matches(one))
 
 
 def _keys(names: Iterable[Unmatched]) -> set[tuple[str, str]]:
+    """Return names with the options that contain them."""
     return {(one.option, one.name) for one in names}
 
 
@@ -97,6 +99,7 @@ def _holds(options: Options, one: Unmatched) -> bool:
 
 def _told_once(found: Iterable[Unmatched]) -> list[Unmatched]:
     """Return each name once, with a suggestion if there is one."""
+    # Suggestions end in a question, so they come first and stay.
     texts = dict[tuple[str, str], Unmatched]()
     for one in sorted(found, key=lambda one: "?" not in one.text):
         texts.setdefault((one.option, one.name), one)

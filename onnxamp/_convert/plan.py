@@ -68,7 +68,7 @@ class HazardRow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShare:
-    """What a node contributes to an expected error: its share of the squared error."""
+    """The contribution of a node to an expected error: its share of the squared error."""
 
     node: str
     op: str
@@ -77,17 +77,17 @@ class ErrorShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedError:
-    """What is known of the error of a result before it runs, for inputs like the samples.
+    """The error to expect of a result, for inputs like the samples.
 
     Errors are relative L2 errors of the output that has the largest.
 
     Attributes:
-        error: what is expected on the worst sample; None if nothing is known.
-        bound: what is exceeded on one of 10,000 such inputs at most.
-        least: what is expected on the best sample.
+        error: the error to expect on the worst sample; None if nothing is known.
+        bound: the error that at most one of 10,000 such inputs exceeds.
+        least: the error to expect on the best sample.
         samples: how many there are.
         nodes: the nodes that contribute most on the worst sample, the largest share first.
-        jumps: nodes that select by value, and may select something else: what they change is not foreseen.
+        jumps: nodes that select by value, and may select something else, which the estimate does not include.
         spread: nodes without a gradient, so that what is before them is known less exactly.
         why: why nothing is known.
     """
@@ -112,7 +112,7 @@ class QuantizedPart:
             read integers) or "rest".
         ops: op type -> number of nodes.
         low: how many have low-precision floats.
-        float32: label of a node whose floats stay float32 -> why.
+        float32: label of a node whose floats stay in float32 -> why.
     """
 
     type: str
@@ -157,7 +157,7 @@ class Plan(Shown):
         warnings: sentences about options that match nothing or cannot be followed.
         expected: the error to expect of the result; None if it was not asked for.
         quantized: the nodes by type and role, where the model is quantized.
-        units: what is between nodes that dequantize and nodes that quantize.
+        units: the nodes between those that dequantize and those that quantize.
 
     Example:
         >>> import onnxamp
@@ -193,11 +193,11 @@ class Plan(Shown):
         return self.options.target
 
     def decisions(self) -> dict[str, bool]:
-        """Variable key -> whether it is low."""
+        """Return variable key -> whether it is low."""
         return {row.key: row.low for row in self.rows}
 
     def of_nodes(self) -> dict[str, bool]:
-        """Variable key -> whether it is low, without constants, which follow from their readers."""
+        """Return variable key -> whether it is low, without constants, which follow from their readers."""
         return {row.key: row.low for row in self.rows if row.op not in CONSTANTS}
 
     @property
@@ -207,7 +207,7 @@ class Plan(Shown):
         return tuple(dict.fromkeys(row.node for row in rows))
 
     def counts(self) -> Counter[tuple[str, bool]]:
-        """(op type, low) -> number of variables."""
+        """Return (op type, low) -> number of variables."""
         return Counter((row.op, row.low) for row in self.rows)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -225,9 +225,8 @@ class Plan(Shown):
         keys = {row.key: printable(row.key) for row in self.rows}
         width = max(map(len, keys.values()), default=0)
         body = []
-        for row in sorted(
-            self.rows, key=lambda row: row.op in CONSTANTS
-        ):  # they follow from others
+        # Constants follow from their readers, so they come last.
+        for row in sorted(self.rows, key=lambda row: row.op in CONSTANTS):
             precision = self.dtype if row.low else "float32"
             body.append(
                 f"{keys[row.key]:<{width}}  {precision:<8}  {printable(row.op)}  {printable(row.why)}"
@@ -305,7 +304,7 @@ def _units(
     facts = op_facts()
 
     def precision(node: Node) -> str:
-        """Of what a node computes with; of a scale that is not decided its own."""
+        """Return the precision that a node computes with; for a scale that is not decided, its own."""
         rows = of_nodes.get(node.index, ())
         if rows:
             return low if any(row.low for row in rows) else "float32"
@@ -313,6 +312,7 @@ def _units(
         return low if LOW_TENSORS.keys() & types else "float32"
 
     def grids(ends: Sequence[Node], keys: Container[str]) -> Mapping[str, int]:
+        """Return type and precision -> the number of nodes at the ends of a unit."""
         return Counter(
             f"{quantized[node.index].type} {precision(node)}"
             for node in ends
@@ -367,7 +367,8 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
     """Return the plan from the values of :func:`plan_json`.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it did not. ArgumentError: its options are invalid.
+        ValueError, KeyError, TypeError, AttributeError: the values are of something else.
+        ArgumentError: its options are invalid.
     """
     return Plan(
         options=Options.from_json(data["options"]),

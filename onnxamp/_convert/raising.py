@@ -1,6 +1,6 @@
 """Models that are low precision already, raised to float32 before they are converted, if options say so (--from)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
@@ -15,7 +15,7 @@ from onnxamp._rewrite.prepare import Prepared, prepare
 
 
 def prepare_raised(model: Model, options: Options) -> Prepared:
-    """:func:`onnxamp._rewrite.prepare.prepare` of the model, raised to float32 first if the options say so.
+    """Prepare the model, raised to float32 first if the options say so.
 
     Raises:
         ArgumentError: the model holds low-precision values of a type other than it is said to come from. Others as
@@ -54,6 +54,7 @@ def raised(model: Model, options: Options) -> Model:
             f"The model holds {' and '.join(held)} values, not {options.from_dtype} alone: --from auto"
             " (from_dtype='auto') raises all low-precision values."
         )
+    # Conversions and checks ask for the same raised model, which is cached with the original.
     return model.ask(_raised, options.keep_io_types) if held else model
 
 
@@ -70,15 +71,16 @@ def reference_of(model: Model, options: Options) -> Model:
 def held_types(graph: Graph) -> list[str]:
     """Return the low-precision types of a model's values, by name."""
     kinds = {kind for kind in graph.types if kind is not None}
-    return [
-        low.name
-        for low in FORMATS.values()
-        if any(low.tensor in kind for kind in kinds)
-    ]
+    return [low.name for low in FORMATS.values() if _are_some(kinds, low.tensor)]
+
+
+def _are_some(kinds: Iterable[str], tensor: str) -> bool:
+    """Return whether one of the types is a tensor type, or that of a container of such tensors."""
+    return any(tensor in kind for kind in kinds)
 
 
 def _changed(graph: Graph, options: Options) -> Iterator[str]:
-    """Sentences about inputs and outputs that cannot keep their types."""
+    """Yield sentences about inputs and outputs that cannot keep their types."""
     main = graph.scopes[0]
     for value in dict.fromkeys((*main.inputs, *main.outputs)):
         name = graph.values[value].name

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from onnxamp._convert.analysis import Analysis
@@ -45,7 +46,7 @@ class KeptWeight:
 def kept_weights(
     analysis: Analysis, stored: int, plan: Plan | None = None
 ) -> tuple[KeptWeight, ...]:
-    """Weights that stay float32 and take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
+    """Return the weights in float32 that take more than 1 % of the ``stored`` bytes of all weights, and 4 kB.
 
     The largest are first. Where a plan was repeated, the reasons are its own. At level O0, where all stay, there are
     none. Complexity: linear in values.
@@ -57,7 +58,8 @@ def kept_weights(
     rows = () if plan is None else plan.rows
     planned = {row.node: _told(row.reason, row.detail) for row in rows if not row.low}
     copies = {copy.value for copy in analysis.edits.copies}
-    made = {value for node in graph.nodes_of({"Constant"}) for value in node.outputs}
+    constants = graph.nodes_of({"Constant"})
+    made = set(chain.from_iterable(node.outputs for node in constants))
     for value in graph.values:
         is_stored = (
             value.origin in (Origin.INITIALIZER, Origin.DEFAULT) or value.index in made
@@ -110,6 +112,7 @@ def _reason(
     variable: int,
     fixed: str = "schema: only float32 is allowed here",
 ) -> str:
+    """Return why a port is float32; ``fixed`` is the reason if there was nothing to decide."""
     if variable == HIGH:
         return fixed
     verdict = analysis.verdict(variable)
@@ -117,6 +120,7 @@ def _reason(
 
 
 def _told(reason: str, detail: str) -> str:
+    """Return the reason of a weight's reader in plain words."""
     if reason in (Reason.CUT.value, Reason.EXACT.value):
         return "fewest Casts: its Casts would cost more than its bytes"
     return told(reason, detail)
@@ -136,9 +140,9 @@ class Summary:
         pairs_removed: redundant pairs among these: Casts to another type and back that did nothing.
         low_weight_bytes: bytes, in float32, of weights that become low precision.
         fallbacks: (node, op type) of nodes without a kernel on the target for their types, which run on CPU.
-        unknown: op types without a schema, which stay float32.
+        unknown: op types without a schema, which stay in float32.
         overridable: float32 initializers that callers may override.
-        kept_weights: weights of more than 1 % of the result, and 4 kB, that stay float32.
+        kept_weights: weights of more than 1 % of the result, and 4 kB, that stay in float32.
     """
 
     nodes: Mapping[str, int]
@@ -189,6 +193,7 @@ def summarize(
             size = stored_bytes(tensor)
             stored += size
             low += size if scope.names[tensor.name] in edits.weights else 0
+    # Weights that become low precision count with the bytes that they then have.
     stored += low // FLOAT32_BYTES * analysis.options.low.bytes - low
     fallbacks = (graph.nodes[index] for index in analysis.on_cpu)
     return Summary(

@@ -1,7 +1,7 @@
-"""Newer opsets that pay: those at which nodes can be low precision that are float32 at the model's own.
+"""Newer opsets that pay, because nodes can be low precision there that are float32 at the model's own opset.
 
-If nodes are held back, the model is upgraded, and its problem solved. The upgrade pays if it removes Casts or lowers
-such nodes, and if the target loses no kernel by it.
+If nodes are held back, the model is upgraded, and its problem is solved again. The upgrade pays if it removes Casts or
+lowers such nodes, and if the target loses no kernel by it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ from onnxamp._rewrite.upgrade_rules import newest_loaded
 
 @dataclass(frozen=True)
 class HeldBack:
-    """The nodes that are float32 because of the model's opset.
+    """Nodes that are float32 because of the model's opset.
 
     ``first`` is the first opset at which the target has a low-precision kernel for each; 0 for none.
     """
@@ -52,15 +52,16 @@ class HeldBack:
 
     @cached_property
     def freed(self) -> Analysis:
-        """The analysis if kernels did not keep them in float32."""
+        """The analysis that would result if missing kernels did not keep these nodes in float32."""
         return self.analysis.without(
             dict.fromkeys(self.able, frozenset({Reason.NO_KERNEL}))
         )
 
     def may_pay(self) -> bool:
-        """Return whether low kernels may change anything. If a schema lacks the type, only the newer one decides."""
+        """Return whether low kernels may change anything."""
         of_node = self.analysis.ports.of_node
         exact = self.analysis.graph.exact
+        # If the schema lacks the type, only the problem at the newer opset can tell.
         if any(not of_node.get(node) for node in self.able):
             return True
         if self.freed.casts < self.analysis.casts:
@@ -69,7 +70,7 @@ class HeldBack:
         return any(map(self.freed.decision.is_low, chain.from_iterable(inexact)))
 
     def lowered(self, after: Analysis) -> list[int]:
-        """The nodes that are low in the analysis of the upgraded model."""
+        """Return the nodes that are low in the analysis of the upgraded model."""
         if after.graph is self.analysis.graph:
             return []
         makers = {value.name: value.producer for value in after.graph.values}
@@ -83,7 +84,7 @@ class HeldBack:
 
 
 def held_back(analysis: Analysis) -> HeldBack:
-    """The nodes that are float32 because of the model's opset, but for those that would be in any case.
+    """Return the nodes that are float32 only because of the model's opset.
 
     Complexity: linear in nodes.
     """
@@ -102,7 +103,7 @@ def held_back(analysis: Analysis) -> HeldBack:
 
 
 def _without_kernel(analysis: Analysis) -> set[int]:
-    """The nodes that are float32 because there is no kernel, or no schema, for low precision."""
+    """Return the nodes that are float32 because there is no kernel, or no schema, for low precision."""
     ports = analysis.ports
     nodes = analysis.graph.nodes
     pins = (
@@ -146,18 +147,20 @@ def _is_wanted(analysis: Analysis, node: int) -> bool:
 
 
 def _first_opset(analysis: Analysis, node: Node) -> int:
-    """First opset at which all of the node's float32 parameters can be low on the target; 0 if there is none."""
+    """Return the first opset at which all float32 parameters of a node can be low on the target; 0 if there is none."""
     options = analysis.options
     bound = analysis.ports.layouts[node.index].bound
     params = [param for param, kind in bound.items() if kind == FLOAT]
     assert node.signature is not None
     names_type = not node.signature.params.keys() >= set(params)
+    # Neither ONNX Runtime nor the release that the target stands for loads newer ones.
     newest = min(newest_loaded(), release(analysis.options.target).opset)
     for signature in newer_versions(node.signature):
         if signature.since > newest:
             break
         low = retyped(FLOAT, options.low)
-        if names_type:  # if newer versions have a parameter
+        # Where this version names a type instead of a parameter, a newer one may have a parameter.
+        if names_type:
             bound = bind_node(replace(node, signature=signature), analysis.graph.types)
             params = [param for param, kind in bound.items() if kind == FLOAT]
         if not params or any(
@@ -224,7 +227,7 @@ class Upgrades:
         return replace(prepared, notes=(*prepared.notes, note))
 
     def paying(self, own: Decided) -> Iterator[Decided]:
-        """Yield the model at newer opsets that pay, the newest first, and at last at the opset where it is.
+        """Yield the model at newer opsets that pay, the newest first, and at last as it is.
 
         Args:
             own: the model at the least opset at which it can be converted.
@@ -241,6 +244,7 @@ class Upgrades:
         obstacle = reach.obstacle
         refused = list[str]()
         for opset in opsets:
+            # The upgrade ends before this opset, at an obstacle.
             if opset > reach.opset:
                 continue
             lost = _lost(own.graph, opset, options.target)

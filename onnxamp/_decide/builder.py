@@ -45,12 +45,14 @@ def builder_of(graph: Graph, target: str) -> "Builder":
 
 @cache
 def _rules(target: str) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """Rule -> op type -> the positions of inputs or outputs that the rule is about, if any."""
+    """Return rule -> op type -> the positions of inputs or outputs that the rule is about, if any."""
     rules = target_table(target, "builder").get("casts", {})
-    return {
-        rule: {op: tuple(at) if isinstance(at, list) else () for op, at in ops.items()}
-        for rule, ops in rules.items()
-    }
+    return {rule: _positions(ops) for rule, ops in rules.items()}
+
+
+def _positions(ops: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
+    """Return op type -> the positions that a rule lists; none if the rule is about whole nodes."""
+    return {op: tuple(at) if isinstance(at, list) else () for op, at in ops.items()}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Builder:
 
     @cached_property
     def reads(self) -> list[Read]:
-        """Yield all reads that allow no Cast from low precision. Complexity: linear in nodes, and in moved data."""
+        """Return all reads that allow no Cast from low precision. Complexity: linear in nodes, and in moved data."""
         graph = self.graph
         reads = list[Read]()
         for node, position in self.ports("uncast_inputs"):
@@ -92,10 +94,12 @@ class Builder:
                     leaves = (body, position)
                     read = Read(node, value, node.index, ABSENT, leaves)
                     moved = self._upstream(read)
+                    # States have a rule of their own (uncast_states); the results after them are stacked.
                     if target >= states:
                         reads += moved
                     port = sliced.get(moved[-1].value, ABSENT)
-                    if port != ABSENT:  # a moved slice of an input
+                    if port != ABSENT:
+                        # The body returns a slice of an input, so the input is read without a Cast as well.
                         read = Read(node, node.input(port), node.index, port)
                         reads += self._upstream(read)
         return reads
@@ -119,7 +123,8 @@ class Builder:
             return Read(read.owner, producer.input(port), producer.index, port)
         types = self.graph.types
         if producer.key == "Cast" and types[read.value] in LOW_TENSORS:
-            source = producer.input(0)  # where a conversion lowers the reader alone
+            # An earlier conversion adds such a Cast where it lowers the reader alone.
+            source = producer.input(0)
             is_lowered = types[source] == FLOAT
             return Read(read.owner, source, producer.index, 0) if is_lowered else None
         states = {
@@ -165,7 +170,7 @@ class Builder:
 
     @cached_property
     def states(self) -> list[tuple[int, list[int]]]:
-        """Last states that a loop's body moves from elsewhere without computing them, each with its moved copies."""
+        """Return the last states that a loop's body moves from elsewhere, uncomputed, each with its moved copies."""
         graph = self.graph
         states = list[tuple[int, list[int]]]()
         for node in self.nodes("uncast_states"):
@@ -185,7 +190,7 @@ class Builder:
 
     @cached_property
     def captures(self) -> list[tuple[int, Node, int]]:
-        """(value from outside a body, node in the body that reads it, position), where no output of it is read."""
+        """Return (value from outside a body, node in the body that reads it, position) where no output is read."""
         graph = self.graph
         captures = list[tuple[int, Node, int]]()
         for owner in self.nodes("unread_outputs"):
@@ -199,10 +204,12 @@ class Builder:
 
     def uncast_values(self) -> frozenset[int]:
         """Return the values whose Cast the builder may reject."""
-        moved = [values for _, values in self.states]
-        found = set[int]().union(*moved, (read.value for read in self.reads))
-        found.update(value for _, value in self._signature_values())
-        return frozenset(found.union(value for value, _, _ in self.captures))
+        uncast = {read.value for read in self.reads}
+        for _, moved in self.states:
+            uncast.update(moved)
+        uncast.update(value for _, value in self._signature_values())
+        uncast.update(value for value, _, _ in self.captures)
+        return frozenset(uncast)
 
     def _signature_values(self) -> Iterator[tuple[Node, int]]:
         """Yield (node, value) where the value must be an input or output of the model itself."""
@@ -241,7 +248,7 @@ class Builder:
             if cast is not None and cast.input(0) in self.graph.constants.tensors:
                 yield node, cast
 
-    # -- nodes that stay float32 -------------------------------------------------------------------------------
+    # -- nodes that stay in float32 -------------------------------------------------------------------------------
 
     def high_nodes(self) -> Iterator[tuple[Node, str]]:
         """Yield (node, reason) where the builder rejects low precision."""
@@ -298,8 +305,9 @@ class Builder:
 
     @cached_property
     def dequantized(self) -> Mapping[int, Dequantized]:
-        """Return the nodes that dequantize values, also through ops that read one computed value. Complexity: linear in
-        nodes.
+        """Return value -> the node that dequantizes it, also through ops that read one computed value.
+
+        Complexity: linear in nodes.
         """
         graph = self.graph
         facts = op_facts()
@@ -310,6 +318,7 @@ class Builder:
                 origin = node.input(0)
                 made = graph.producer(origin, *facts.quantize)
                 before = None if made is None else graph.producer(made.input(0))
+                # Numbers that are quantized again are still those of the first dequantizer.
                 if before is not None:
                     origin = origins.get(before.index, origin)
                 origins[node.index] = origin
@@ -330,9 +339,7 @@ class Builder:
                 yield node, first, second
 
     def split_scales(self) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield (product, dequantizer of its first factor, dequantizer of its second) where the scales need
-        one type.
-        """
+        """Yield (product, dequantizers of its two factors) where the scales need one type."""
         for node, first, second in self._products("one_scale"):
             if first.node is not second.node:
                 yield node, first.node, second.node
@@ -348,13 +355,18 @@ class Builder:
     # -- implications ------------------------------------------------------------------------------------------
 
     def implications(self, ports: PortVariables) -> Iterator[tuple[int, int]]:
-        """Yield (p, q): if variable ``p`` is low, ``q`` must be low, or ``p`` float32 where ``q`` is HIGH."""
+        """Yield (p, q): variable ``p`` may be low only if ``q`` is low, and never if ``q`` is HIGH."""
         one_way = (self._straight, self._undivided, self._stored, self._lonely)
         equal = (self._unread, self._signature, self._same_scales, self._moved_states)
-        pairs = [pair for rule in (*one_way, self._chosen) for pair in rule(ports)]
-        for one, other in (pair for rule in equal for pair in rule(ports)):
-            pairs += [(one, other), (other, one)]
+        pairs = list[tuple[int, int]]()
+        for rule in (*one_way, self._chosen):
+            pairs += rule(ports)
+        for rule in equal:
+            for one, other in rule(ports):
+                # Equality is an implication in each direction.
+                pairs += [(one, other), (other, one)]
         for p, q in pairs:
+            # A port without a variable asks for nothing; one that is LOW, or holds no float32, agrees in any case.
             if p >= 0 and q not in (LOW, NONE):
                 yield p, q
 

@@ -2,16 +2,16 @@
 
 Variables are exponents; variable :data:`ZERO` is 0. Relations are homogeneous equations with small integer
 coefficients, so that all zeros satisfy them. Some variables want to be in a window; changing others costs.
-:func:`solve` looks for exponents that satisfy every relation exactly and, in this order,
+:func:`solve` finds exponents that satisfy every relation exactly and, in this order,
 
 1. leave the fewest steps by which variables miss the lower ends of their windows (overflow),
 2. ... and the upper ends (loss of small numbers),
 3. touch the fewest variables that cost something,
 4. are the smallest.
 
-Propagation first finds the variables that relations force to zero; :meth:`Solution.chain` names the relations. What is
-left falls into components that no relation joins. Zeros are the answer for most; for each of the others, HiGHS solves
-one integer program per criterion, in which the earlier criteria stay as good as they are.
+Propagation first finds the variables that relations force to zero; :meth:`Solution.chain` names the relations. The
+remaining variables form components that no relation joins. Zeros solve most components. For each of the others, HiGHS
+solves one integer program per criterion, in which the earlier criteria stay as good as they are.
 
 Complexity: linear in the terms of all relations for propagation. Programs take about as long as their linear
 relaxations, 0.5 s for 1,600 classes of a component, and stop after :data:`_NODES` nodes.
@@ -25,7 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._base.optional import require
-from onnxamp._decide.relations import ABSENT, ZERO, Classes, Problem, find_forced
+from onnxamp._decide.relations import (
+    ABSENT,
+    ZERO,
+    Classes,
+    ExponentProblem,
+    Window,
+    find_forced,
+)
 
 
 def components(
@@ -39,6 +46,7 @@ def components(
     parents = {member: member for member in members}
 
     def root(member: int) -> int:
+        """Return the member that stands for a group, and shorten the path to it for later calls."""
         while parents[member] != member:
             parents[member] = parents[parents[member]]
             member = parents[member]
@@ -54,7 +62,7 @@ def components(
 
 
 _LARGEST: Final = 64
-"""Exponents are looked for within this magnitude."""
+"""Exponents are searched within this magnitude, which also tells programs whether one is touched (big M)."""
 
 _NODES: Final = 400_000
 """Nodes of a search, times classes; most problems need one node."""
@@ -65,6 +73,7 @@ _FREE: Final = 500
 """
 
 _TOLERANCE: Final = 1e-6
+"""Rounding error of a bound: one that is a whole number but for this must not be rounded up to the next."""
 
 
 class Objective(NamedTuple):
@@ -99,8 +108,8 @@ class Solution(NamedTuple):
         return found
 
 
-def solve(problem: Problem) -> Solution:
-    """Return the exponents of a problem; the module says which.
+def solve(problem: ExponentProblem) -> Solution:
+    """Return the best exponents of a problem, by the criteria that the module lists.
 
     Raises:
         MissingPackageError: zeros are not the answer, and scipy is not installed.
@@ -142,10 +151,12 @@ class _Component(NamedTuple):
     def holds(self, exponents: Sequence[int]) -> bool:
         """Return whether exponents of the members satisfy the relations."""
         known = dict(zip(self.members, exponents, strict=True))
-        return not any(
-            sum(known[member] * number for member, number in row.items())
-            for row in self.relations
-        )
+        return not any(_total(row, known) for row in self.relations)
+
+
+def _total(row: Mapping[int, int], exponents: Mapping[int, int]) -> int:
+    """Return the sum of products of a relation, which is 0 if exponents satisfy it."""
+    return sum(exponents[member] * number for member, number in row.items())
 
 
 def _components_of(classes: Classes) -> list[_Component]:
@@ -156,7 +167,9 @@ def _components_of(classes: Classes) -> list[_Component]:
         if terms:
             relations.append(terms)
     groups = components(range(1, len(classes.windows)), map(list, relations))
-    group_of = {member: k for k, group in enumerate(groups) for member in group}
+    group_of = dict[int, int]()
+    for number, group in enumerate(groups):
+        group_of |= dict.fromkeys(group, number)
     rows: list[list[dict[int, int]]] = [[] for _ in groups]
     for terms in relations:
         rows[group_of[next(iter(terms))]].append(terms)
@@ -174,7 +187,7 @@ class _Solved(NamedTuple):
 
 
 def _solved(component: _Component) -> _Solved:
-    """Return the exponents of a component. Each program starts over; what it cannot improve stays as it is."""
+    """Return the exponents of a component. Each program starts over, and counts only if it improves them."""
     best: Sequence[int] = [0] * len(component.members)
     reached = component.objective(best)
     if not any(reached):
@@ -190,17 +203,19 @@ def _solved(component: _Component) -> _Solved:
         if found is None:
             is_proven = is_proven and position > _TOUCHED
             continue
+        # HiGHS computes in floating point: rounded exponents count only if they satisfy the relations exactly.
         objective = component.objective(found.exponents)
         if objective < reached and component.holds(found.exponents):
-            best, reached = found.exponents, objective
+            best = found.exponents
+            reached = objective
         if position == _TOUCHED and is_proven:
             gap = max(reached.touched - found.bound, 0)
         is_proven = is_proven and found.bound >= reached[position]
     return _Solved(best, gap)
 
 
-class _Found(NamedTuple):
-    """Exponents, and the least that the criterion could be."""
+class _Minimum(NamedTuple):
+    """Exponents that minimize a criterion, and the least that it could be."""
 
     exponents: list[int]
     bound: int
@@ -212,11 +227,10 @@ class _Program:
     def __init__(self, component: _Component) -> None:
         classes = component.classes
         place = {member: x for x, member in enumerate(component.members)}
-        windows = [
-            (x, multiple, window)
-            for member, x in place.items()
-            for multiple, window in classes.windows[member].items()
-        ]
+        windows = list[tuple[int, int, Window]]()
+        for member, x in place.items():
+            for multiple, window in classes.windows[member].items():
+                windows.append((x, multiple, window))
         costs = ((x, classes.costs[member]) for member, x in place.items())
         self.priced = [(x, cost) for x, cost in costs if cost]
         sizes = len(place), len(windows), len(windows), len(self.priced), len(place)
@@ -224,15 +238,18 @@ class _Program:
         self.starts = (0, *accumulate(sizes))
         _, over, under, touched, size, self.count = self.starts
         self.entries = list[tuple[int, int, float]]()
-        self.lower, self.upper = list[float](), list[float]()
+        self.lower = list[float]()
+        self.upper = list[float]()
         for row in component.relations:
             self.add([(place[member], number) for member, number in row.items()], 0, 0)
         for k, (x, multiple, window) in enumerate(windows):
             self.add([(x, multiple), (over + k, 1)], window.least, np.inf)
             self.add([(x, multiple), (under + k, -1)], -np.inf, window.most)
+        # |x| <= _LARGEST * t, so that t must be 1 where x is not 0.
         for k, (x, _) in enumerate(self.priced):
             self.add([(x, 1), (touched + k, -_LARGEST)], -np.inf, 0)
             self.add([(x, 1), (touched + k, _LARGEST)], 0, np.inf)
+        # |x| <= a; where magnitudes are minimized, both are equal.
         for x in place.values():
             self.add([(x, 1), (size + x, -1)], -np.inf, 0)
             self.add([(x, 1), (size + x, 1)], 0, np.inf)
@@ -274,7 +291,7 @@ class _Program:
 
     def least(
         self, position: int, limits: Sequence[int], known: Sequence[int]
-    ) -> _Found | None:
+    ) -> _Minimum | None:
         """Return the minimum of a criterion while those before it are limited; None if no solution was found.
 
         Args:
@@ -292,16 +309,17 @@ class _Program:
         )
         extra = [csr_array(self.objective(k)[None]) for k in range(len(limits))]
         matrix = vstack([matrix, *extra], format="csr")
-        matrix.indices = matrix.indices.astype(
-            np.int32
-        )  # milp of scipy 1.14 accepts no others
+        # milp of scipy 1.14 accepts no other type of indices.
+        matrix.indices = matrix.indices.astype(np.int32)
         matrix.indptr = matrix.indptr.astype(np.int32)
         constraints = LinearConstraint(
             matrix, [*self.lower, *[-np.inf] * len(extra)], [*self.upper, *limits]
         )
-        whole = np.zeros(self.count)  # the others are integers if x is
+        # The other variables are integers if x is.
+        whole = np.zeros(self.count)
         whole[: self.members] = 1
         whole[self.starts[3] : self.starts[4]] = 1
+        # A gap of 0 asks for the optimum: by default, HiGHS stops at a share above it.
         found = milp(
             self.objective(position),
             integrality=whole,
@@ -313,4 +331,4 @@ class _Program:
             return None
         bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
         exponents = np.rint(found.x[: self.members]).astype(int).tolist()
-        return _Found(exponents, int(np.ceil(bound - _TOLERANCE)))
+        return _Minimum(exponents, int(np.ceil(bound - _TOLERANCE)))

@@ -31,6 +31,7 @@ def batch_norm_folds(graph: Graph, options: Options) -> list[tuple[int, int]]:
     keeps_scales = target_of(options.target).fuses_quantized
 
     def is_stored(value: int) -> bool:
+        """Return whether a value is constant, or dequantized if scales may be low."""
         is_dequantized = graph.producer(value, *dequantize) is not None
         return constants(value) or (is_dequantized and not keeps_scales)
 
@@ -61,6 +62,7 @@ def constant_batch_norms(
 
 
 def _can_be_low(graph: Graph, node: Node, options: Options) -> bool:
+    """Return whether the target has a kernel for the node with all of its float32 parameters in low precision."""
     if node.signature is None:
         return False
     typed = Typed.of(node, graph.types)
@@ -91,6 +93,7 @@ def skip_sums(graph: Graph) -> dict[int, int]:
 
 
 def _may_be_equal(one: Shape, other: Shape) -> bool:
+    """Return whether two shapes are equal as far as their sizes are known."""
     if len(one) != len(other):
         return False
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
@@ -115,7 +118,9 @@ def absorbed_casts(graph: Graph, low: Format, target: str = "any") -> dict[int, 
                 value = _divided_square(graph, first)
             if graph.types[value] != FLOAT:
                 continue
-            absorbed[value], before = first.label, graph.producer(value)
+            absorbed[value] = first.label
+            before = graph.producer(value)
+            # ONNX Runtime eliminates these ops first, so a Cast before them would be absorbed as well.
             while before is not None and before.key in op_facts().eliminated:
                 absorbed[before.inputs[0]] = first.label
                 before = graph.producer(before.inputs[0])
@@ -163,4 +168,5 @@ def _reduces_last(graph: Graph, mean: Node) -> bool:
     """Return whether the axes may include the last one: only then can it be a LayerNormalization."""
     axes = declared_axes(graph, mean)
     shape = graph.shapes[mean.inputs[0]]
+    # Unknown axes, or axes of an unknown shape, may include it.
     return not axes or shape is None or -1 in axes or len(shape) - 1 in axes

@@ -1,4 +1,4 @@
-"""What a hazard says of itself, and the only way to ask about hazards.
+"""The interface of a hazard, and the only way to ask about hazards.
 
 A module of :mod:`onnxamp._decide.hazards` is one hazard: a subclass of :class:`HazardKind` and its only object,
 ``KIND``. Code outside that folder names no hazard. It asks the functions of this module, or all :func:`kinds`.
@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from enum import Enum, IntEnum
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from onnxamp._options.options import Options
 
 
 class Harm(Enum):
-    """What low precision harms at a node."""
+    """The harm that low precision does at a node."""
 
     RESULT = "its results"
     CAST = "only a Cast after it, which can be shielded where the node stays low"
@@ -34,9 +35,11 @@ class Harm(Enum):
 
 
 class ByExponents(Enum):
-    """What exponents (``--rescale``) can do about a hazard."""
+    """The help of exponents (``--rescale``) against a hazard."""
 
-    NOTHING = "its nodes stay float32, so that no exponent needs to suit their values"
+    NOTHING = (
+        "its nodes stay in float32, so that no exponent needs to suit their values"
+    )
     CURE = "they may bring its values into range, so that its nodes want to be low"
     SETTLE = "the same, and a value that no exponent brings into range is reported"
 
@@ -58,7 +61,7 @@ class Effect(IntEnum):
 
 
 class Fault(NamedTuple):
-    """What audits say of a low-precision node with a hazard.
+    """The text that audits show for a low-precision node with a hazard.
 
     Attributes:
         effect: what happens, which orders the reports.
@@ -84,7 +87,7 @@ class PriceDetails(NamedTuple):
 
 
 class KnownNodes(NamedTuple):
-    """Nodes of which more is known than static rules see.
+    """Nodes about which facts are known that static rules do not see.
 
     Attributes:
         scaled: nodes whose values a loss scale keeps in range.
@@ -148,7 +151,7 @@ class HazardKind:
     # -- what overrules it, and what it overrules -----------------------------------------------------------------
 
     def spared(self, _known: KnownNodes, /) -> AbstractSet[int]:
-        """Return the nodes that the hazard spares, because more is known of them."""
+        """Return the nodes that the hazard spares, because of known facts about them."""
         return frozenset()
 
     def loses(self, _graph: Graph, _weight: int, _low: Format, /) -> bool:
@@ -160,7 +163,7 @@ class HazardKind:
     ) -> Mapping[int, float]:
         """Return nodes that lose digits by the hazard, but too few to keep them in float32.
 
-        The map holds their squared error as a share of the error from which on they stay float32.
+        The map holds their squared error as a share of the error from which on they stay in float32.
         """
         return {}
 
@@ -210,11 +213,13 @@ def kinds() -> tuple[HazardKind, ...]:
 
 
 def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
-    """Return all hazards of a graph, in node order; a node may have several, one of each reason and value, rare ones
-    first.
+    """Return all hazards of a graph, in node order: at most one for each node, reason and value.
+
+    If several are alike, a rare one is kept.
     """
-    found = [hazard for kind in kinds() for hazard in kind.find(graph, low)]
+    found = chain.from_iterable(kind.find(graph, low) for kind in kinds())
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
+    # Of several entries with one key, a dict keeps the last: reversed, that is the first one found, a rare one if any.
     unique = {
         (hazard.node, hazard.reason, hazard.value): hazard
         for hazard in reversed(ranked)
@@ -226,7 +231,7 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
 
 def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
     """Return the hazards of a graph on a target, in node order, those of its arithmetic before those of its kernels."""
-    found = [hazard for kind in kinds() for hazard in kind.find_on(graph, low, target)]
+    found = chain.from_iterable(kind.find_on(graph, low, target) for kind in kinds())
     return sorted(
         found, key=lambda hazard: (hazard.reason.harm is Harm.KERNEL, hazard.node)
     )
@@ -234,7 +239,8 @@ def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
 
 def asked_hazards(graph: Graph, options: Options) -> list[Hazard]:
     """Return the hazards that the user's options ask for."""
-    return [hazard for kind in kinds() for hazard in kind.find_asked(graph, options)]
+    found = (kind.find_asked(graph, options) for kind in kinds())
+    return list(chain.from_iterable(found))
 
 
 def product_splits(graph: Graph, options: Options) -> dict[int, int]:
@@ -250,7 +256,7 @@ def computing(
 ) -> Iterator[Hazard]:
     """Yield the nodes that compute a constant for a node that a hazard is about; none if a tensor stores it.
 
-    What makes a constant in either precision at no cost follows its readers anyway.
+    Nodes that make a constant in either precision at no cost are left out: they follow their readers anyway.
     """
     known = graph.ask(known_numbers)
     why = f"computes a number for {reader.label!r}"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 INFINITE = -1
 """Capacity of an arc that must not be cut."""
 
+# Question q is vertex q + 2, after the two poles.
 _SOURCE = 0
 _SINK = 1
 _INT32_MAX = 2**31 - 1
@@ -37,7 +38,8 @@ class Network:
     def __init__(
         self, size: int = 0, arcs: Iterable[tuple[int, int, int]] = ()
     ) -> None:
-        self.size, self._arcs = size, list(arcs)
+        self.size = size
+        self._arcs = list(arcs)
 
     def add(self, count: int = 1) -> int:
         """Add questions, and return the number of the first."""
@@ -90,6 +92,7 @@ class Network:
         tails, heads, costs, infinite = self._combined()
         total = int(costs.sum())
         if total >= _INT32_MAX:
+            # Half of the range, because rounding small costs up to 1 adds to the total.
             scale = (_INT32_MAX // 2) / total
             costs = np.where(
                 costs > 0, np.maximum(1, (costs * scale).astype(np.int64)), 0
@@ -99,10 +102,13 @@ class Network:
                 raise InternalError(
                     f"A network of {len(costs)} arcs is too large for int32 capacities."
                 )
+        # More than all finite costs together is as good as infinite, and shows below that a cut had to pay it.
         capacities = np.where(infinite, total + 1, costs).astype(np.int32)
         arguments = self.size + 2, tails, heads, capacities
         has_scipy = find_spec("scipy") is not None
+        # Each phase makes the shortest path longer, so without scipy, one per vertex is enough to end.
         phases = _PHASES if has_scipy else self.size + 2
+        # Dinic's algorithm only saves the import of scipy: once that is done, scipy solves all sizes.
         is_small = len(capacities) <= small and "scipy.sparse" not in sys.modules
         is_small = is_small or not has_scipy
         solution = _dinic(*arguments, total + 1, phases) if is_small else None
@@ -117,6 +123,7 @@ class Network:
     def _combined(
         self,
     ) -> "tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]":
+        """Return tails, heads, finite costs and which arcs are infinite, with parallel arcs combined."""
         tails, heads, costs = (
             np.fromiter(chain.from_iterable(self._arcs), np.int64).reshape(-1, 3).T
         )
@@ -168,12 +175,14 @@ def _dinic(
     infinite: int,
     phases: int,
 ) -> "tuple[int, NDArray[Any]] | None":
-    """As :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970); None if that needs more phases.
+    """Return the same as :func:`_maximum_flow`, by augmenting along shortest paths (E. A. Dinic, 1970).
+
+    The result is None if that needs more phases.
 
     Vertices that arcs of ``infinite`` capacity join to the source or the sink are merged with it.
     """
     arcs: list[list[int]] = [[] for _ in range(size)]
-    # arc 2k and its reverse 2k + 1
+    # Arc 2k and its reverse 2k + 1 are neighbors, so that arc ^ 1 is the reverse of either.
     ends = list[int]()
     left = list[int]()
     joins = capacities == infinite
@@ -207,6 +216,7 @@ def _dinic(
                 for arc in path:
                     left[arc] -= pushed
                     left[arc ^ 1] += pushed
+                # The path goes on from the tail of its first arc that is now full.
                 cut = next(number for number, arc in enumerate(path) if not left[arc])
                 vertex = ends[path[cut] ^ 1]
                 del path[cut:]
@@ -225,7 +235,7 @@ def _dinic(
 
 
 def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
-    """Vertex -> the source or the sink, if arcs of infinite capacity join them."""
+    """Return vertex -> the source or the sink, if arcs of infinite capacity join them."""
     onward: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for tail, head in joins:
@@ -245,7 +255,7 @@ def _pinned(joins: "Iterable[tuple[int, int]]") -> dict[int, int]:
 def _levels(
     size: int, arcs: list[list[int]], ends: list[int], left: list[int]
 ) -> list[int]:
-    """Distance of each vertex from the source in the residual graph, -1 if there is no path."""
+    """Return the distance of each vertex from the source in the residual graph, -1 if there is no path."""
     levels = [-1] * size
     levels[_SOURCE] = 0
     frontier = [_SOURCE]

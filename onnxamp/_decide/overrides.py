@@ -1,5 +1,7 @@
-"""What the user asks of nodes: lists of op types and of the forms that exporters write for a framework's names, and
-overrides of single nodes, by name patterns and by a rule, with warnings about names that match nothing.
+"""The user's demands on nodes: lists of op types, and overrides of single nodes by name patterns and by a rule.
+
+Lists may also contain a framework's names, which stand for the forms that exporters write for them. Names that match
+nothing lead to warnings.
 """
 
 import re
@@ -55,8 +57,9 @@ class Listed(NamedTuple):
 
 
 def find_listed(graph: Graph, options: Options) -> Listed:
-    """Return the nodes that the lists of the options refer to. Linear in nodes for each name that exporters
-    write out.
+    """Return the nodes that the lists of the options refer to.
+
+    Complexity: linear in nodes for each name that exporters write out.
     """
     preset = options.preset
     is_read = preset.is_literal and options.level != Level.O3
@@ -79,8 +82,11 @@ def find_listed(graph: Graph, options: Options) -> Listed:
 
 
 def _meant(graph: Graph, names: Iterable[str], ops: Iterable[str]) -> dict[int, str]:
-    forms = {node: name for name in names for node in graph.ask(named_forms, name)}
-    return forms | {node.index: node.key for node in graph.nodes_of(ops)}
+    """Return the nodes that a framework's names and op types mean -> the name or op type."""
+    meant = dict[int, str]()
+    for name in names:
+        meant |= dict.fromkeys(graph.ask(named_forms, name), name)
+    return meant | {node.index: node.key for node in graph.nodes_of(ops)}
 
 
 class AbsentNames(NamedTuple):
@@ -100,8 +106,8 @@ class AbsentNames(NamedTuple):
 def absent_names(graph: Graph, options: Options) -> AbsentNames:
     """Return the names in the user's lists that match nothing in the model.
 
-    Known are the ops of ONNX's standard, those that ONNX Runtime has kernels for, those of the presets, the names of
-    the presets' frameworks, and custom ops that are declared.
+    Known names are those of ONNX's standard ops, of ops that ONNX Runtime has kernels for, of the ops in presets and
+    their frameworks, and of custom ops that are declared.
     """
     names = dict.fromkeys((*options.white_list, *options.black_list))
     declared = {f"{op.domain}::{op.type}" for op in options.custom_ops}
@@ -126,7 +132,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
 
 
 def taken_off(options: Options) -> list[str]:
-    """Warn about ops that the user's white list removes from the preset's black list."""
+    """Return warnings about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black.keys() & options.user_white)
@@ -183,6 +189,7 @@ _WEIGHT: Final = "float32 weight, and no node that reads one"
 def _patterns(
     option: str, patterns: Sequence[re.Pattern[str]], names: Sequence[str], what: str
 ) -> Iterator[Unmatched]:
+    """Yield the patterns of an option that match none of the names."""
     for pattern in patterns:
         if not any(map(pattern.fullmatch, names)):
             text = f"The pattern {pattern.pattern!r} matches no {what}."
@@ -199,6 +206,7 @@ def _weights(graph: Graph) -> Iterator[tuple[int, set[str]]]:
 
 
 def _nodes(names: Sequence[str], given: Iterable[str]) -> Iterator[Unmatched]:
+    """Yield the given names that no node and no output of a node has."""
     for name in sorted(set(given).difference(names)):
         text = f"No node and no output of a node is called {name!r}."
         hint = suggestion(names, name)
@@ -206,6 +214,7 @@ def _nodes(names: Sequence[str], given: Iterable[str]) -> Iterator[Unmatched]:
 
 
 def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:
+    """Yield the given names that no input or output of the model has."""
     if isinstance(given, bool):
         return
     proto = graph.model.graph
@@ -223,6 +232,7 @@ def _ends(graph: Graph, given: bool | frozenset[str]) -> Iterator[Unmatched]:
 
 
 def _op_types(graph: Graph, options: Options) -> Iterator[Unmatched]:
+    """Yield the names in lists that are probably misspelled."""
     for name, text in absent_names(graph, options).unknown.items():
         yield Unmatched(
             "white_list" if name in options.white_list else "black_list", name, text
@@ -231,17 +241,15 @@ def _op_types(graph: Graph, options: Options) -> Iterator[Unmatched]:
 
 def node_names(graph: Graph) -> list[str]:
     """Return the names of nodes and of their outputs, sorted."""
-    return sorted(
-        {
-            name
-            for node in graph.nodes
-            for name in (node.proto.name, *node.proto.output)
-            if name
-        }
-    )
+    names = set[str]()
+    for node in graph.nodes:
+        names.update((node.proto.name, *node.proto.output))
+    return sorted(names - {""})
 
 
 def _suggested(names: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """Return a sentence that suggests another pattern; "" if no name is similar."""
+    # A pattern must match the full name.
     if parts := [name for name in names if pattern.search(name)]:
         whole = f".*{pattern.pattern}.*"
         return f" It matches only part of {first_of(parts)}: write {whole!r}."
@@ -319,7 +327,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
 def forced_hazards(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
 ) -> Iterator[str]:
-    """Sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
+    """Return sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
     forced = {node: one for node, one in overrides.of_node.items() if one.low}
     risks = (
         (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
@@ -332,7 +340,7 @@ def forced_hazards(
 def lost_weights(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard], low: Format
 ) -> Iterator[str]:
-    """Sentences about weights that the user stores low against hazards of their numbers: one per pattern and kind."""
+    """Return sentences about weights that the user stores low against hazards: one per pattern and kind of hazard."""
     weights = overrides.low_weights
     risks = (
         (weights[source], graph.values[source].name, hazard)
@@ -346,11 +354,9 @@ def _lost(
 ) -> Iterator[tuple[int, Hazard]]:
     """Yield the weights that lose the numbers which a hazard is about if they are stored low."""
     for hazard in hazards if weights else ():
-        for value in (
-            graph.nodes[hazard.node].inputs
-            if hazard.value == ABSENT
-            else (hazard.value,)
-        ):
+        is_about_all = hazard.value == ABSENT
+        inputs = graph.nodes[hazard.node].inputs
+        for value in inputs if is_about_all else (hazard.value,):
             source = graph.constants.source(value)
             if source in weights and hazard.reason.loses(graph, source, low):
                 yield source, hazard
@@ -387,7 +393,7 @@ def _told(risks: Iterable[tuple[str, str, Hazard]], does: str) -> Iterator[str]:
 
 
 def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
-    """Public names of the node's outputs that a conversion gave to Casts between the node and the model's outputs."""
+    """Yield the names of the model's outputs that an earlier conversion gave to Casts after the node."""
     for value in node.outputs:
         for reader, _ in graph.uses[value]:
             cast = graph.nodes[reader]
@@ -399,21 +405,21 @@ def _cast_names(graph: Graph, node: Node) -> Iterator[str]:
 
 
 def _from_patterns(graph: Graph, node: Node, options: Options) -> list[Override]:
+    """Return the overrides by names and patterns that match a node."""
     names = {node.proto.name, *node.proto.output, *_cast_names(graph, node)} - {""}
     kept = sorted(names.intersection(options.keep_nodes))
-    return [
-        Override(low, Reason.PATTERN, f"{option} {text!r}")
-        for low, option, texts in (
-            (False, "keep_nodes (--keep-node)", kept),
-            (
-                False,
-                "keep_high (--keep-fp32)",
-                _matching(options.keep_patterns, names),
-            ),
-            (True, "force_low (--force-low)", _matching(options.low_patterns, names)),
-        )
-        for text in texts
-    ]
+    high = _matching(options.keep_patterns, names)
+    low = _matching(options.low_patterns, names)
+    overrides = list[Override]()
+    for is_low, option, texts in (
+        (False, "keep_nodes (--keep-node)", kept),
+        (False, "keep_high (--keep-fp32)", high),
+        (True, "force_low (--force-low)", low),
+    ):
+        for text in texts:
+            detail = f"{option} {text!r}"
+            overrides.append(Override(is_low, Reason.PATTERN, detail))
+    return overrides
 
 
 def _matching(
@@ -424,7 +430,7 @@ def _matching(
 
 
 def _opinion(node: Node, options: Options) -> str | None:
-    """Return what the rule says of a node; None if it has no opinion, or there is no rule."""
+    """Return the opinion of the user's rule on a node; None if it has none, or there is no rule."""
     if options.rule is None:
         return None
     opinion = options.rule(copied(node.proto))
@@ -442,7 +448,7 @@ def unmet_lists(
     ports: PortVariables,
     pins: Mapping[int, Verdict],
 ) -> list[str]:
-    """Return why white-listed nodes stay float32: one sentence per entry and reason. Linear in nodes.
+    """Return why white-listed nodes stay in float32: one sentence per entry and reason. Linear in nodes.
 
     For a preset that is applied literally, only kernels and schemas are reported; hazards have their own warnings.
 
@@ -483,7 +489,7 @@ def _refusal(
     node: Node,
     low: Format,
 ) -> tuple[str, str] | None:
-    """Return why a listed node stays float32: the reason and its detail; None if it does not stay so."""
+    """Return why a listed node stays in float32: the reason and its detail; None if it does not."""
     variables = ports.of(node.index)
     for variable in variables:
         pin = pins.get(ports.root(variable))
@@ -515,7 +521,8 @@ _WAYS_OUT: Final = {
 
 
 def _sentence(entry: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+    """Return why nodes of a white list stay in float32, and which option changes it."""
     where = first_of([node.label for node, _ in nodes])
     why = told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
-    return f"{entry} stays float32 in {where}: {why}. {way_out}".rstrip()
+    return f"{entry} stays in float32 at {where}: {why}. {way_out}".rstrip()

@@ -5,6 +5,7 @@ A listed name means the nodes of its op types, and the patterns that exporters w
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from onnxamp._facts.dtypes import FLOAT
@@ -101,7 +102,8 @@ def _variance(graph: Graph, root: Node) -> tuple[set[int], set[int]]:
     reductions = op_facts().reductions
     nodes = {root.index}
     bases = set[int]()
-    if root.key == "ReduceL2":  # squares, sums and takes the root in one op
+    # ReduceL2 squares, sums and takes the root in one op.
+    if root.key == "ReduceL2":
         return nodes, {graph.passed_on(root.inputs[0])}
     stack = [root.input(0)]
     while stack and len(nodes) < _REACH:
@@ -191,6 +193,7 @@ def _carries(node: Node) -> bool:
 
 
 def _is_vector(graph: Graph, value: int) -> bool:
+    """Return whether the value is known to have one axis."""
     shape = graph.shapes[value]
     return shape is not None and len(shape) == 1
 
@@ -241,6 +244,7 @@ def _gelu(graph: Graph, core: Node) -> set[int]:
     group = {core.index, plus.index}
     value = plus.outputs[0]
     base = ABSENT
+    # The factors x and 0.5 take one Mul each, or one Mul if half of x is computed first.
     for _ in range(2):
         times = _only_reader(graph, value, "Mul")
         if times is None:
@@ -292,15 +296,15 @@ def _silu(graph: Graph, core: Node) -> set[int]:
 
 
 def _only_reader(graph: Graph, value: int, key: str) -> Node | None:
+    """Return the only reader of a value if it is an op of that type with two inputs."""
     _, _, node = only_reader(graph, value)
-    return (
-        node
-        if node is not None and node.key == key and len(node.inputs) == 2
-        else None
-    )
+    if node is None or node.key != key or len(node.inputs) != 2:
+        return None
+    return node
 
 
 def _other(graph: Graph, node: Node, value: int) -> int:
+    """Return the input of a node with two that is not the value."""
     one, other = map(graph.passed_on, node.inputs)
     return other if one == value else one
 
@@ -330,7 +334,7 @@ def find_patterns(graph: Graph) -> tuple[Match, ...]:
 def _between(graph: Graph, nodes: set[int]) -> set[int]:
     """Return the nodes that pass on values from one of the nodes to another."""
     between = set[int]()
-    for value in (value for index in nodes for value in graph.nodes[index].inputs):
+    for value in chain.from_iterable(graph.nodes[index].inputs for index in nodes):
         path = set[int]()
         node = graph.producer(value)
         while (
@@ -351,7 +355,7 @@ GROWING: Final = ("normalization", "softmax", "magnitude")
 
 def growing_nodes(graph: Graph) -> frozenset[int]:
     """Return the nodes of decomposed ops whose inner values leave the range that inputs and results have."""
-    matches = (match for kind in GROWING for match in patterns_of(graph, kind))
+    matches = patterns_of(graph, *GROWING)
     return frozenset().union(*(match.nodes for match in matches))
 
 
@@ -363,8 +367,8 @@ def patterns_of(graph: Graph, *kinds: str) -> Iterator[Match]:
 def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
     """Yield the nodes at which forms may end, producers first, each with the matches of the table's forms there.
 
-    In each match, only the core's result is read from outside. Matches may overlap, and a core may have several, the
-    largest forms first. They are found as they are asked for, so that a caller need not search where it has one.
+    In each match, only the core's result is read from outside. Matches may overlap. A core may have several matches,
+    the largest forms first. The search is lazy: a caller that takes the first match of a node pays for no other.
 
     Complexity: near linear. A form is tried only at the nodes of patterns, and at those directly after them.
     """
@@ -411,9 +415,11 @@ def _last_nodes(graph: Graph) -> dict[int, set[str]]:
 def is_closed(graph: Graph, match: Match) -> bool:
     """Return whether only the output of the core is read outside the match."""
     inner = graph.at(match.nodes - {match.core})
-    made = [value for node in inner for value in node.writes]
-    readers = {reader for value in made for reader, _ in graph.uses[value]}
-    return readers <= match.nodes and not any(graph.results[value] for value in made)
+    for value in chain.from_iterable(node.writes for node in inner):
+        readers = {reader for reader, _ in graph.uses[value]}
+        if graph.results[value] or not readers <= match.nodes:
+            return False
+    return True
 
 
 def named_forms(graph: Graph, name: str) -> frozenset[int]:

@@ -46,7 +46,7 @@ class VariableName(NamedTuple):
 
 
 def variable_names(graph: Graph, variables: Sequence[Variable]) -> list[VariableName]:
-    """One name per variable."""
+    """Return the names of variables, one for each."""
     names = list[VariableName]()
     taken = Counter[tuple[str, str, str]]()
     for variable in variables:
@@ -104,6 +104,7 @@ def find_pins(
     options = problem.options
     ports = problem.ports
     claims = _Claims(problem, freed)
+    # Of several pins of one strength, reports show the first, so facts about ports and kernels come before wishes.
     for variable in ports.fixed_high:
         why = "shares its type with a float32 value"
         claims.pin(_Strength.HARD, variable, False, Reason.TIE, why)
@@ -173,22 +174,22 @@ _Pinned: TypeAlias = dict[int, Verdict]
 
 
 class _Strength(IntEnum):
-    """What pins a variable, the strongest first: a pin beats all those below it."""
+    """The strength of a pin, the strongest first: a pin beats all those below it."""
 
     HARD = 0
-    """float32 by kernels and ties, which no option overrules."""
+    """Pinned to float32 by kernels and ties, which no option overrules."""
     FORCED = 1
-    """Low by an override of the user for a node; one to float32 beside it is a contradiction."""
+    """Pinned low by the user's override of a node; an override to float32 of the same variable contradicts it."""
     KEPT = 2
-    """float32 by an override."""
+    """Pinned to float32 by an override."""
     HIGH = 3
-    """float32 by hazards, the user's black list or a plan."""
+    """Pinned to float32 by hazards, measurements, the user's black list or a plan."""
     ASKED = 4
-    """Low by the user's white list, which hazards overrule."""
+    """Pinned low by the user's white list, which hazards overrule."""
     DEFAULT = 5
-    """float32 by the preset's black list or the level."""
+    """Pinned to float32 by the preset's black list or the level."""
     LOW = 6
-    """Low by the preset's white list, the level or a plan."""
+    """Pinned low by the preset's white list, the level or a plan."""
 
 
 class _Claims:
@@ -198,8 +199,8 @@ class _Claims:
         pinned: strength -> the pins of it.
         implies: pairs (p, q) of variables: if p is low, q must be low.
         climbed: constants that :meth:`constant` has visited.
-        followers: nodes on no list that are low since all that they read is, where the preset says so.
-        stranded: exact ops among those that the target has no kernels for, where the level would lower them.
+        followers: nodes on no list that are low because everything they read is, if the preset says so.
+        stranded: exact ops between nodes without a low-precision kernel, which the level would otherwise lower.
     """
 
     def __init__(
@@ -213,11 +214,13 @@ class _Claims:
         self.builder = builder_of(self.graph, self.options.target)
         self.pinned = {strength: _Pinned() for strength in _Strength}
         self.implies = list[tuple[int, int]]()
-        self.exact, self.preferred = set[int](), set[int]()
+        self.exact = set[int]()
+        self.preferred = set[int]()
         self.worthy = dict[int, HazardKind]()
         self.climbed = set[int]()
         self.warnings = list[str]()
-        self.followers, self.stranded = frozenset[int](), frozenset[int]()
+        self.followers = frozenset[int]()
+        self.stranded = frozenset[int]()
 
     def pin(
         self, strength: _Strength, variable: int, low: bool, reason: Basis, why: str
@@ -241,7 +244,7 @@ class _Claims:
                 self.constant(value, hazard)
 
     def constant(self, value: int, hazard: Hazard) -> None:
-        """Pin white-listed nodes that create or move a constant which a hazard needs unrounded."""
+        """Pin white-listed nodes to float32 that create or move a constant, which a hazard needs unrounded."""
         is_constant = self.graph.constants.is_constant
         why = f"computes a number for {self.graph.nodes[hazard.node].label!r}"
         while value != ABSENT and value not in self.climbed and is_constant(value):
@@ -279,6 +282,7 @@ class _Claims:
             self.keep(_Strength.HARD, node.index, Reason.NO_KERNEL, why)
         for p, q in free.implies:
             self.imply(variables[p], variables[q])
+        # A kernel that exists in low precision alone is a gain to be weighed against Casts, not a pin.
         if free.only_low:
             able = variables.keys() - free.high
             self.preferred.update(self.ports.root(variables[param]) for param in able)
@@ -314,7 +318,7 @@ class _Claims:
                 self.imply(made, reader)
 
     def unsound(self) -> None:
-        """Keep the nodes in float32 around which a result was wrong, with a warning."""
+        """Keep nodes in float32 where an earlier result was wrong, with a warning."""
         wrong = frozenset(self.options.unsound)
         among = self.graph.nodes if wrong else ()
         nodes = [node for node in among if not wrong.isdisjoint(node.proto.output)]
@@ -420,7 +424,7 @@ class _Claims:
         return lowers or is_follower, Reason.LEVEL, f"{level} lowers {lowered}"
 
     def find_followers(self) -> frozenset[int]:
-        """Return the nodes on no list that are low since all that they read is."""
+        """Return the nodes on no list that are low because everything they read is."""
         strongest = (_Strength.HARD, _Strength.KEPT, _Strength.HIGH)
         high = set[int]().union(*(self.pinned[strength] for strength in strongest))
         forced = self.pinned[_Strength.FORCED].keys()
@@ -481,7 +485,8 @@ class _Claims:
         Raises:
             ContradictionError: overrides pull a variable both ways.
         """
-        hard, forced = self.pinned[_Strength.HARD], self.pinned[_Strength.FORCED]
+        hard = self.pinned[_Strength.HARD]
+        forced = self.pinned[_Strength.FORCED]
         kept = self.pinned[_Strength.KEPT]
         for root in forced.keys() & kept.keys():
             pins = forced[root], kept[root]
@@ -489,6 +494,7 @@ class _Claims:
             raise ContradictionError(
                 f"{one} and {other} share one precision: drop one of the two."
             )
+        # What a variable that is forced low needs in low precision is forced as well, unless an override keeps it.
         for p, q in self.implies:
             own = self.ports.root(p)
             if own in forced and q not in kept:
@@ -497,6 +503,7 @@ class _Claims:
             label = self.label(forced[root])
             why = hard[root].detail
             self.warnings.append(f"{label!r} cannot be forced low: {why}.")
+        # A ChainMap takes each variable from the first map that has it: the strongest.
         settled = dict(ChainMap(*(self.pinned[strength] for strength in _Strength)))
         self._spread_high(settled)
         return settled
@@ -506,7 +513,7 @@ class _Claims:
         return self.graph.nodes[self.ports.variables[verdict.variable].node].label
 
     def _spread_high(self, settled: dict[int, Verdict]) -> None:
-        """Pin the variables to float32 that need a float32 variable in low precision."""
+        """Pin variables to float32 that may be low only together with a variable that is float32."""
         needed_by: dict[int, list[int]] = {}
         for p, q in self.implies:
             needed_by.setdefault(q, []).append(p)

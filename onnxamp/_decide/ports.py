@@ -77,7 +77,7 @@ def layout_of(node: Node, inputs: Types, outputs: Types, low: Format) -> Layout:
 def _layout(
     signature: Signature, inputs: Types, outputs: Types, giver: int, low: Format
 ) -> Layout:
-    """A float32 parameter that the schema allows to be low can be low if inputs determine it.
+    """Return the layout of nodes of an op: a float32 parameter that may be low can be if inputs determine it.
 
     ``giver`` is the input that gives output 0 its type; ABSENT if none does.
     """
@@ -189,10 +189,9 @@ class PortVariables(NamedTuple):
         return produced == LOW or produced in self.requested_low
 
     def at(self, node: Node, value: int = ABSENT) -> set[int]:
-        """Variables of a node: all of them, or those of the ports that carry a value.
+        """Return the variables of a node: all of them, or those of the ports that carry a value.
 
-        None carry a value that enters in low precision, as it is or at the user's request, because it is already
-        rounded.
+        There are none for a value that enters the model in low precision, because it is already rounded.
         """
         if value == ABSENT:
             return {*self.of(node.index)}
@@ -214,7 +213,7 @@ def followers(
     high: AbstractSet[int],
     settled: Container[int],
 ) -> frozenset[int]:
-    """Return the nodes that read low precision alone, apart from numbers, and may be low. Exact ones are left out.
+    """Return the nodes that may be low and read only low precision, apart from single numbers; exact ops are left out.
 
     Complexity: linear in nodes.
 
@@ -226,6 +225,7 @@ def followers(
     """
     low = set[int]()
     found = set[int]()
+    # Producers come first, so one pass sees whether everything that a node reads is low.
     for node in graph.order:
         roots = ports.deciding(node.index)
         if not roots or not high.isdisjoint(roots):
@@ -250,7 +250,7 @@ def stranded(
     hard: AbstractSet[int],
     settled: AbstractSet[int],
 ) -> frozenset[int]:
-    """Return the exact ops that are surrounded by nodes without a kernel: in low precision, they would only gain Casts.
+    """Return the exact ops between nodes without a low-precision kernel, where low precision would only add Casts.
 
     Complexity: linear in ports.
 
@@ -277,8 +277,7 @@ def stranded(
 def _sides(
     graph: Graph, ports: PortVariables, given: Container[int], index: int
 ) -> Iterator[int]:
-    """Yield the variables of the producers and consumers of a node's values; weights have none, unless the user lowers
-    them.
+    """Yield the variables of producers and consumers of a node's values, except weights that the user does not lower.
 
     Inputs and outputs of the model count as nodes that cast them, which exist after conversion.
     """

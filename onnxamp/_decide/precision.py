@@ -2,7 +2,7 @@
 
 An assignment costs one Cast for each value that is needed in a precision it is not produced in: a kernel launch plus
 the bytes moved, times the iterations of the loops around it. Weights cost their memory, in each precision in which they
-are stored. Unpinned ops that gain by low precision cost this gain if they stay float32.
+are stored. Unpinned ops that gain by low precision cost this gain if they stay in float32.
 
 See :mod:`onnxamp._decide.mincut` for the solver.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,11 +45,11 @@ class Prices(NamedTuple):
     """Measurements of nodes, by node index.
 
     Attributes:
-        pins: why a node must stay float32.
+        pins: why a node must stay in float32.
         gains: time that a node saves in low precision, in cost units.
         prices: price of the error that a node makes in low precision, in cost units.
-        high: nodes that stay float32 unless pinned low; nothing, such as the memory of their weights, outweighs this.
-        fusions: pairs of nodes, with the cost of different precisions, in addition to Casts.
+        high: nodes that stay in float32 unless pinned low. Not even the bytes of their weights outweigh this.
+        fusions: pairs of nodes -> the cost, in addition to Casts, if their precisions differ.
     """
 
     pins: Mapping[int, str] = MappingProxyType({})
@@ -70,6 +71,7 @@ class Decision(NamedTuple):
 
     def of_ports(self) -> Sequence[bool]:
         """Return :meth:`is_low` by variable, for loops over all ports: HIGH, LOW and NONE count from the end."""
+        # The constants are -1, -2 and -3, which index a sequence from its end.
         ends = {HIGH: False, LOW: True, NONE: False}
         return [*self.low, *(ends[variable] for variable in sorted(ends))]
 
@@ -105,7 +107,7 @@ DUPLICATE = 1
 _FEWER_BYTES = 2 * DUPLICATE
 """Cost of dequantizing to float32, which writes more bytes. It outweighs a scale that is stored twice, and no Cast."""
 _ACCURACY_CASTS = 64
-"""Casts that one accuracy charge outweighs. It is the same factor for all values. Otherwise, Casts would move to places
+"""Casts that one accuracy charge outweighs. The factor is the same for all values, or else Casts would move to places
 with a small charge, where more of them might be needed."""
 
 _SETTLED = frozenset({LOW, HIGH})
@@ -136,9 +138,9 @@ class CutProblem:
         roots: as ``ports.roots``, but constants that follow their only reader have its root. The last entries are those
             of NONE, LOW and HIGH, so that every port has one.
         tied: roots that decide for more than one variable.
-        exactly_high: values that are float32, or that only exact ops stand between such values and.
+        exactly_high: float32 values, and those that only exact ops compute from them.
         pure: those of them that carry an accuracy charge.
-        twice: variables of nodes that may dequantize twice -> those of their readers, if these may disagree.
+        twice: variables of nodes that may dequantize twice -> those of their readers, which may disagree.
     """
 
     def __init__(self, problem: Problem, pins: Pins) -> None:
@@ -256,7 +258,7 @@ class CutProblem:
         return found
 
     def by_variable(self, costs: Mapping[int, int]) -> dict[int, int]:
-        """Costs of nodes, summed over the variables that decide for them."""
+        """Return the costs of nodes, summed over the variables that decide for them."""
         totals: dict[int, int] = defaultdict(int)
         for index, cost in costs.items():
             if cost and (root := self.decides(index)) != NONE:
@@ -283,17 +285,16 @@ class CutProblem:
         return self.costs.cast(self.size(value), self.trips[scope], self.low)
 
     def idle_cast(self, node: Node) -> None:
-        """An original Cast from float32 to float32 becomes a real one, rather than a new one, if its sides differ."""
+        """Charge an original Cast from float32 to float32 if its sides differ: it becomes the Cast between them."""
         sides = self.ports.of_node.get(node.index, {})
         if len(sides) == 2:
+            # One unit less than a new Cast, so that the Cast of the model is used where both cost the same.
             cost = self.cast(node.inputs[0], node.scope) - 1
             one, other = map(self.ports.root, sides.values())
             self.network.differ(one, other, cost)
 
     def widening_cast(self, node: Node) -> None:
-        """An original Cast from float32 to double reads a value that arithmetic rounds, but is no reason to
-        round more.
-        """
+        """Charge an original Cast from float32 to double for reading a float32 value in low precision."""
         source = node.input(0)
         kind = self.graph.types[node.output(0)]
         if source not in self.exactly_high or kind in (None, FLOAT):
@@ -305,10 +306,10 @@ class CutProblem:
             self.network.charge_low(variable, cost)
 
     def gain(self, node: Node) -> int:
-        """The time that a node saves by moving fewer bytes per element; always less than the pair of Casts it might
-        need.
+        """Return the time that a node saves by moving fewer bytes per element.
 
-        Views share memory and move nothing, so their gain only settles ties.
+        It is always less than the pair of Casts that the node might need, so that a gain alone never adds these. Views
+        share memory and move nothing, so their gain only settles ties.
         """
         if node.key in op_facts().views:
             return self.trips[node.scope]
@@ -359,13 +360,13 @@ class CutProblem:
 
     @cached_property
     def bound(self) -> AbstractSet[int]:
-        """Variables that decide for others, are pinned, or occur in an implication."""
-        implied = {variable for pair in self.pins.implies for variable in pair}
+        """Return the variables that decide for others, are pinned, or occur in an implication."""
+        implied = set(chain.from_iterable(self.pins.implies))
         return implied | self.tied | self.pins.verdicts.keys()
 
     @cached_property
     def chained(self) -> AbstractSet[int]:
-        """Variables of nodes that dequantize with a scale that is dequantized itself, and of those that make it."""
+        """Return the variables of nodes that dequantize with a dequantized scale, and of those that make the scale."""
         dequantize = op_facts().dequantize
         found = set[int]()
         for node in self.graph.nodes_of(dequantize):
@@ -384,6 +385,7 @@ class CutProblem:
             self.roots[producer] = reader
             self.network.charge_high(reader, saved)
             return
+        # A second copy takes its own bytes: in low precision as many as are saved there, in float32 twice as many.
         self.network.charge_high(producer, saved)
         self.casts(producer, readers, DUPLICATE + 2 * saved, DUPLICATE + saved)
 
@@ -407,6 +409,7 @@ class CutProblem:
             elif len(variables) == 1:
                 self.edge(producer, variables[0], cost, up=up)
             elif variables:
+                # One helper before all readers is cut instead of them, so that they share the cost of one Cast.
                 helper = self.network.add()
                 self.edge(producer, helper, cost, up=up)
                 for variable in variables:
@@ -440,7 +443,8 @@ class CutProblem:
         high.add(HIGH)
         computed = {value for value, root in enumerate(made) if root in high}
         computed -= self.ports.free
-        computed -= {  # values that are up-casts of a low value
+        # Shields of an earlier conversion make up-casts of low values.
+        computed -= {
             self.graph.nodes[index].outputs[0] for index in self.graph.shields
         }
         weights = self.graph.ask(low_constants, self.low)

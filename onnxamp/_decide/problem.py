@@ -48,11 +48,11 @@ class Problem(NamedTuple):
         sentinels: nodes of mask paths, see :func:`onnxamp._graph.mask_paths.sentinel_paths`.
         folded: normalizations that ONNX Runtime folds into the node before them, and sums over the parts of a product.
         unfit: constants, and what is moved from them, with numbers that low precision cannot hold.
-        constant_fed: exact ops on constants alone. At O3 a look-up in a constant is none, unless it is unfit.
+        constant_fed: exact ops on constants alone. At O3, a look-up in a constant counts only if the constant is unfit.
         joined: see :func:`onnxamp._decide.fusion_groups.skip_sums`.
         shares: nodes that lose digits by a hazard -> its kind, and their squared error as a share of what is bearable,
             where the level lets that decide.
-        twofold: nodes that may dequantize in both precisions, a node for each, in place of a Cast behind them.
+        twofold: nodes that may dequantize in both precisions, one node for each, instead of being followed by a Cast.
         bounded: see :func:`onnxamp._decide.quantized_units.bounded_nodes`.
         absorbed: values whose up-cast a fusion would absorb, see
             :func:`onnxamp._decide.fusion_groups.absorbed_casts`.
@@ -85,7 +85,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     Args:
         graph: the prepared model.
         options: the options of the conversion.
-        replayed: a plan decides which nodes share a precision, so that no nodes are grouped here.
+        replayed: do not group nodes, because a plan decides which of them share a precision.
 
     Raises:
         ModelError: the model breaks a rule of ONNX.
@@ -121,6 +121,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     is_priced = options.level in (Level.O1, Level.O2) and not options.strict
     is_priced = is_priced and options.hazards
     unfit = _unfit(graph, low) if judged and options.hazards else frozenset()
+    # A node that dequantizes twice follows its readers, so nothing else may settle its precision.
     settled = {*wished, *(one.node for one in hazards)}
     return Problem(
         graph=graph,
@@ -166,7 +167,7 @@ def _shares(graph: Graph, options: Options) -> Mapping[int, tuple[HazardKind, fl
 def _patterns(
     graph: Graph, wished: AbstractSet[int], listed: Listed
 ) -> Iterator[Sequence[int]]:
-    """Yield the nodes of decomposed ops, which need one precision, unless overrides or the user's lists split them."""
+    """Yield the nodes of decomposed ops, which need one precision unless overrides or the user's lists split them."""
     for match in patterns_of(graph, "gelu", "silu", "normalization"):
         is_split = match.kind != "normalization" and not wished.isdisjoint(match.nodes)
         if not is_split and listed.white.keys().isdisjoint(match.nodes):
@@ -174,7 +175,10 @@ def _patterns(
 
 
 def _sums_of_parts(graph: Graph, options: Options) -> list[tuple[int, int]]:
-    """Return products that are split for the target, and the nodes that add their parts; none if these stay float32."""
+    """Return products that are split for the target, each with the node that adds its parts.
+
+    There are none if these nodes stay in float32.
+    """
     is_summed = sums_low(options) and SUM not in options.user_black
     return graph.ask(split_products) if is_summed else []
 
@@ -183,6 +187,7 @@ def _freedoms(
     graph: Graph, options: Options, ports: PortVariables
 ) -> dict[int, Freedom]:
     """Return the choices that kernels leave to each node, by one look-up for each distinct form of a node."""
+    # Nodes of equal layout share the object, so it is a cheap key.
     known = dict[object, Freedom]()
     found = dict[int, Freedom]()
     for index, layout in ports.layouts.items():
@@ -197,6 +202,7 @@ def _freedoms(
 
 
 def _unfit(graph: Graph, low: Format) -> frozenset[int]:
+    """Return the constants with numbers out of the range of low precision, sentinels included."""
     floats = graph.constants.floats().items()
     return frozenset(
         value
@@ -228,7 +234,10 @@ def _twofold(
 def _constant_fed(
     graph: Graph, unfit: frozenset[int], *, lookups: bool
 ) -> frozenset[int]:
-    """Exact ops on constants alone; without ``lookups`` only those on unfit ones, or computable beforehand."""
+    """Return the exact ops that constants feed.
+
+    Without ``lookups``, these are only ops on unfit constants, and ops that can be computed beforehand.
+    """
     feed = graph.constants.feed
     return frozenset(
         node.index
@@ -242,7 +251,7 @@ def check_opset(model: ModelProto, options: Options) -> None:
     """Check that the model's opset has a Cast to the low-precision type.
 
     Raises:
-        OpsetError: it has not; the message names the first opset that has one.
+        OpsetError: the opset is too old; the message names the first one that has such a Cast.
     """
     version = opset_imports(model)[""]
     low = options.low

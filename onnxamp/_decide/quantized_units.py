@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
@@ -13,21 +14,20 @@ def between_integers(graph: Graph, node: Node) -> tuple[bool, bool]:
     """Return whether all floats that a node reads are dequantized, and whether a result is quantized."""
     ops = op_facts().dequantize
     fed = [graph.producer(value, *ops) for _, value in graph.float_inputs(node)]
-    feeds = any(
-        reader.key in op_facts().quantize and port == 0
-        for value in node.outputs
-        for reader, port in graph.consumers(value)
-    )
+    quantize = op_facts().quantize
+    uses = chain.from_iterable(map(graph.consumers, node.outputs))
+    feeds = any(reader.key in quantize and port == 0 for reader, port in uses)
     return bool(fed) and None not in fed, feeds
 
 
 def quantized_values(graph: Graph) -> frozenset[int]:
-    """Return the values that are quantized, as they are or behind exact ops, and that nothing else reads.
+    """Return the values that are only quantized, directly or after exact ops.
 
     Numbers beyond the ends of their grid saturate, infinities included. Complexity: linear in nodes.
     """
     quantize = op_facts().quantize
     found = set[int]()
+    # Readers come first, so it is known whether what an exact op writes is quantized.
     for node in reversed(graph.order) if graph.nodes_of(quantize) else ():
         for value in node.writes:
             readers = list(graph.consumers(value))
@@ -58,11 +58,11 @@ def dequantized_values(graph: Graph) -> frozenset[int]:
 
 
 def bounded_nodes(graph: Graph, target: str) -> frozenset[int]:
-    """Return nodes whose rounding integers on both sides outdo; none where the target fuses them in float32 alone.
+    """Return nodes between integers on both sides, which round more than low precision does.
 
-    A scale that is rounded moves an input by at most a sixteenth of what rounding it to integers did, and a result by a
-    sixteenth of what that will do. Exact ops between the node and the integers add nothing. Complexity: linear in
-    nodes.
+    There are none where the target fuses such nodes in float32 alone. Rounding a scale moves an input by at most a
+    sixteenth of what rounding it to integers did, and a result by a sixteenth of what that will do. Exact ops between
+    the node and the integers add nothing. Complexity: linear in nodes.
     """
     nodes = graph.nodes_of(op_facts().pointwise)
     if not nodes or target_of(target).fuses_quantized:

@@ -28,7 +28,7 @@ class Window(NamedTuple):
     most: int
 
 
-class Problem:
+class ExponentProblem:
     """The constraints on exponents.
 
     Attributes:
@@ -50,8 +50,8 @@ class Problem:
         return self.count - 1
 
 
-def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
-    """Variables that must be 0: the last one of a relation all others of which are. Linear in terms."""
+def find_forced(problem: ExponentProblem) -> dict[int, tuple[int, int]]:
+    """Return the variables that must be 0, because all others of a relation are. Linear in terms."""
     uses: list[list[int]] = [[] for _ in range(problem.count)]
     left = []
     for index, relation in enumerate(problem.relations):
@@ -61,6 +61,7 @@ def find_forced(problem: Problem) -> dict[int, tuple[int, int]]:
             uses[variable].append(index)
     forced: dict[int, tuple[int, int]] = {}
     pending = deque([(ZERO, ZERO)])
+    # A relation with a single term left forces its variable to 0.
     for index, count in enumerate(left):
         if count == 1:
             _force(problem.relations[index], index, ZERO, forced, pending)
@@ -80,6 +81,7 @@ def _force(
     forced: dict[int, tuple[int, int]],
     pending: deque[tuple[int, int]],
 ) -> None:
+    """Note the variables of a relation that are not known to be 0 as forced, and queue them."""
     for variable in _terms(relation):
         if variable != ZERO and variable not in forced:
             forced[variable] = index, cause
@@ -87,7 +89,7 @@ def _force(
 
 
 def _terms(relation: Relation) -> dict[int, int]:
-    """Variable -> its coefficient, if not 0: a variable that is added and subtracted drops out."""
+    """Return variable -> its coefficient, if not 0: a variable that is added and subtracted drops out."""
     row: Counter[int] = Counter()
     for variable, coefficient in relation:
         row[variable] += coefficient
@@ -95,7 +97,7 @@ def _terms(relation: Relation) -> dict[int, int]:
 
 
 class Classes(NamedTuple):
-    """Variables that are multiples of one another as one, and the relations among such classes. Class ZERO is 0."""
+    """Classes of variables that are multiples of one another, and the relations among them. Class ZERO is 0."""
 
     of_variable: list[tuple[int, int]]
     """Variable -> its class, and the multiple of it that the variable is."""
@@ -105,7 +107,9 @@ class Classes(NamedTuple):
     costs: list[int]
 
     @classmethod
-    def of(cls, problem: Problem, forced: dict[int, tuple[int, int]]) -> "Classes":
+    def of(
+        cls, problem: ExponentProblem, forced: dict[int, tuple[int, int]]
+    ) -> "Classes":
         """Merge variables that relations make multiples of others; variables that become 0 are added to ``forced``."""
         union = _Union(problem.count)
         union.zeros |= dict.fromkeys(forced, ABSENT)
@@ -128,14 +132,13 @@ class Classes(NamedTuple):
         of_variable = [
             (names.setdefault(root, len(names)), multiple) for root, multiple in kept
         ]
-        combined = (
-            union.combined(row) for _, row in sorted(rows, key=lambda item: item[0])
-        )
-        relations = [
-            {names[root]: number for root, number in row.items()}
-            for row in combined
-            if row
-        ]
+        relations = list[dict[int, int]]()
+        # Passes reverse the rows, so sort them back.
+        for _, row in sorted(rows, key=lambda item: item[0]):
+            if combined := union.combined(row):
+                relations.append(
+                    {names[root]: number for root, number in combined.items()}
+                )
         windows: list[dict[int, Window]] = [{} for _ in names]
         for variable, window in problem.windows.items():
             member, multiple = of_variable[variable]
@@ -191,6 +194,7 @@ class _Union:
         if len(row) == 1:
             self.zeros[next(iter(row))] = index
         elif len(row) == 2:
+            # Only with a coefficient of 1 is one variable a whole multiple of the other.
             (one, a), (other, b) = sorted(row.items())
             if abs(b) == 1:
                 self.parents[other] = one, -a * b
@@ -202,8 +206,7 @@ class _Union:
 
 
 def _both(one: Window | None, other: Window) -> Window:
-    return (
-        other
-        if one is None
-        else Window(max(one.least, other.least), min(one.most, other.most))
-    )
+    """Return the exponents that both windows want."""
+    if one is None:
+        return other
+    return Window(max(one.least, other.least), min(one.most, other.most))

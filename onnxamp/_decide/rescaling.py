@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from onnxamp._base.errors import ArgumentError
 from onnxamp._decide.exponents import Solution, solve
 from onnxamp._decide.kinds import ByExponents, find_hazards
-from onnxamp._decide.relations import ZERO, Problem, Relation, Window
+from onnxamp._decide.relations import ZERO, ExponentProblem, Relation, Window
 from onnxamp._facts.dtypes import FLOAT, Format, holds_float
 from onnxamp._facts.exponents import (
     ALL,
@@ -39,30 +39,24 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Rescaling, Scaled, Unfit
 
 _BORDER: Final = 8
-"""Cost of a node that is added, at the model's interface or after a logarithm, in constants that change."""
+"""Cost of a node that is added at the model's interface or after a logarithm; a constant that changes costs 1."""
 
 _LARGE: Final = 4096
-"""Elements from which on a constant with several readers is multiplied for all of them alike, if that is possible."""
-
+"""Elements from which on all readers of a constant get the same multiple of it, if that is possible."""
 _NONE: Final = -1
 """In place of a variable: the port is absent."""
 HEADROOM: Final = 4
 """Ranges are measured on samples: a value fits if it could be this much larger."""
-
 _SMALL: Final = -5
 """Exponent of 2 from which on the largest magnitude of a value need not be raised, and may be lowered."""
-
 _SMALL_WEIGHT: Final = -9
-"""The same of a constant, whose elements differ less."""
-
+"""The same for a constant, whose elements differ less."""
 _TINY: Final = 4
 """A value that is smaller than this many smallest normal numbers wants to be raised."""
-
 _FLOAT_EXPONENTS: Final = 128
 """All float32 numbers are below 2 to the power of this."""
-
 _SHOWN: Final = 6
-"""Nodes of a chain that are named."""
+"""Most nodes of a chain that a sentence names."""
 
 
 class Moved(NamedTuple):
@@ -91,7 +85,7 @@ class Equations:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.problem = Problem()
+        self.problem = ExponentProblem()
         self.owners = list[int]()
         self.values = dict[int, int]()
         self.uses = dict[tuple[int, int], int]()
@@ -148,7 +142,7 @@ def find_equations(graph: Graph, *, borders: bool = True) -> Equations:
 
 
 def _variables(made: Equations) -> None:
-    """Variables of float32 values, and of each reader of a small constant."""
+    """Add the variables of float32 values, and of each reader of a small constant."""
     graph, problem = made.graph, made.problem
     for known in graph.values:
         if holds_float(graph.types[known.index]):
@@ -186,7 +180,7 @@ def is_stored(graph: Graph, value: int) -> bool:
 
 
 def _ends(made: Equations, *, borders: bool) -> None:
-    """Return inputs and outputs of the model and of opaque bodies, and values that callers can override."""
+    """Fix or price inputs and outputs of the model and of opaque bodies, and values that callers can override."""
     graph = made.graph
     for known in graph.values:
         if known.index not in made.values or known.origin is Origin.NODE:
@@ -219,6 +213,7 @@ def _can_scale(graph: Graph, value: int) -> bool:
 
 
 def _rule(graph: Graph, node: Node) -> ExponentRule | None:
+    """Return how exponents pass through a node; None if they do not."""
     rule = exponent_rules().get(node.key) or moving_rule(node.proto, node.key)
     # A value of unknown type may be a float without exponent.
     is_typed = graph.untyped.isdisjoint((*node.inputs, *node.outputs))
@@ -248,7 +243,7 @@ def _bodies(made: Equations, node: Node) -> None:
 
 
 def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
-    """The relations that a node poses."""
+    """Add the relations that a node poses."""
     ports = {(False, k): made.read(node, k) for k in range(len(node.inputs))}
     ports |= {(True, k): made.value(value) for k, value in enumerate(node.outputs)}
     floats = [(port, variable) for port, variable in ports.items() if variable > ZERO]
@@ -273,9 +268,8 @@ def _node(made: Equations, node: Node, rule: ExponentRule | None) -> None:
 
     for sides in rule.equations:
         left, right = map(terms_of, sides)
-        absent = [
-            {variable for variable, _ in side} == {_NONE} for side in (left, right)
-        ]
+        # An equation with a side of absent ports, such as an optional input, asks for nothing.
+        absent = [dict(side).keys() == {_NONE} for side in (left, right)]
         if not any(absent):
             terms = (*left, *((variable, -number) for variable, number in right))
             made.relate(node.index, (term for term in terms if term[0] > ZERO))
@@ -315,7 +309,7 @@ class Ranges(NamedTuple):
 
 
 def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
-    """Exponents with which as many values as possible fit the low-precision type.
+    """Return exponents with which as many values as possible fit the low-precision type.
 
     Args:
         graph: the prepared model.
@@ -335,9 +329,9 @@ def find_rescaling(graph: Graph, options: Options, ranges: Ranges) -> Rescaling:
     wanted = _wanted(graph, low, measured)
     sums = {values[name]: partial for name, partial in ranges.sums.items()}
     for value, window in wanted.items():
-        if value in sums:
-            window = _for_sums(window, sums[value], low)  # noqa: PLW2901
-        equations.problem.windows[equations.values[value]] = window
+        partial = sums.get(value)
+        both = window if partial is None else _for_sums(window, partial, low)
+        equations.problem.windows[equations.values[value]] = both
     _constant_windows(equations, low)
     solution = solve(equations.problem)
     exponents = {
@@ -471,7 +465,7 @@ def value_names(graph: Graph) -> dict[int, str]:
 def _wanted(
     graph: Graph, low: Format, measured: Mapping[int, float]
 ) -> dict[int, Window]:
-    """Value -> its window, for values that want to be low."""
+    """Return value -> its window, for values that want to be low."""
     kept = {
         hazard.node
         for hazard in graph.ask(find_hazards, low)
@@ -488,12 +482,14 @@ def _window(largest: float, limit: float, low: Format, small: int) -> Window:
     """Return the exponents with which a value stays below a limit and keeps its small elements."""
     least = _ceil_log2(largest / limit)
     room = -_ceil_log2(2.0**small / largest)
+    # Only a tiny value asks to be raised; others may stay as they are.
     tiny = largest < _TINY * low.smallest_normal
     return Window(least, max(room if tiny else max(room, 0), least))
 
 
 def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
     """Return the window of a value whose sums also have to fit, and whose terms must not be flushed."""
+    # Rounded up here and down below, so that every whole exponent of the window fits.
     least = max(
         window.least, -(-_ceil_log2(partial.reach / low.max_finite) // partial.power)
     )
@@ -503,16 +499,19 @@ def _for_sums(window: Window, partial: Partial, low: Format) -> Window:
 
 
 def _fits(partial: Partial, exponent: int, low: Format) -> bool:
+    """Return whether the sums on the way to a value stay in range if the value has an exponent."""
     return partial.reach * 2.0 ** (-exponent * partial.power) <= low.max_finite
 
 
 def _ceil_log2(number: float) -> int:
+    """Return the least exponent of a power of 2 that is no less than a number."""
+    # frexp writes a power of 2 as 0.5 times the next one.
     mantissa, exponent = frexp(number)
     return exponent - (mantissa == 0.5)
 
 
 def _constant_windows(equations: Equations, low: Format) -> None:
-    """Windows of constants: in range, and not so small that the low type loses their digits; sentinels stay such."""
+    """Add the windows of constants: in range, and large enough for the low type to keep their digits."""
     graph, problem = equations.graph, equations.problem
     for use, variable in equations.uses.items():
         value = graph.nodes[use[0]].inputs[use[1]]
@@ -521,13 +520,15 @@ def _constant_windows(equations: Equations, low: Format) -> None:
             continue
         windows, largest = list[Window](), abs(stats.largest_number)
         if largest:
+            # Constants are known exactly, so they need no headroom.
             least, most = _window(largest, low.max_finite, low, _SMALL_WEIGHT)
             rule = exponent_rules().get(graph.nodes[use[0]].key)
             is_factor = (
                 stats.uniform is not None and rule is not None and not rule.same
             )
             windows.append(Window(least, most if is_factor else max(most, 0)))
-        if stats.largest >= SENTINEL:  # they stay finite, and sentinels
+        # Sentinels stay finite, and sentinels.
+        if stats.largest >= SENTINEL:
             least = frexp(stats.largest)[1] - _FLOAT_EXPONENTS
             windows.append(Window(least, -_ceil_log2(SENTINEL / stats.largest)))
         if windows:

@@ -37,6 +37,7 @@ def split_products(graph: Graph) -> list[tuple[int, int]]:
             continue
         shape = graph.shapes[source]
         axes = declared_axes(graph, node)
+        # The parts lie along the axis before the two of the product.
         over_parts = shape is not None and axes and {-3, len(shape) - 3} & {*axes}
         if over_parts and _has_parts(graph, product):
             found.append((product.index, node.index))

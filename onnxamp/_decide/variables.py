@@ -33,7 +33,7 @@ from onnxamp._options.values import Level
 
 
 def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Initializers that callers may override, and whose numbers low precision breaks -> why."""
+    """Return initializers that callers may override and whose numbers low precision breaks -> why."""
     indices = graph.ask(index_paths).values
     tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
     found: dict[int, str] = {}
@@ -60,13 +60,12 @@ def unfit_defaults(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def _counts(low: Format) -> str:
+    """Return a clause about the last exact integer of a format."""
     return f"{low.name} counts only up to {low.exact_integers}"
 
 
 def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
-    """Yield warnings about inputs that need not keep their types: those that keep them nevertheless, and those that
-    lose digits.
-    """
+    """Yield warnings about inputs that need not keep their types, but stay in float32 or lose digits."""
     off = "keep_io_types (--io-types) is off for it"
     unfit = graph.ask(unfit_defaults, options.low)
     indices = graph.ask(index_paths).values
@@ -75,7 +74,7 @@ def signature_warnings(graph: Graph, options: Options) -> Iterator[str]:
         if graph.types[value] != FLOAT or options.keeps_io(named.name):
             continue
         if value in unfit:
-            yield f"The input {named.name!r} stays float32, although {off}: its default {unfit[value]}."
+            yield f"The input {named.name!r} stays in float32, although {off}: its default {unfit[value]}."
         elif value in indices and named.origin is Origin.INPUT:
             yield (
                 f"The input {named.name!r} becomes {options.dtype}, since {off}, but it {indices[value]}, and"
@@ -107,13 +106,10 @@ def find_variables(
     finder.unexplained()
     finder.containers()
     for group in groups:
-        finder.join(
-            [
-                variable
-                for node in group
-                for variable in finder.of_node.get(node, {}).values()
-            ]
-        )
+        joined = list[int]()
+        for index in group:
+            joined += finder.of_node.get(index, {}).values()
+        finder.join(joined)
     finder.wholes(builder.nodes("whole_bodies"))
     return finder.finish()
 
@@ -162,19 +158,23 @@ class _Finder:
         self.low = options.low
         self.kinds = graph.types
         self.floats = frozenset(filter(holds_float, set(self.kinds)))
-        self.variables, self.parents = list[Variable](), list[int]()
+        self.variables = list[Variable]()
+        self.parents = list[int]()
         self.produced = [NONE] * (len(graph.values) + 1)
         self.consumed = [[NONE] * len(node.inputs) for node in graph.nodes]
         self.returned = dict[tuple[int, int], int]()
         self.of_node = dict[int, dict[str, int]]()
         self.layouts = dict[int, Layout]()
         self.lowered = dict[int, int]()
-        self.free, self.sparse = set[int](), set[int]()
-        self.fixed_high, self.requested_low = set[int](), set[int]()
+        self.free = set[int]()
+        self.sparse = set[int]()
+        self.fixed_high = set[int]()
+        self.requested_low = set[int]()
 
     # -- variables and ties ------------------------------------------------------------------------------------
 
     def new(self, node: int, param: str, value: int = ABSENT) -> int:
+        """Add a variable, and return its index."""
         index = len(self.variables)
         self.variables.append(Variable(index, node, param, value))
         self.parents.append(index)
@@ -183,16 +183,20 @@ class _Finder:
         return index
 
     def root(self, variable: int) -> int:
+        """Return the variable that decides for this one."""
         while self.parents[variable] != variable:
             self.parents[variable] = self.parents[self.parents[variable]]
             variable = self.parents[variable]
         return variable
 
     def tie(self, first: int, second: int) -> None:
+        """Make two variables equal."""
+        # The older one decides, so that the order of ties does not matter.
         one, other = sorted((self.root(first), self.root(second)))
         self.parents[other] = one
 
     def finish(self) -> PortVariables:
+        """Return all variables and ports."""
         return PortVariables(
             variables=tuple(self.variables),
             produced=self.produced,
@@ -208,6 +212,7 @@ class _Finder:
         )
 
     def is_float(self, value: int) -> bool:
+        """Return whether a value holds float32."""
         return self.kinds[value] in self.floats
 
     # -- ports -------------------------------------------------------------------------------------------------
@@ -252,6 +257,7 @@ class _Finder:
         return variable
 
     def node(self, node: Node) -> None:
+        """Assign variables to the ports of a node."""
         key = node.key
         is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
         if (
@@ -270,9 +276,9 @@ class _Finder:
             self.plain(node)
 
     def fixed(self, node: Node) -> None:
-        """Keep a node in float32 on all sides.
+        """Keep all ports of a node in float32.
 
-        That is one without a schema, beside a value that may be any float, or that shields an up-cast from a fusion.
+        Such nodes have no schema, read or write a value that may be any float, or shield an up-cast from a fusion.
         """
         for port, value in enumerate(node.inputs):
             if self.is_float(value):
@@ -365,7 +371,8 @@ class _Finder:
                     variable = self.flow(node, f"input {source}", outer_value)
                     self.consumed[node.index][source] = variable
                     self.produced[value] = variable
-                else:  # of a function that is kept, whose result has no known type
+                else:
+                    # The result of a function that is kept has no known type.
                     untyped.add(source)
             targets = body_targets(node, len(scope.outputs))
             for position, target in enumerate(targets):
@@ -434,9 +441,12 @@ class _Finder:
 
     def wholes(self, nodes: Sequence[Node]) -> None:
         """Tie everything in the bodies of each node, and the values that it passes on, which need no Casts."""
-        owners = {body: node.index for node in nodes for _, body in node.bodies}
+        owners = dict[int, int]()
+        for node in nodes:
+            owners |= {body: node.index for _, body in node.bodies}
         joined = {node.index: [*self.consumed[node.index]] for node in nodes}
-        for scope in self.graph.scopes:  # outer ones come first
+        # Outer scopes come first, so inner ones find the owner of their parent.
+        for scope in self.graph.scopes:
             owner = owners.setdefault(scope.index, owners.get(scope.parent, ABSENT))
             if owner == ABSENT:
                 continue

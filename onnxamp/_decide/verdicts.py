@@ -77,5 +77,6 @@ _DETAILED: Final = frozenset({Reason.EXACT.value, Reason.CUT.value})
 
 @cache
 def _words() -> dict[str, dict[str, Any]]:
+    """Return reason -> its texts, hazards included."""
     hazardous = {kind.value: {"title": kind.title} for kind in kinds()}
     return read_table("reasons") | hazardous

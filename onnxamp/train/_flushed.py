@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._decide.exponents import solve
-from onnxamp._decide.relations import Problem, Window
+from onnxamp._decide.relations import ExponentProblem, Window
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
@@ -82,7 +82,7 @@ def layer_scales(
         sizes: largest magnitude and mean square of each value of ``layers`` in turn, at the loss scale ``scale``.
         count: number of layers.
     """
-    problem = Problem()
+    problem = ExponentProblem()
     exponents = [problem.variable() for _ in range(count)]
     for layer, exponent in enumerate(exponents):  # the loss follows the last layer
         change = problem.variable()

@@ -250,7 +250,7 @@ def _() -> None:
         y = GRU <hidden_size = 1> (x, w, w) }""")
     with (
         amp.auto_cast(dtype="bfloat16", custom_white_list=["gru"]),
-        pytest.warns(onnxamp.OptionWarning, match="GRU of your white list stays float32 in 'y'"),
+        pytest.warns(onnxamp.OptionWarning, match="GRU of your white list stays in float32 at 'y'"),
     ):
         onnxamp.InferenceSession(gru)
     conv = parse("""(float[1,1,2] x) => (float[1,1,2] y) <float[1,1,1] w = {1}> { [here] y = Conv (x, w) }""", opset=11)

@@ -274,7 +274,7 @@ def _() -> None:
         "Div": 2, "Erf": 2, "Add": 2, "Mul": 4}  # fmt: skip
     assert calls(black_list=[*amp.get_black_list(), "gelu"])["Erf", "float32"] == 2
     assert calls(black_list=amp.get_black_list())["Erf", "float16"] == 2
-    with pytest.warns(onnxamp.OptionWarning, match="nn.LayerNorm of your white list stays float32 in 'embeddings/norm"):
+    with pytest.warns(onnxamp.OptionWarning, match="nn.LayerNorm of your white list stays in float32 at 'embeddings"):
         calls(white_list=["nn.LayerNorm"])
     alone = parse("(float[N] X) => (float[N] Y) { e = Erf (X) Y = Neg (e) }")
     said = "'nn.GELU' in your lists was not recognized in the model, but its Erf may implement it"
@@ -332,7 +332,7 @@ def _() -> None:
 @row("(nothing) 2")
 def _() -> None:
     with pytest.warns(
-        onnxamp.OptionWarning, match="Sqrt of your white list stays float32 in .*: part of a decomposed op"
+        onnxamp.OptionWarning, match="Sqrt of your white list stays in float32 at .*: part of a decomposed op"
     ):
         amp.custom_mixed_precision(ENCODER, white_list=["Sqrt"])
 
@@ -345,7 +345,7 @@ def _() -> None:
         lambda: amp.auto_mixed_precision(transposed, "O1", "bfloat16"),
         lambda: amp.custom_mixed_precision(transposed, white_list=["nn.Conv2dTranspose"], dtype="bfloat16"),
     ):
-        with pytest.warns(onnxamp.OptionWarning, match="ConvTranspose of .* white list stays float32 in 'here'"):
+        with pytest.warns(onnxamp.OptionWarning, match="ConvTranspose of .* white list stays in float32 at 'here'"):
             convert()
     with warnings.catch_warnings(action="error"):
         assert low(amp.auto_mixed_precision(transposed, "O1")) == {"ConvTranspose"}

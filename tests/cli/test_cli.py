@@ -276,7 +276,7 @@ def test_lists_that_cannot_be_obeyed_are_mentioned() -> None:
     assert result.exit_code == 0
     said = " ".join(result.output.split())
     assert (
-        "Pow of your white list stays float32 in 'embeddings/norm/square' and 4 more: part of a decomposed op whose"
+        "Pow of your white list stays in float32 at 'embeddings/norm/square' and 4 more: part of a decomposed op whose"
         in said
     )
     assert "Your white list removes Pow from the black list of 'default'." in said

@@ -69,7 +69,7 @@ def test_reports_say_it(source: Path) -> None:
         "4 Casts: 2 nodes in float32: on the black list (LayerNormalization ×1, Softmax ×1). --lists default lowers"
         in told
     )
-    assert "2 Casts: The model's inputs and outputs stay float32. --io-types low lowers them as well." in told
+    assert "2 Casts: The model's inputs and outputs stay in float32. --io-types low lowers them as well." in told
     told = " ".join(commands.run("inspect", source, "--level", "O2", "--black", "Softmax").output.split())
     assert "2 Casts: 1 node in float32: on the black list (Softmax ×1). Your own black list names them." in told
 

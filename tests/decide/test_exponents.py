@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from onnxamp._decide.exponents import solve
-from onnxamp._decide.relations import ZERO, Problem, Window
+from onnxamp._decide.relations import ZERO, ExponentProblem, Window
 
 
-def objective(problem: Problem, exponents: tuple[int, ...]) -> tuple[int, int, int]:
+def objective(problem: ExponentProblem, exponents: tuple[int, ...]) -> tuple[int, int, int]:
     """Steps by which variables miss the lower ends of their windows, and the upper ends, and what is touched."""
     windows = [(exponents[variable], window) for variable, window in problem.windows.items()]
     touched = sum(cost for variable, cost in problem.costs.items() if exponents[variable])
@@ -17,13 +17,13 @@ def objective(problem: Problem, exponents: tuple[int, ...]) -> tuple[int, int, i
     return over, sum(max(0, exponent - window.most) for exponent, window in windows), touched
 
 
-def holds(problem: Problem, exponents: tuple[int, ...]) -> bool:
+def holds(problem: ExponentProblem, exponents: tuple[int, ...]) -> bool:
     return all(sum(exponents[variable] * number for variable, number in row) == 0 for row in problem.relations)
 
 
-def random_problem(seed: int) -> Problem:
+def random_problem(seed: int) -> ExponentProblem:
     rng = Random(seed)
-    problem = Problem(rng.randint(4, 5))
+    problem = ExponentProblem(rng.randint(4, 5))
     variables = range(1, problem.count)
     for _ in range(rng.randint(1, 4)):
         chosen = rng.sample(variables, min(rng.choice([1, 2, 2, 3, 3, 3, 3]), len(variables)))
@@ -54,7 +54,7 @@ def test_as_good_as_trying_everything(part: int) -> None:
 
 def test_what_moves_miss_is_found() -> None:
     """Two weights lead around an input whose change costs more than both: no single move gets there."""
-    problem = Problem()
+    problem = ExponentProblem()
     entry, one, other, stream, sums, late = (problem.variable() for _ in range(6))
     problem.relations += [
         ((stream, 1), (entry, -1), (one, -1)),
@@ -69,9 +69,9 @@ def test_what_moves_miss_is_found() -> None:
     assert solution.gap == 0
 
 
-def chain_of_layers(count: int, needs: dict[int, int]) -> tuple[Problem, list[int], list[int]]:
+def chain_of_layers(count: int, needs: dict[int, int]) -> tuple[ExponentProblem, list[int], list[int]]:
     """x[k + 1] = x[k] + weight[k], as through convolutions, between an input and an output that are 0."""
-    problem = Problem()
+    problem = ExponentProblem()
     values, weights = [problem.variable()], []
     problem.relations.append(((values[0], 1),))
     for _ in range(count):
@@ -92,7 +92,7 @@ def test_few_weights_change() -> None:
 
 
 def test_what_forbids_an_exponent_is_named() -> None:
-    problem = Problem()
+    problem = ExponentProblem()
     scores, probabilities, sums = problem.variable(), problem.variable(), problem.variable()
     problem.relations += [((probabilities, 1),), ((sums, 1), (probabilities, -1), (scores, -1)), ((sums, 1),)]
     problem.windows[scores] = Window(3, 9)
@@ -103,7 +103,7 @@ def test_what_forbids_an_exponent_is_named() -> None:
 
 
 def test_what_two_relations_force_is_named() -> None:
-    problem = Problem()
+    problem = ExponentProblem()
     one, other = problem.variable(), problem.variable()
     problem.relations += [((one, 1), (other, -1)), ((one, 1), (other, 1))]
     problem.windows[one] = Window(3, 9)
@@ -114,7 +114,7 @@ def test_what_two_relations_force_is_named() -> None:
 
 def test_halves_are_whole() -> None:
     """A square has twice the exponent: an odd need of it is rounded up."""
-    problem = Problem()
+    problem = ExponentProblem()
     square, root, weight = (problem.variable() for _ in range(3))
     problem.relations += [((square, 1), (root, -2)), ((root, 1), (weight, -1))]
     problem.windows[square] = Window(5, 20)

@@ -231,7 +231,7 @@ def test_defaults_that_low_precision_breaks_stay_float32(number: float, reader: 
     """They may be overridden, but whoever does not must get the same result."""
     model = parse(f"(float[5000] X, float[1] d) => (float[M] Y) {{ {reader} }}")
     add_weights(model, {"d": np.array([number], np.float32)})
-    with pytest.warns(onnxamp.OptionWarning, match=f"'d' stays float32, although .* its default {why}"):
+    with pytest.warns(onnxamp.OptionWarning, match=f"'d' stays in float32, although .* its default {why}"):
         result = onnxamp.convert_model(model, keep_io_types=False, freeze_defaults=False)
     assert {info.name: info.type.tensor_type.elem_type for info in result.graph.input} == {"X": 10, "d": 1}
     assert onnxamp.plan_model(model, keep_io_types=["d"], freeze_defaults=False).warnings == ()

@@ -86,31 +86,31 @@ def test_plans_repeat_lists(tmp_path: Any) -> None:
 AGAINST = {
     "hazard": (
         (ENCODER,), {"white_list": ["ReduceSum", "Sqrt"]},
-        ("Sqrt of your white list stays float32 in 'embeddings/norm/deviation' and 4 more: part of a decomposed op"
+        ("Sqrt of your white list stays in float32 at 'embeddings/norm/deviation' and 4 more: part of a decomposed op"
         " whose intermediate values exceed the range of low precision: part of the normalization around"
         " 'embeddings/norm/deviation'. force_low (--force-low) lowers it anyway."),
     ),
     "kernel": (
         (parse("(float[N] X) => (float[N] Y) <float low = {0}> { [here] Y = Clip (X, low) }"),),
         {"white_list": ["Clip"], "dtype": "bfloat16"},
-        ("Clip of your white list stays float32 in 'here': no bfloat16 kernel for Clip (opset 13) on cuda."
+        ("Clip of your white list stays in float32 at 'here': no bfloat16 kernel for Clip (opset 13) on cuda."
         " Another target (--target) or opset (--opset) may have one."),
     ),
     "schema": (
         (parse("(float[N,3] X) => (float[N,3] Y) { [here] Y = MeanVarianceNormalization <axes = [0]> (X) }"),),
         {"white_list": ["MeanVarianceNormalization"]},
-        ("MeanVarianceNormalization of your white list stays float32 in 'here': schema: its input must not be"
+        ("MeanVarianceNormalization of your white list stays in float32 at 'here': schema: its input must not be"
         " rounded."),
     ),
     "schema of an old opset": (
         (parse("(float[N] X) => (float[N] Y) { [here] Y = Selu (X) }", opset=21),),
         {"white_list": ["Selu"], "dtype": "bfloat16"},
-        "Selu of your white list stays float32 in 'here': schema: opset 6 does not allow bfloat16.",
+        "Selu of your white list stays in float32 at 'here': schema: opset 6 does not allow bfloat16.",
     ),
     "unknown schema": (
         (parse("(float[N] X) => (float[N] Y) { [here] Y = own.Op (X) }"),),
         {"white_list": ["own::Op"]},
-        ("own::Op of your white list stays float32 in 'here': schema: its schema, or that of an op around it,"
+        ("own::Op of your white list stays in float32 at 'here': schema: its schema, or that of an op around it,"
          " is unknown."),
     ),
     "a tie": (
@@ -118,7 +118,7 @@ AGAINST = {
             [one] s = SequenceConstruct (X) [two] Y = SequenceAt (s, i) }"""),),
         {"white_list": ["SequenceAt"], "black_list": ["SequenceConstruct"]},
         (
-            "SequenceAt of your white list stays float32 in 'two': on the black list: SequenceConstruct"
+            "SequenceAt of your white list stays in float32 at 'two': on the black list: SequenceConstruct"
             " (shares its precision)."
         ),
     ),
@@ -128,7 +128,7 @@ AGAINST = {
 @pytest.mark.parametrize(("model", "options", "sentence"), AGAINST.values(), ids=AGAINST)
 def test_what_stands_against_a_list_is_said(model: Any, options: dict[str, Any], sentence: str) -> None:
     plan = onnxamp.plan_model(*model, "O1", **options)
-    about = [warning for warning in plan.warnings if "stays float32" in warning]
+    about = [warning for warning in plan.warnings if "stays in float32" in warning]
     assert about == [sentence]
     assert [text for text in said(onnxamp.convert_model, *model, "O1", **options) if text in about] == about
 

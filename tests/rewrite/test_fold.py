@@ -583,7 +583,7 @@ def test_normalizations_that_part_from_their_convolutions_are_told_of(
 ) -> None:
     onnx.save(parted(), tmp_path / "model.onnx")
     notes = convert_file(tmp_path / "model.onnx", tmp_path / "low.onnx", **options, validate=False).notes
-    text = "1 BatchNormalization after bfloat16: ONNX Runtime does not fuse them, because they stay float32; --fold"
+    text = "1 BatchNormalization after bfloat16: ONNX Runtime does not fuse them, because they stay in float32; --fold"
     assert [note.startswith(text) for note in notes if "--fold" in note] == [True] * told
     assert all("saves 2 of 4 Casts" in note for note in notes if "--fold" in note)
 

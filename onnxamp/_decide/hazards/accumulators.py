@@ -28,6 +28,7 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
     risky = frozenset(op for op, fact in profile.sums.items() if fact.overflows)
     for node in graph.nodes_of(risky):
         count = summed_terms(node, graph.shapes)
+        # An unknown number of elements may be any.
         if count is None or count * _USUAL > FLOAT16.max_finite:
             many = "many" if count is None else f"{count:,}"
             yield Hazard(
@@ -58,7 +59,7 @@ class _Accumulators(HazardKind):
         return found
 
     def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
-        """Measured sums overrule estimates."""
+        """Return the nodes whose sums were measured, which overrules estimates."""
         return known.fitting
 
 

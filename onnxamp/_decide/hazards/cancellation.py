@@ -1,10 +1,10 @@
-"""Differences from a mean: what is left of nearly equal numbers are their last digits, which low precision lacks.
+"""Differences of nearly equal numbers, which consist of the last digits of these: low precision has none of them.
 
-An input of the model may be 20 with deviations of 0.01, as pixels, samples of a sensor or prices are. float16 rounds it
-to multiples of 1/64: a normalization turns that into noise. Inside a network, values were computed in low precision
-anyway, and validation measures them. The same is true of the difference of two inputs, or of parts of one, and of an
-input from which a stored mean is subtracted that is far larger than the deviation by which it is divided then. A
-variance as the difference of two means, E[x²] - E[x]², cancels everywhere.
+An input of the model may be 20 with deviations of 0.01, like pixels, samples of a sensor or prices. float16 rounds it
+to multiples of 1/64, and a normalization turns that into noise. The same is true of the difference of two inputs, or of
+parts of one, and of an input from which a stored mean is subtracted that is far larger than the deviation by which the
+difference is divided. Inside a network, values were computed in low precision anyway, and validation measures them.
+Only a variance as the difference of two means, E[x²] - E[x]², cancels everywhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
     Complexity: linear.
     """
     raw = _Raw(graph)
-    scales = _Scales(graph, low)
+    scales = _AffineInputs(graph, low)
     for node in graph.order:
         if not graph.is_float_output(node):
             continue
@@ -170,8 +170,8 @@ class _Raw:
             stack += maker.reads
 
 
-class _Scales:
-    """What raw values are if constants scale and shift them: ``scale * input + shift``."""
+class _AffineInputs:
+    """Raw values that constants scale and shift, in the form ``scale * input + shift``."""
 
     def __init__(self, graph: Graph, low: Format) -> None:
         self.graph = graph
@@ -196,7 +196,7 @@ class _Scales:
     def _form(
         self, node: Node, raw: Mapping[int, int | None]
     ) -> NDArray[np.float64] | None:
-        """Return the scale and the shift of what a node computes; None if it is no such form."""
+        """Return the scale and the shift that a node's result has of the input; None if it has another form."""
         constants = self.graph.constants
         known = [value for value in node.reads if constants.is_constant(value)]
         computed = [value for value in node.reads if value not in known]
@@ -211,6 +211,7 @@ class _Scales:
             return None
         number = numbers.astype(np.float64)
         is_first = node.inputs[0] == known[0]
+        # A stored 0 divides to infinity or NaN, which no comparison in is_far accepts.
         with np.errstate(all="ignore"):
             if node.key == "Mul":
                 form = scale * number, shift * number
@@ -229,11 +230,11 @@ class _Scales:
 
 
 _ROUNDED: Final = 1 / 32
-"""Rounding of an input, in units of what is computed of it, from which on that is noise: a few percent."""
+"""Rounding error of an input, relative to the result, from which on the result is noise: a few percent."""
 _NEAR: Final = 1.0
-"""Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than what is left."""
+"""Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than their deviations."""
 _DIGITS: Final = float(1 << 22)
-"""Shifts from here on leave no digits in float32 either. They make masks."""
+"""Shifts from here on leave no digits even in float32: they make masks."""
 _MOST: Final = 1 << 16
 """Elements of a mean up to which it is compared with deviations."""
 
@@ -249,8 +250,7 @@ _CHANNELS: Final = {"matrix": -1, "windows": 1, "spread": 1}
 
 
 def _near_one(graph: Graph) -> Iterator[Hazard]:
-    """Yield sums of 1 and something before a logarithm, and differences of exponentials and 1: if that is small, 1 + x
-    holds none of its digits.
+    """Yield sums 1 + x before a logarithm, and differences exp(x) - 1: if x is small, 1 + x holds none of its digits.
 
     Complexity: linear.
     """
@@ -263,7 +263,7 @@ def _near_one(graph: Graph) -> Iterator[Hazard]:
 
 
 def _leading(graph: Graph, end: Node, starts: frozenset[str]) -> Iterator[Hazard]:
-    """Yield a node, and those from a number near 1 to it, which one of some ops makes, through exact ops."""
+    """Yield a node, and the exact ops between it and a number near 1 that one of some ops makes, with this op."""
     values = (value for _, value in graph.float_inputs(end))
     makers = chain.from_iterable(makers_through_exact(graph, one) for one in values)
     path = list(islice(makers, _REACH))

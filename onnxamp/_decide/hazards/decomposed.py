@@ -10,7 +10,7 @@ from onnxamp._graph.graph import Graph
 
 
 def decomposed_patterns(graph: Graph) -> Iterator[Hazard]:
-    """Decomposed ops whose inner values, such as squares, leave the range that inputs and results have."""
+    """Yield the nodes of decomposed ops whose inner values, such as squares, leave the range of inputs and results."""
     for kind in GROWING:
         for match in patterns_of(graph, kind):
             why = f"part of the {kind} around {graph.nodes[match.core].label!r}"

@@ -2,7 +2,7 @@
 
 At the sizes of samples they may be small, but they grow with each row or token and leave the range of float16. Means do
 not, and neither do sums weighted by numbers that add up to 1, as in attention. Sums that are quantized saturate in any
-precision. bfloat16 has the range of float32. What is scattered is added one by one, so that a sum of ones stops at
+precision. bfloat16 has the range of float32. Scattered updates are added one by one, so that a sum of ones stops at
 2,048 in float16, and at 256 in bfloat16.
 """
 
@@ -56,8 +56,9 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node in open_sums:
         few = _terms(graph, node, small)
         many = _terms(graph, node, large)
+        # As far as is known, the number of terms does not depend on the sizes of inputs.
         if few is None or many is None or few == many:
-            continue  # the number of terms does not depend on the sizes of inputs as far as is known
+            continue
         yield Hazard(
             node.index, KIND, "sums up as many elements as an input has along an axis"
         )
@@ -65,7 +66,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _unfinished(graph: Graph, node: Node, seen: set[int]) -> Iterator[Hazard]:
-    """Yield what reads a sum before it is divided."""
+    """Yield the nodes that read a sum before it is divided."""
     why = f"reads the sum {node.label!r} before it is divided by anything"
     for reader in _readers(graph, node, seen):
         yield Hazard(reader.index, KIND, why)
@@ -87,7 +88,7 @@ def _scattered(graph: Graph, low: Format) -> Iterator[Node]:
 
 
 _ROWS: Final = "rows"
-"""What bounds the updates of an element if they come in rows; else that is the name of the attribute with the axis."""
+"""The entry of ops whose updates come in rows; for others, it is the name of the attribute with the axis."""
 _SIZES: Final = (64, 128)
 """Two sizes of all open dimensions: what differs between them depends on the sizes of inputs."""
 
@@ -141,14 +142,15 @@ def _terms(graph: Graph, node: Node, shapes: Sequence[Shape | None]) -> int | No
 
 def _products(node: Node, shapes: Sequence[Shape | None], size: int) -> int | None:
     """Return how many products each element of the output sums up if unknown dimensions have a size."""
-    read = {value: shapes[value] for value in node.reads}
-    filled = {
-        value: None
-        if shape is None
-        else tuple(size if dim is None else dim for dim in shape)
-        for value, shape in read.items()
-    }
+    filled = {value: _filled(shapes[value], size) for value in node.reads}
     return expected_terms(node, filled)
+
+
+def _filled(shape: Shape | None, size: int) -> Shape | None:
+    """Return a shape with a size in place of each unknown dimension."""
+    if shape is None:
+        return None
+    return tuple(size if dim is None else dim for dim in shape)
 
 
 def _given(graph: Graph, size: int) -> Mapping[str, Sequence[int]]:
@@ -252,7 +254,7 @@ class _DynamicSums(HazardKind):
         return dynamic_sums(graph, low)
 
     def spared(self, known: KnownNodes, /) -> AbstractSet[int]:
-        """The sums of gradients shrink with the loss scale, however many terms they have."""
+        """Return the sums of gradients, which shrink with the loss scale, however many terms they have."""
         return known.scaled
 
 

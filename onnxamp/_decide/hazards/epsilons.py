@@ -14,10 +14,11 @@ from onnxamp._graph.view import ABSENT, Node
 
 
 def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Tiny uniform constants keep their consumers in float32, and the ops that they guard against zero.
+    """Yield the consumers of tiny uniform constants, and the ops that these guard against zero.
 
-    One that becomes zero breaks the guarded op at an input of zero, which samples may lack. One that is added, guards
-    nothing and does not become zero is a learned bias: it changes by less than half of the smallest low number.
+    A constant that becomes zero breaks the guarded op at an input of zero, which samples may lack. A constant that is
+    added, guards nothing and does not become zero is a learned bias: it changes by less than half of the smallest
+    number.
     """
     facts = op_facts()
     walks = _Walks()
@@ -27,7 +28,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         fate = "rounds to zero" if is_zero else "holds with fewer digits"
         why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
         may_guard = use.port not in facts.divisors.get(node.key, ())
-        behind = (
+        downstream = (
             list(_guarded(graph, node, walks, rare=is_zero))
             if may_guard and node.key != "Mul"
             else []
@@ -45,7 +46,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         if use.port != ABSENT:
             value = node.inputs[use.port]
             yield from computing(graph, value, node, KIND, rare=rare)
-        yield from behind
+        yield from downstream
 
 
 class _Use(NamedTuple):
@@ -94,6 +95,7 @@ def _uses(graph: Graph, low: Format) -> Iterator[_Use]:
 
 def _vanishes(number: float, low: Format) -> bool:
     """Return whether low precision rounds a number to zero."""
+    # Half of the smallest number is a tie, which goes to the even neighbor: to zero.
     return abs(number) <= low.smallest_subnormal / 2
 
 
@@ -110,13 +112,15 @@ class _Walks:
     """
 
     def __init__(self) -> None:
-        self.seen, self.leading, self.guards = set[int](), set[int](), set[int]()
+        self.seen = set[int]()
+        self.leading = set[int]()
+        self.guards = set[int]()
 
 
 def _guarded(
     graph: Graph, node: Node, walks: _Walks, *, rare: bool
 ) -> Iterator[Hazard]:
-    """Ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
+    """Yield ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
@@ -142,7 +146,8 @@ def _guarded(
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
-                while between not in kept:  # it must not be flushed
+                # Nothing on the way from the epsilon may be flushed.
+                while between not in kept:
                     yield from (
                         Hazard(owner, KIND, why, rare, value)
                         for owner, value in crossed[between]
@@ -163,8 +168,10 @@ def _guarded(
 
 
 def _joins(graph: Graph, reader: Node, guarded: Collection[int]) -> int:
-    """Return how many values join a guarded one in its reader, which leaves it guarded: none if it is scaled, rooted,
-    moved or chosen. More than are allowed if the reader computes something else.
+    """Return how many values a reader adds to a guarded one.
+
+    There are none if it scales, roots, moves or chooses the value, and more than are allowed if it computes something
+    else, whose result is not guarded.
     """
     facts = op_facts()
     is_choice = (
@@ -196,9 +203,7 @@ is, but a sum over many layers is not."""
 
 
 def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
-    """Yield ops that compute the argument of a guarded logarithm: a tiny epsilon implies that tiny values
-    occur there.
-    """
+    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values."""
     walk = op_facts().spectral_arithmetic
     stack = [node]
     seen = {node.index}
@@ -221,10 +226,12 @@ def _is_lost(number: float, low: Format, key: str) -> bool:
     if key != "Mul":
         return number != 0
     rounded = round(abs(number) / low.smallest_subnormal) * low.smallest_subnormal
+    # Normal numbers are off by half of epsilon at most, so a factor may lose up to three of its bits.
     return abs(rounded - abs(number)) > 4 * low.epsilon * abs(number)
 
 
 def _is_tiny(number: float, low: Format) -> bool:
+    """Return whether a number is too small for low precision to hold all of its digits, but not 0."""
     return 0 < abs(number) < low.smallest_normal
 
 

@@ -10,7 +10,7 @@ from onnxamp._graph.graph import Graph
 
 
 def cast_absorbed(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
+    """Yield producers whose Cast to float32 a fusion would absorb: computed in float32, they need no Cast there."""
     for value, mean in graph.ask(absorbed_casts, low).items():
         producer = graph.producer(value)
         if producer is not None:

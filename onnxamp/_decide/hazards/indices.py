@@ -13,11 +13,10 @@ from onnxamp._graph.view import Node
 
 
 def box_offsets(graph: Graph) -> Iterator[Hazard]:
-    """Yield nodes that move the boxes of each class apart before a selection: by the class, times more than the largest
-    coordinate.
+    """Yield nodes that move the boxes of each class apart before a selection.
 
-    Moved, boxes have large coordinates, whose rounding changes how much they overlap. Complexity: linear in nodes,
-    because the walk from each selection ends at the offset.
+    They add the class, times more than the largest coordinate. Moved, boxes have large coordinates, whose rounding
+    changes how much they overlap. Complexity: linear in nodes, because the walk from each selection ends at the offset.
     """
     facts = op_facts()
     for node in graph.nodes_of(facts.boxes):
@@ -57,8 +56,9 @@ def _offset(graph: Graph, node: Node) -> list[int] | None:
 
 
 def _class_arithmetic(graph: Graph, value: int) -> tuple[list[int], bool]:
-    """Return the nodes that compute a value from classes, which are integers, none if there are none; and whether they
-    take the largest of something.
+    """Return the nodes that compute a value from classes, which are integers, and whether they take a maximum.
+
+    Without either, there are no nodes.
     """
     facts = op_facts()
     seen: dict[int, None] = {}

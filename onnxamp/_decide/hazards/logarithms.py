@@ -1,8 +1,8 @@
-"""Probabilities on their way to a logarithm, or to odds: what rounds to 0 or 1 becomes infinite there.
+"""Probabilities on their way to a logarithm, or to odds, which are infinite where the probability rounds to 0 or 1.
 
 Sigmoid and Softmax approach 0 and 1 exponentially. float32 tells a probability of 1e-20 from 0, and one of 0.99999 from
-1. float16 ends at 6e-8, and at 0.9995 below 1; bfloat16 at 0.996. The logarithm, or the division by 1 - p, is infinite
-then, although float32's is an ordinary number.
+1. float16 ends at 6e-8, and at 0.9995 below 1; bfloat16 at 0.996. The logarithm, or the division by 1 - p, is then
+infinite, although it is an ordinary number in float32.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 def logarithms(graph: Graph) -> Iterator[Hazard]:
     """Yield the nodes from a probability to the logarithm or division that it reaches, both ends included.
 
-    Inputs of the model count as probabilities where they reach a logarithm: they may be some.
+    Inputs of the model count as probabilities where they reach a logarithm, because they may be.
 
     Complexity: linear.
     """
@@ -53,7 +53,7 @@ def logarithms(graph: Graph) -> Iterator[Hazard]:
 
 
 class _Reached:
-    """Values that arithmetic computes from probabilities, unless a node that mixes them with others is between."""
+    """Values that arithmetic computes from probabilities without mixing them with others."""
 
     def __init__(self, graph: Graph, values: set[int], mixing: frozenset[str]) -> None:
         self.graph = graph
@@ -81,6 +81,7 @@ class _Reached:
 def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Hazard]:
     """Yield the nodes between probabilities and the ends that they reach."""
     saturating = op_facts().saturating
+    # A node may lie on the way to a logarithm and on one to odds: each is walked once.
     seen = set[tuple[int, int]]()
     read = set[int]()
     for end, port, reached in ends:

@@ -1,8 +1,8 @@
-"""Long products, of which a target that sums up float16 in float16 loses digits, and the number of parts that avoids it
-(split-K).
+"""Long products, which lose digits on a target that accumulates float16 in float16.
 
-The error of a sum of random terms grows with the root of their number, so shorter products, whose results are added,
-are off by less. Products that stay float32 for other reasons stay whole, as far as this is known before deciding.
+The error of a sum of random terms grows with the root of their number. A product that is split into shorter ones, whose
+results are added (split-K), is therefore off by less. Products that stay in float32 for other reasons stay whole, as
+far as this is known before deciding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 
 _BEARABLE: Final = 5e-3
-"""Relative error from which on a product stays float32: half the limit for a whole model (1e-2)."""
+"""Relative error from which on a product stays in float32: half the limit for a whole model (1e-2)."""
 
 NEGLIGIBLE: Final = _BEARABLE / 2
-"""Relative error of one product up to which it pays nothing for it."""
+"""Relative error of one product up to which the error has no price."""
 _FEWEST: Final = 64
-"""Terms that a part has at least: to add up more and shorter ones costs as many digits as they save."""
+"""Fewest terms of a part: adding up more and shorter parts costs as many digits as they save."""
 
 _MOVES: Final = ("Reshape", "Transpose")
 _RESHAPE: Final = 5
@@ -67,11 +67,12 @@ def accumulation_shares(graph: Graph, low: Format, target: str) -> Mapping[int, 
         for node, _, error in _products(graph, profile)
         if error > NEGLIGIBLE
     )
+    # Above the limit, the hazard itself decides.
     return {node: min(1.0, (error / _BEARABLE) ** 2) for node, error in errors}
 
 
 def _products(graph: Graph, profile: Profile) -> Iterator[tuple[int, int, float]]:
-    """Products that are summed up in float16, their terms and their relative errors."""
+    """Yield products that are summed up in float16, with their terms and their relative errors."""
     lossy = _lossy(profile)
     for node in graph.nodes_of(frozenset(lossy)):
         terms = terms_of(node, graph.shapes)
@@ -89,7 +90,7 @@ def _lossy(profile: Profile) -> Mapping[str, Accumulation]:
 
 
 def find_splits(graph: Graph, options: Options) -> dict[int, int]:
-    """Product to split -> the number of its parts: the least divisor of its terms with which they are accurate enough.
+    """Return product to split -> the number of its parts: the least divisor of its terms that is accurate enough.
 
     Complexity: linear in nodes, and in the divisors that are tried.
     """
@@ -110,6 +111,7 @@ def find_splits(graph: Graph, options: Options) -> dict[int, int]:
         terms = terms_of(node, graph.shapes) or 1
         for parts in range(2, terms // _FEWEST + 1):
             error = profile.products["MatMul"].error(terms // parts)
+            # A Reshape makes the parts, so they are equally long.
             is_fit = terms % parts == 0 and error <= NEGLIGIBLE
             if is_fit and node.index not in kept:
                 found[node.index] = parts
@@ -159,7 +161,7 @@ def _may_be_low(graph: Graph, ops: Sequence[str], options: Options) -> bool:
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Return nodes that stay float32 at the user's request, or because their values do not fit low precision."""
+    """Return nodes that stay in float32 at the user's request, or because their values do not fit low precision."""
     overrides = find_overrides(graph, options).of_node
     return {
         *unfit_nodes(graph, options),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
@@ -25,10 +26,10 @@ from onnxamp._model.weights import SENTINEL, ConstantStats
 
 
 def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Large constants, sentinels apart, that reach a Softmax: the whole path stays float32.
+    """Yield the paths from large constants, sentinels apart, to a Softmax, which stay in float32 as a whole.
 
-    Large means that adjacent low-precision numbers differ by more than 1 there, so score + mask loses the score: a
-    fully masked row would lose the differences that float32 keeps.
+    A constant is large if adjacent low-precision numbers differ by more than 1 there, so that score + mask loses the
+    score. A fully masked row would then lose the differences that float32 keeps.
 
     Complexity: linear; a path is walked once, however many of its nodes read large constants.
     """
@@ -37,11 +38,13 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     walked: set[int] = set()
     kept: set[int] = set()
     for node in graph.at(leading):
+        # If a node is kept, so is its whole path.
         if node.index in kept:
-            continue  # if a node is kept, so is its whole path
+            continue
         for port, value in graph.float_inputs(node):
+            # A divisor scales the scores, so it is no mask.
             if port in divisors.get(node.key, ()):
-                continue  # what scores are divided by is no mask
+                continue
             each = stats_of(graph, value)
             found = next(
                 (large for stats in each if (large := _large(low, stats)) is not None),
@@ -58,8 +61,9 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
                     path = mask_path(graph, node)
                     walked.update(path)
                 makers = _makers(graph, value, path)
+                # A sentinel that is made in float32 does not saturate: its Cast would be infinite.
                 if any(_stays_high(low, maker) for maker in makers):
-                    found = each[0].largest  # cast down as it is, it would be infinite
+                    found = each[0].largest
             if found is not None:
                 path = path or mask_path(graph, node)
                 kept.update(path)
@@ -69,10 +73,10 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield the nodes that hold the elements of a mask among the inputs: such a mask is bounded before its Cast.
+    """Yield the nodes that pass on a mask among the inputs, which is bounded before its Cast.
 
-    In a model that was converted before, it is bounded already, and by nothing but a Cast may what bounds it be
-    followed. Where no node can bound it, its whole path stays float32.
+    In a model that was converted before, it is bounded already, and only a Cast may read the bounded mask. Where no
+    node can bound the mask, its whole path stays in float32.
     """
     if not may_be_bounded(graph):
         for node in graph.at(graph.ask(added_masks).sums):
@@ -110,9 +114,9 @@ def _is_cast(graph: Graph, node: Node) -> bool:
 def _computed_sentinel(
     graph: Graph, low: Format, value: int, leading: AbstractSet[int]
 ) -> float | None:
-    """Return a sentinel that the model computes, or lets callers override: no stored number saturates in its place.
+    """Return a sentinel that the model computes, or lets callers override, so that no stored number can saturate.
 
-    None if mask arithmetic computes it of a stored one, which saturates.
+    The result is None if mask arithmetic computes it from a stored sentinel, which saturates.
     """
     known = graph.ask(known_numbers)
     largest = max(
@@ -125,12 +129,9 @@ def _computed_sentinel(
     arithmetic = [
         maker for maker in makers if maker is not None and maker.index in leading
     ]
-    sources = (source for maker in arithmetic for source in maker.reads)
-    return (
-        None
-        if any(holds_sentinel(graph, low, source) for source in sources)
-        else largest
-    )
+    sources = chain.from_iterable(maker.reads for maker in arithmetic)
+    is_stored = any(holds_sentinel(graph, low, source) for source in sources)
+    return None if is_stored else largest
 
 
 def _large(low: Format, stats: ConstantStats) -> float | None:

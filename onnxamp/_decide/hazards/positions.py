@@ -1,4 +1,4 @@
-"""Positions and the angles that they turn into, as in rotary embeddings: low precision turns large ones by degrees.
+"""Positions and their angles, as in rotary embeddings: low precision turns large angles by many degrees.
 
 The angle of position 1,000 at rate 1 is rounded by up to 1/4 in float16, which is 14 degrees, and by 2 in bfloat16: no
 sine or cosine of it is right then. Sines and cosines themselves are as precise in low precision as any number.
@@ -8,6 +8,7 @@ Coordinates are positions with a computed part, such as the center of a box: the
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
@@ -25,9 +26,9 @@ _SIZE = "leads to a division by a size"
 
 
 def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Rotary and timestep tables, and coordinates: from counters, Casts from integers and graph inputs to their ends.
+    """Yield the arithmetic of positions and coordinates, from counters, Casts from integers and inputs to its ends.
 
-    Downstream of Range, CumSum and what loops accumulate, all position arithmetic stays float32. Downstream of Casts
+    Downstream of Range, CumSum and what loops accumulate, all position arithmetic stays in float32. Downstream of Casts
     and inputs, only nodes that lead to a Sin, Cos, Floor or Mod do, or to a comparison, whose results rounded positions
     would change. Where counted integers meet computed values, the sums and products that lead to one of these stay
     float32, and if the integers may be too large, those that lead to a result of the model, or to a division by a size.
@@ -43,13 +44,14 @@ def position_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
-    """Yield what computes the constants of position arithmetic: a rate that is rounded turns large angles as well."""
+    """Yield the nodes that compute constants of position arithmetic: a rounded rate turns large angles as well."""
     if node.key in op_facts().position_arithmetic:
         for _, value in graph.float_inputs(node):
             yield from computing(graph, value, node, KIND)
 
 
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
+    """Yield the arithmetic of positions and coordinates, some nodes several times."""
     found = graph.ask(counted, low)
     states = graph.ask(accumulated, low).values
     for index in sorted(found.computing):
@@ -83,6 +85,7 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _sinks(graph: Graph) -> list[Node]:
+    """Return the nodes whose results rounded positions would change."""
     return graph.nodes_of(op_facts().position_sinks)
 
 
@@ -118,8 +121,9 @@ def _leading_to(
     """Yield nodes that need exact numbers, and those that compute them."""
     for node in ends:
         yield Hazard(node.index, KIND, "works on positions")
-    read = (value for node in ends for value in node.inputs if value in among)
-    yield from _upstream(graph, found, read, among, why)
+    read = chain.from_iterable(node.inputs for node in ends)
+    values = [value for value in read if value in among]
+    yield from _upstream(graph, found, values, among, why)
 
 
 def _upstream(

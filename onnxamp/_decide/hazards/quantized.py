@@ -13,7 +13,7 @@ from onnxamp._graph.view import Node
 
 
 def quantized_units(graph: Graph, target: str) -> Iterator[Hazard]:
-    """Quantize and dequantize nodes and the nodes between them, where the target fuses them into integer kernels.
+    """Yield quantize and dequantize nodes and the nodes between them, if the target fuses them into integer kernels.
 
     Complexity: linear in nodes.
     """
@@ -30,7 +30,8 @@ def quantized_units(graph: Graph, target: str) -> Iterator[Hazard]:
 
 
 def integer_products(graph: Graph) -> Iterator[Hazard]:
-    """Ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
+    """Yield ops that scale the sums of an integer product: the sums are out of range, and ONNX Runtime fuses both."""
+    # Products may share the ops after them, of which one hazard each is enough.
     seen: set[int] = set()
     for node in graph.nodes_of(op_facts().integer_products):
         stack = [node]
@@ -60,6 +61,7 @@ def integer_products(graph: Graph) -> Iterator[Hazard]:
 
 
 def _adds_constant(graph: Graph, node: Node) -> bool:
+    """Return whether a node reads a float constant, such as the bias of a product."""
     return any(
         graph.constants.is_constant(value) for _, value in graph.float_inputs(node)
     )

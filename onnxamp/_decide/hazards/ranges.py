@@ -1,6 +1,7 @@
 """Constants out of the range of low precision."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import inf
 from typing import Final
 
@@ -28,11 +29,12 @@ from onnxamp._options.options import Options
 
 
 def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Constants out of range, sentinels apart, keep their consumers in float32, and the consumers of their results.
+    """Yield the consumers of constants out of range, sentinels apart, and the nodes that read their results.
 
-    So do factors that scale values of a few units out of it.
+    Factors that scale values of a few units out of range count as well.
     """
     seen: set[int] = set()
+    # Times an eighth of the largest number, values above 8 leave the range.
     limit = low.max_finite / 8
     large = {
         value for value, stats in floats_of(graph) if abs(stats.largest_number) > limit
@@ -53,8 +55,9 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield nodes that scale values of a few units by a constant so small that low precision loses the products, and
-    those that read the products.
+    """Yield nodes that scale values of a few units by so small a constant that low precision loses the products.
+
+    The nodes that read the products follow.
     """
     for node, start, number, value in shrinking(graph, low):
         verb = "scales" if node is start else f"reads what {start.label!r} scales"
@@ -63,7 +66,7 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield nodes that compute a constant of numbers that low precision cannot hold, or cannot tell apart."""
+    """Yield nodes that compute a constant from numbers that low precision cannot hold, or cannot tell apart."""
     for node in damaged(graph, low):
         yield Hazard(
             node.index, KIND, f"computes a constant, and a wrong one in {low.name}"
@@ -72,7 +75,7 @@ def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def held_numbers(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield the readers of results, and the makers of inputs, that numbers in a node's attributes show to be large.
+    """Yield the readers of results and the makers of inputs that are large, as numbers in a node's attributes show.
 
     The nodes themselves know float32 alone. Complexity: linear in nodes and attributes.
     """
@@ -153,14 +156,12 @@ def beyond_init_max(graph: Graph, options: Options) -> Iterator[Hazard]:
 
 def _reading(graph: Graph, values: Iterable[int]) -> list[Node]:
     """Return the nodes that read one of some values, in node order."""
-    readers = {node for value in values for node, _ in graph.uses[value]}
-    return graph.at(readers)
+    uses = chain.from_iterable(graph.uses[value] for value in values)
+    return graph.at({node for node, _ in uses})
 
 
 def _beyond(graph: Graph, low: Format, node: Node, value: int) -> float | None:
-    """Return an element of the constant that is out of range, or a factor that scales values of a few units out of
-    it.
-    """
+    """Return an element of the constant that is out of range, or a factor that scales values of a few units there."""
     for stats in stats_of(graph, value):
         factor = abs(stats.uniform or 0.0) if node.key == "Mul" else 0.0
         grows = low.max_finite / 8 < factor < SENTINEL

@@ -12,7 +12,7 @@ from onnxamp._graph.view import ABSENT
 
 
 def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
+    """Yield sums over so many elements that terms of magnitude 1 reach an eighth of the largest finite number."""
     limit = low.max_finite / 8
     for node in graph.nodes_of(op_facts().growing_reductions):
         if ABSENT in (node.input(0), node.outputs[0]):
@@ -25,6 +25,7 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
         kept = [size for size in after if size is not None]
         if len(sizes) < len(before) or len(kept) < len(after) or not prod(kept):
             continue
+        # Each element of the result adds up its share of the elements that are read.
         count = prod(sizes) // prod(kept)
         if count > limit:
             yield Hazard(node.index, KIND, f"sums {count} elements at a time")

@@ -42,8 +42,9 @@ def scale_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         if grid is None or bounds is None:
             continue
         smallest, largest = bounds
+        # The weights of a channel with a tiny scale are negligible beside those of others.
         if _are_weights(graph, node, grid) and largest >= low.smallest_normal:
-            smallest = largest  # a channel whose weights are negligible beside others
+            smallest = largest
         if why := _lost(low, grid, smallest, largest):
             yield Hazard(node.index, KIND, why)
             yield from computing(graph, node.input(1), node, KIND)
@@ -82,12 +83,12 @@ def vanishing_scales(
 
 
 def _are_weights(graph: Graph, node: Node, grid: Grid) -> bool:
-    """Whether a node dequantizes stored numbers that its scales bound; those of sums may be any."""
+    """Return whether a node dequantizes stored numbers that its scales bound; the scales of sums bound nothing."""
     return grid.end > 1 and graph.constants.is_constant(node.input(0))
 
 
 def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield nodes with integers inside, all of whose scales low precision loses; one block of tiny weights is no loss.
+    """Yield nodes with quantized weights inside if low precision loses all scales; losing a few tiny ones does no harm.
 
     Complexity: linear in nodes and scales.
     """
@@ -100,7 +101,7 @@ def contrib_scales(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def _bounds(graph: Graph, scale: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest magnitude of a scale, but for zeros; None if it is not known, or zero."""
+    """Return the smallest and the largest magnitude of a scale, zeros aside; None if it is unknown, or zero."""
     found = magnitudes(graph, scale)
     if found is None:
         return None
@@ -112,6 +113,7 @@ def _lost(low: Format, grid: Grid, smallest: float, largest: float) -> str:
     """Return what low precision loses of scales; "" if nothing."""
     if largest >= low.overflow:
         return f"a scale of {largest:.6g} is out of the range of {low.name}"
+    # Half of the smallest number is a tie, which rounds to zero.
     if smallest <= low.smallest_subnormal / 2:
         return f"a scale of {smallest:.6g} is 0 in {low.name}"
     moved = grid.steps * max(low.epsilon, low.smallest_subnormal / smallest) / 2

@@ -20,6 +20,7 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes and ports through which accumulated state passes, and ops that multiply along an axis."""
     for (index, value), why in graph.ask(accumulated, low).ports.items():
         node = graph.nodes[index]
+        # Counters of an integer type are exact.
         carries = node.writes if value == ABSENT else (value,)
         if any(holds_float(graph.types[one]) for one in carries):
             yield Hazard(index, KIND, why, value=value)
