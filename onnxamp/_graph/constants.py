@@ -27,7 +27,7 @@ MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
 
 _FEW = 64
-"""Elements up to which a constant may be a number, axes or sizes."""
+"""Largest number of elements of a constant that may be a number, axes or sizes."""
 
 
 def constant_tensors(view: View) -> dict[int, TensorProto]:
@@ -61,7 +61,7 @@ class Constants:
     folder: Path | None
     tensors: Mapping[int, TensorProto] = field(init=False)
     """See :func:`constant_tensors`."""
-    _makers: Mapping[int, Node] = field(init=False)
+    _makers: dict[int, Node] = field(init=False)
     """Value -> its producer, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
@@ -71,8 +71,11 @@ class Constants:
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
         makers = view.nodes_of(MAKERS)
-        self._makers = {value: node for node in makers for value in node.writes}
+        self._makers = {}
+        for node in makers:
+            self._makers |= dict.fromkeys(node.writes, node)
         carriers = op_facts().carriers
+        # Producers come first, so the source of a chain of carriers is known when its next node is visited.
         for node in view.order:
             is_cast = node.key == "Cast"
             if not is_cast and node.key not in carriers:
@@ -82,6 +85,7 @@ class Constants:
                 continue
             if node.key in carriers or self._is_raised(node):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
+        # Omitted outputs share one index, so the entry for it means nothing.
         self._sources.pop(ABSENT, None)
 
     def _is_raised(self, cast: Node) -> bool:
@@ -260,10 +264,10 @@ def summed_terms(node: Node, shapes: Shapes) -> int | None:
         return prod(attribute(node.proto, "kernel_shape") or ())
     if before is None or after is None:
         return None
-    sizes, left = (
-        [size for size in shape if size is not None] for shape in (before, after)
-    )
+    sizes = [size for size in before if size is not None]
+    left = [size for size in after if size is not None]
     if node.key == "CumSum":
+        # Its axis is an input, so the longest axis bounds the number of terms.
         return max(sizes, default=None)
     same = len(before) - len(sizes) == len(after) - len(left)
     return prod(sizes) // max(prod(left), 1) if same else None
@@ -307,6 +311,7 @@ def _einsum(node: Node, shapes: Shapes) -> int:
     equation = attribute(node.proto, "equation")
     inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
     letters = inputs.replace(",", "").replace("...", "")
+    # Without an arrow, the result has the letters that appear once (the implicit form of Einsum).
     kept = (
         result
         if arrow

@@ -46,9 +46,12 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
         ModelError: a name is defined twice or not at all, or a node stands before one that it depends on.
         OpsetError: the installed onnx does not know the opset.
     """
-    builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4)
+    # From IR version 4 on, an initializer that is listed as an input is a default, which callers may override.
+    overridable = model.ir_version >= 4
+    builder = _Builder(SignatureBook(opset_imports(model)), overridable)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
-    while pending:  # breadth first, so that a node's bodies keep their order
+    # Breadth first, so that the bodies of a node keep their order.
+    while pending:
         pending.extend(builder.define(*pending.popleft()))
     builder.resolve()
     return make(
@@ -66,7 +69,7 @@ _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
 class _Op(NamedTuple):
-    """What all nodes of an op share: its op key, its signature, and what its bodies are.
+    """The facts that all nodes of an op share: its op key, its signature, and the kind of its bodies.
 
     ``has_bodies`` is False only for ops that surely have none, which saves a look at their attributes.
     """
@@ -163,10 +166,11 @@ class _Builder:
         return pending
 
     def _op(self, node: NodeProto) -> _Op:
-        """Return what all nodes of the node's op share."""
+        """Return the facts that all nodes of the node's op share."""
         key = op_key(node)
         signature = self.book.get(node.domain, node.op_type)
         is_control_flow = key in op_facts().control_flow
+        # Ops that onnx does not know, and those of other domains, may have bodies in any attribute.
         has_bodies = is_control_flow or signature is None or "::" in key
         op = _Op(key, signature, has_bodies, is_control_flow)
         self.ops[node.domain, node.op_type] = op
@@ -205,6 +209,7 @@ class _Builder:
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
             if value is not None:
+                # Nodes are numbered in the file's order, so a producer has to come before its readers.
                 if self.values[value].producer >= reader:
                     raise self._cyclic(reader)
                 return value
@@ -222,6 +227,7 @@ class _Builder:
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
         values, nodes = self.values, self.nodes
+        # The last entry, always empty, is that of ABSENT.
         self.results = [()] * (len(values) + 1)
         for index, (proto, home, op, outputs) in enumerate(self.rows):
             names = self.scopes[home].names
@@ -310,6 +316,7 @@ class Graph(View, Asked):
         If its nodes are out of order, the graph is that of a sorted copy.
         """
         make = partial(cls, folder=folder)
+        # Nearly all models are in order, so they are sorted only where that fails.
         try:
             return resolve(make, model)
         except _DisorderError:
@@ -325,7 +332,7 @@ class Graph(View, Asked):
         return infer_types(self)
 
     def types_of(self, values: Sequence[int]) -> list[str | None]:
-        """Types of some values; None for those that are absent or unknown."""
+        """Return the types of some values; None for those that are absent or unknown."""
         return [self.types[value] for value in values]
 
     @cached_property
@@ -340,11 +347,11 @@ class Graph(View, Asked):
         return self.shapes_at({})
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
-        """Shapes for these sizes of named dimensions."""
+        """Return the shapes for these sizes of named dimensions."""
         return sized_shapes(self, self._dims, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
-        """Shapes for inputs of these shapes."""
+        """Return the shapes for inputs of these shapes."""
         return (
             read_shapes(self, with_shapes(self, self.types, given))
             if given
@@ -353,7 +360,7 @@ class Graph(View, Asked):
 
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:
-        """Dimensions by value index; the model with shapes, which they are read from, is too large to keep."""
+        """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
         return read_dims(self, with_shapes(self, self.types))
 
     @cached_property
@@ -413,7 +420,7 @@ class Graph(View, Asked):
         return value
 
     def float_inputs(self, node: Node) -> list[tuple[int, int]]:
-        """(position, value) of the node's float32 tensor inputs."""
+        """Return (position, value) of the node's float32 tensor inputs."""
         types = self.types
         return [
             (port, value)

@@ -29,7 +29,7 @@ class OptimizerFault(NamedTuple):
         node: the node whose factor the optimizer takes up.
         reader: the node that reads what is taken up: ``node``, or one before it.
         port: the position of the input of ``reader``.
-        value: the value that is taken up, perhaps before nodes that ONNX Runtime removes first.
+        value: the value that is taken up. Nodes that ONNX Runtime removes first may follow it.
         skipped: these nodes, from the reader on.
         because: what the optimizer does, as a clause.
     """
@@ -55,15 +55,14 @@ def optimizer_faults(
 
     Complexity: linear in nodes, and that of shape inference if there are candidates.
     """
-    rows = [
-        row
-        for provider in dict.fromkeys(providers)
-        for row in _rows(provider)
-        if _holds(row, version)
-    ]
+    rows = list[Mapping[str, Any]]()
+    for provider in dict.fromkeys(providers):
+        rows += [row for row in _rows(provider) if _holds(row, version)]
+    # Types and shapes, which faults depend on, take far longer than this look at the nodes.
     if not may_break(graph.model):
         return
-    for node in graph.nodes_of({op for row in rows for op in row["ops"]}):
+    ops = set[str]().union(*(row["ops"] for row in rows))
+    for node in graph.nodes_of(ops):
         mine = [row for row in rows if node.key in row["ops"]]
         for port in range(len(node.inputs)):
             found = (_fault(graph, node, port, row) for row in mine)
@@ -88,7 +87,8 @@ def faulty_optimizers(
     try:
         found = optimizer_faults(Graph.of(model), (provider,), version)
         return tuple(dict.fromkeys(fault.optimizer for fault in found))
-    except (ModelError, OpsetError):  # the session says what is wrong
+    except (ModelError, OpsetError):
+        # The session says what is wrong with the model.
         return ()
 
 
@@ -98,13 +98,12 @@ def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
     Complexity: linear in nodes.
     """
     makers = _makers()
-    found = (
-        row["optimizer"]
-        for node in all_nodes(model.graph.node)
-        for row in makers.get(node.op_type, ())
-        if _is_taken(node, row)
-    )
-    return tuple(dict.fromkeys(found))
+    found = dict[str, None]()
+    for node in all_nodes(model.graph.node):
+        for row in makers.get(node.op_type, ()):
+            if _is_taken(node, row):
+                found[row["optimizer"]] = None
+    return tuple(found)
 
 
 @cache
