@@ -15,15 +15,15 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.fold import apply_folds
 from onnxamp._rewrite.fold_search import Fold
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Replace nodes that compute one float32 number from constants by that number; return the same draft if none do."""
     if options.level == Level.O0:
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     numbers = _numbers(graph)
     folds = [
@@ -32,10 +32,10 @@ def apply(draft: Draft, options: Options) -> Passed:
         if _is_read(graph, value, numbers)
     ]
     if not folds:
-        return Passed(draft)
+        return PassResult(draft)
     result = copied(graph.model)
     apply_folds(graph, folds, result)
-    return Passed(Draft(result, graph.folder))
+    return PassResult(Draft(result, graph.folder))
 
 
 def _numbers(graph: Graph) -> dict[int, Numbers]:

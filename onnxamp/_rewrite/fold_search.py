@@ -60,7 +60,10 @@ Array = NDArray[Any]
 
 
 def batch_norms(graph: Graph) -> list[Fold]:
-    """All that can be folded. Complexity: each weight that changes is read here, and again when it is computed."""
+    """Return the folds of batch normalizations into weights.
+
+    Complexity: each weight that changes is read here, and again when it is computed.
+    """
     folds = []
     for producer, node in constant_batch_norms(
         graph, graph.constants.tensors.__contains__
@@ -89,10 +92,11 @@ def batch_norms(graph: Graph) -> list[Fold]:
 def _weights(
     graph: Graph, producer: Node, node: Node
 ) -> tuple[NewWeight, NewWeight] | None:
-    """Weight and bias of the producer with the normalization in them.
+    """Return the weight and the bias of the producer with the normalization in them.
 
-    None if their shapes do not fit, or if a number would be NaN or exceed float32.
+    Return None if their shapes do not fit, or if a number would be NaN or exceed float32.
     """
+    # In float64, so that the new weights are rounded once.
     scale, shift, mean, variance = (
         _read(graph, value).astype(np.float64) for value in node.inputs[1:]
     )
@@ -145,7 +149,7 @@ def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
 def _shapes(
     producer: Node, weight: tuple[int, ...], channels: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shapes in which weight and factor are multiplied; None if the weight does not have that many output channels."""
+    """Return the shapes in which weight and factor are multiplied; None if the output channels do not match."""
     if producer.key == "Gemm":
         axis = 0 if attribute(producer.proto, "transB") else 1
         fits = len(weight) == 2 and weight[axis] == channels
@@ -194,12 +198,13 @@ def _folded(
 
 
 _AXIS_BY_ITSELF = 13
-"""First opset at which Softmax is along one axis, and not along all from that one on."""
+"""First opset at which Softmax works along one axis, not along all axes from that one on."""
 
 
 def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the activation that the form is. A number without an axis would gain one by constants of shape [1]: it
-    stays.
+    """Return the fold of an activation; None for a number without an axis.
+
+    The constants of the form may have the shape [1] and give the result an axis, which the op would not.
     """
     x = match.values["x"]
     if graph.shapes[x] == ():
@@ -208,7 +213,7 @@ def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the softmax along one axis."""
+    """Return the fold of a softmax along one axis; None for several axes."""
     x = match.values["x"]
     if len(match.axes) != 1:
         return None
@@ -221,11 +226,11 @@ def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 _ONES: Final = 1 << 16
-"""Elements up to which a gain of ones is created."""
+"""Most elements of a gain of ones that a fold creates."""
 
 
 def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the normalization that the form is, with gain and bias; None if it is none."""
+    """Return the fold of a normalization with its gain and bias; None if the form does not compute one."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
     if (
@@ -245,6 +250,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     }
     if None in weights.values():
         return None
+    # Twice: for the gain, and for the bias after it.
     for _ in range(2):
         match = _with_next(
             graph, match, dims, weights, has_bias=kind.op == "LayerNormalization"
@@ -279,16 +285,15 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     """Return the form with the Casts around it, if they are from and to the same low type and nothing else reads the
     values between.
     """
-    before, (between, _, behind) = (
-        graph.producer(match.values["x"]),
-        only_reader(graph, graph.nodes[match.core].outputs[0]),
-    )
+    before = graph.producer(match.values["x"])
+    between, _, behind = only_reader(graph, graph.nodes[match.core].outputs[0])
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
     if low != graph.types[behind.outputs[0]] or low not in LOW_TENSORS:
         return match
-    if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
+    # Gain and bias of the form are applied before the result is rounded.
+    if {"gain", "bias"} & match.values.keys():
         return match
     values = {**match.values, "x": before.inputs[0]}
     return replace(
@@ -300,7 +305,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
 
 
 def _normalized(graph: Graph, match: Match) -> tuple[int | None, ...]:
-    """The shape over which is normalized, as far as it is known."""
+    """Return the sizes of the normalized axes, None where they are unknown."""
     shape = graph.shapes[match.values["x"]]
     count = len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
@@ -401,7 +406,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
     folds = batch_norms(graph) if with_weights else []
     if with_weights and not folds:
         return graph.ask(find_folds, with_weights=False)
-    taken = {node for fold in folds for node in fold.nodes}
+    taken = set[int]().union(*(fold.nodes for fold in folds))
     for core, found in find_forms(graph):
         if core.index in taken:
             continue
