@@ -65,7 +65,7 @@ class _Propagation(NamedTuple):
 
 
 def accumulated(graph: Graph, low: Format) -> Accumulated:
-    """Return what loops accumulate. Complexity: linear in the nodes of loops."""
+    """Return the state that loops accumulate. Complexity: linear in the nodes of loops."""
     found = _Accumulations({}, {}, set(), set())
     if graph.nodes_of(op_facts().repeats):
         steps = list(_propagations(graph))

@@ -1,4 +1,4 @@
-"""Constants of a model: which values are constant, also through data movement, and what they contain."""
+"""Constants of a model: the values that are constant, also through data movement, and their elements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -31,7 +31,7 @@ _FEW = 64
 
 
 def constant_tensors(view: View) -> dict[int, TensorProto]:
-    """Value -> the tensor of an initializer that no caller can override, or of a Constant node.
+    """Return value -> the tensor of an initializer that no caller can override, or of a Constant node.
 
     Complexity: linear in nodes and initializers.
     """
@@ -100,7 +100,7 @@ class Constants:
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
-        """Statistics of the float32 constant that the value is, or comes from; None if it is not constant."""
+        """Return the statistics of the float32 constant that the value is or comes from; None if it is not constant."""
         if self.types[value] != FLOAT:
             return None
         source = self._sources.get(value, value)
@@ -118,7 +118,7 @@ class Constants:
         return None if array is None else constant_stats(array)
 
     def floats(self) -> Mapping[int, ConstantStats | None]:
-        """:meth:`stats` of all float32 values that are constant, or may be because they are moved from other values."""
+        """Return :meth:`stats` of all float32 values that are constant, or may be because nodes move them."""
         if not self._floats:
             values = {*self.tensors, *self._makers, *self._sources}
             self._floats.update(
@@ -176,7 +176,7 @@ class Constants:
         return self._scalars[value]
 
     def integers(self, value: int) -> list[int] | None:
-        """Elements of a small integer constant; None if it is not one."""
+        """Return the elements of a small integer constant; None for other values."""
         tensor = self.tensors.get(value)
         numbers = (
             self._attribute(value, "value_ints")
@@ -208,7 +208,7 @@ class Constants:
         )
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
-        """Elements of a small tensor of numbers."""
+        """Return the elements of a small tensor of numbers; None for other tensors."""
         if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
         is_external = tensor.data_location == TensorProto.EXTERNAL
@@ -246,7 +246,7 @@ def terms_of(node: Node, shapes: Shapes) -> int | None:
 
 
 def expected_terms(node: Node, shapes: Shapes) -> int | None:
-    """As :func:`terms_of`, with a guess for sizes that are unknown."""
+    """Return the same as :func:`terms_of`, with a guess for sizes that are unknown."""
     terms = _TERMS.get(node.key)
     return None if terms is None else terms(node, shapes)
 

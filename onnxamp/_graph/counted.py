@@ -133,7 +133,7 @@ class _Spread:
         return self.found.marks.get(value, 0)
 
     def sources(self) -> Iterator[tuple[int, int, float]]:
-        """Yield (value, marks, limit) where integers, and what may hold positions, come from."""
+        """Yield (value, marks, limit) for the sources of integers and of possible positions."""
         graph, facts = self.graph, op_facts()
         for value in graph.scopes[0].inputs:
             is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)

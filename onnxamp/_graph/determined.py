@@ -132,7 +132,7 @@ def _add(found: Relations, node: int, related: Related) -> None:
 
 
 def _inlined(graph: Graph) -> Graph:
-    """Return the graph with its functions inlined, as far as they can be."""
+    """Return the graph with all functions inlined that can be."""
     if not graph.model.functions:
         return graph
     try:
@@ -208,7 +208,7 @@ class _Solver:
                     self._set(dim, size * factor)
 
     def _assume(self, names: Iterator[str]) -> None:
-        """Give dimensions that nothing determines their usual sizes, or the next ones that divide as they must."""
+        """Set undetermined dimensions to their usual sizes, rounded up to the multiples that relations require."""
         for name in names:
             if name not in self.sizes:
                 needed = lcm(

@@ -1,4 +1,4 @@
-"""The numbers that nodes compute from small constants: arithmetic by NumPy, all else by onnx's reference evaluator."""
+"""Evaluation of nodes on small constants: NumPy does arithmetic, onnx's reference evaluator everything else."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
@@ -261,7 +261,7 @@ def _small(tensor: TensorProto, graph: Graph) -> Array | None:
 
 
 def overridable_defaults(graph: Graph) -> dict[int, TensorProto]:
-    """Value -> the tensor that callers may override."""
+    """Return value -> the tensor that callers may override."""
     main = graph.scopes[0]
     tensors = ((main.names[tensor.name], tensor) for tensor in main.proto.initializer)
     return {

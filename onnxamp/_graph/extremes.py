@@ -49,7 +49,7 @@ class Extreme(NamedTuple):
 
 
 def exploding(graph: Graph, low: Format) -> Iterator[Extreme]:
-    """Yield nodes that compute or read what is out of range where a guarded value is zero, until a product scales it.
+    """Yield nodes that compute or read numbers out of range where a guarded value is zero, until a product scales them.
 
     Complexity: linear in nodes, because the walk from each guard is limited.
     """
@@ -228,7 +228,7 @@ class _NumberWalk:
         number: float,
         guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
-        """As :meth:`result`, of an op that computes each element alone."""
+        """Return the same as :meth:`result`, for an op that computes each element alone."""
         unknown = [value for value in self.unknown(reader) if value not in held]
         is_product = reader.key == "Mul" or reader.key in op_facts().divisors
         stand_in = self.unknown_factor if is_product else self.unknown_term
@@ -318,7 +318,7 @@ def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
 
 
 def _upstream(graph: Graph, value: int) -> set[int]:
-    """Return values that are zero where this one is, as far as norms, magnitudes and products of them tell."""
+    """Return values that are zero where this one is, found through norms, magnitudes and products."""
     facts = op_facts()
     walks = (
         facts.norm_arithmetic,

@@ -190,7 +190,7 @@ class Fading:
         )
 
     def _are_complements(self, one: int, other: int) -> bool:
-        """Return whether two masks select what the other does not."""
+        """Return whether one mask selects exactly the elements that the other does not."""
         one, other = self.graph.passed_on(one), self.graph.passed_on(other)
         return self._is_inverse(one, other) or self._is_inverse(other, one)
 

@@ -218,7 +218,7 @@ class _Builder:
         return ABSENT
 
     def _cyclic(self, reader: int) -> "_DisorderError":
-        """Return the error about a node that reads, or whose body reads, what a later node produces."""
+        """Return the error about a node that reads a result of a later node, itself or in a body."""
         proto, _, op, _ = self.rows[reader]
         return _DisorderError(
             f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
@@ -384,9 +384,9 @@ class Graph(View, Asked):
 
     @cached_property
     def passing(self) -> frozenset[int]:
-        """Nodes that pass their input on as it is.
+        """Nodes that pass their input on unchanged.
 
-        They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
+        They are Identities, Casts that change no type, and the Max of one input that protects Casts from fusions.
         """
         able = self.nodes_of(op_facts().passes_on)
         return frozenset(node.index for node in able if self._passes_on(node))

@@ -1,4 +1,4 @@
-"""Integers carried in floats: the way from an index, size or counter to where it becomes an integer."""
+"""Integers stored as floats: the path of an index, size or counter to the node where it becomes an integer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
 
 
 def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    """Value -> (node, value) that passes it on: into bodies, out of them, or as another type of float."""
+    """Return value -> (node, source) pairs that pass it on: into bodies, out of them, or as another type of float."""
     found: dict[int, list[tuple[int, int]]] = {}
     for node in graph.nodes_of({"Cast", *op_facts().control_flow}):
         if node.key == "Cast":

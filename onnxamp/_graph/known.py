@@ -38,7 +38,7 @@ class Known:
         sources: Mapping[int, Sequence[int]],
         computations: Sequence[Computation],
     ) -> None:
-        """Keep what is known.
+        """Measure the known numbers.
 
         Args:
             numbers: value -> the values that it may have.
@@ -112,7 +112,7 @@ def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
 
 
 def floats_of(graph: Graph) -> Iterator[tuple[int, ConstantStats]]:
-    """Yield all float32 values that are constant, stored or computed, with the statistics of what they may be."""
+    """Yield all float32 values that are constant, stored or computed, with the statistics of their possible numbers."""
     known = graph.ask(known_numbers)
     for value, stats in graph.constants.floats().items():
         if stats is not None and value not in known.numbers:

@@ -248,7 +248,7 @@ class FormSearch(NamedTuple):
         return cls(graph, maker_keys(graph))
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
-        """Return whether a node may be the last of any of these, as far as the op types before it tell."""
+        """Return whether a node may be the last of any of these, judged by the op types before it."""
         return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
 
     def matches(self, form: Form, core: Node) -> list[Match]:
@@ -297,6 +297,7 @@ class FormSearch(NamedTuple):
         graph = self.graph
         passing = list[int]()
         node = graph.producer(value) if self.makers[value] == pattern.key else None
+        # Nodes that pass the value on belong to the match as well.
         while node is not None and node.key != pattern.key:
             if node.scope != bindings.scope:
                 return ()
@@ -352,7 +353,7 @@ class FormSearch(NamedTuple):
 
 
 def maker_of(graph: Graph, value: int, *keys: str) -> Node | None:
-    """As ``graph.producer``, looking through ops that pass the value on."""
+    """Return the same as ``graph.producer``, looking through ops that pass the value on."""
     return graph.producer(graph.passed_on(value), *keys)
 
 
@@ -389,6 +390,7 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
         return None
     if shape is None:
         return tuple(sorted(axes)) if max(axes) < 0 else None
+    # From the end, so that axes written in either way compare equal.
     rank = len(shape)
     counted = tuple(
         sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank))

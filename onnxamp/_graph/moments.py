@@ -56,9 +56,9 @@ def _reduction(graph: Graph, values: Collection[int]) -> Node | None:
 
 
 def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
-    """Return the nodes from E[x] E[y], and from E[xy], back to what both are the moments of; none if nothing is.
+    """Return the nodes from E[x] E[y], and from E[xy], back to x and y; none if the moments are of other values.
 
-    What the first moments read may be that, moved or not, or a product of it and weights.
+    The first moments may read x and y themselves, moved or not, or products of them and weights.
     """
     read = [_read(graph, one) for one in firsts]
     plain = [_Term(graph, values, ends=values) for values in read]
@@ -77,7 +77,7 @@ def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
 
 
 def _read(graph: Graph, reduction: Node) -> list[int]:
-    """Return what a mean or a sum is of, twice if it squares it."""
+    """Return the values that a mean or a sum is computed from, twice if it squares them."""
     read = [graph.passed_on(value) for _, value in graph.float_inputs(reduction)]
     if reduction.key == "ReduceSumSquare":
         return 2 * read[:1]
@@ -135,7 +135,7 @@ class _Term:
 
 
 def _multiplied(graph: Graph, node: Node) -> list[int]:
-    """Return what a node multiplies, but for divisors, or what it moves; none of other nodes."""
+    """Return the factors of a node other than divisors, or the value that it moves; none for other nodes."""
     facts = op_facts()
     if node.key == "Mul":
         return list(node.inputs)

@@ -25,7 +25,7 @@ class PassedResults(NamedTuple):
 
 
 def passed_on(graph: Graph, node: Node) -> PassedResults:
-    """Return the results of a node, also as they enter and leave bodies."""
+    """Return the results of a node, and the values that they become inside and after bodies."""
     passed = graph.ask(passed_values)
     seen = dict.fromkeys(node.writes)
     stack = [*seen] if passed else []

@@ -163,7 +163,7 @@ def _factors(graph: Graph, node: Node, found: Mapping[int, Quantized]) -> str:
             maker = graph.producer(maker.input(0))
         if maker is None or maker.key not in op_facts().dequantize:
             continue
-        # The integers of a broken model may have no type.
+        # The integers of an invalid model may have no type.
         if maker.index in found:
             names[found[maker.index].type] = None
     return " and ".join(names)
@@ -219,6 +219,7 @@ def as_floats(model: ModelProto) -> ModelProto:
 
 
 def _has_form(node: Node) -> bool:
+    """Return whether float ops can replace a node, see :func:`as_floats`."""
     scale, zero = (node.input(at) != ABSENT for at in OPERATORS[node.key].result)
     return scale == zero and not attribute_of(node.proto, "channels_last", 0)
 
@@ -243,6 +244,7 @@ class _Form:
         for term in self._terms(operator):
             names = [self._name(at) for at in term]
             inputs.append(self._dequantized(names, axis))
+        # The integers of a bias have the scale of the sums that they are added to.
         if bias := self._name(operator.bias):
             scales = [self._name(term[1]) for term in operator.terms]
             product = self._add("Mul", scales, f"{bias}_scale")
@@ -385,7 +387,7 @@ _DYNAMIC = "DynamicQuantizeLinear"
 
 
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield (product of integers, node that quantizes what it multiplies)."""
+    """Yield (product of integers, node that quantizes its first factor)."""
     for node in graph.nodes_of(op_facts().integer_products):
         maker = graph.producer(node.input(0))
         if maker is not None and maker.key == _DYNAMIC:

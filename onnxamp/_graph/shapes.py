@@ -1,4 +1,4 @@
-"""Best-effort shapes and element counts of values: they weigh costs, and never decide what is legal."""
+"""Best-effort shapes and element counts of values, which weigh costs and never decide legality."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
@@ -141,8 +141,9 @@ def symbolic_shapes(
 def named_shapes(
     view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
 ) -> Sequence[Dims | None]:
-    """As :func:`symbolic_shapes`, with these dimensions of inputs, without declarations of other values in the main
-    graph, and also for values in bodies.
+    """Return shapes as :func:`symbolic_shapes` does, for these dimensions of inputs, also for values in bodies.
+
+    Declarations of other values in the main graph are ignored.
 
     Args:
         view: the model.
@@ -169,7 +170,7 @@ def named_shapes(
 
 
 def _forget_own_names(bodies: Sequence[GraphProto], names: Container[str]) -> None:
-    """Clear the names of dimensions in bodies except those of inputs, the only ones that mean the same everywhere."""
+    """Clear the names of dimensions in bodies, except those of the model's inputs, which mean the same everywhere."""
     for body in bodies:
         for entry in (*body.value_info, *body.output, *body.input):
             if entry.type.HasField("tensor_type"):
@@ -409,6 +410,7 @@ def _nodes_of(
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:
+    """Copy a graph, and leave out the data of its weights that shape inference does not need."""
     copy_fields(graph, into, {"initializer"})
     for tensor in graph.initializer:
         elem = tensor.data_type

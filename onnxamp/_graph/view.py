@@ -280,6 +280,7 @@ def body_sources(node: Node, body_inputs: int) -> list[int]:
 
     Loop passes (iteration, condition, state...), Scan and SequenceMap pass their inputs as they stand.
     """
+    # A Loop has two inputs before its states: the trip count, which its body does not get, and the condition.
     if node.key == "Loop":
         return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
     # Scan before opset 9 has a leading input, sequence_lens, that its body does not get.
@@ -409,6 +410,7 @@ def inline_functions(
     del result.graph.input[:]
     result.graph.input.extend(model.graph.input)
     result.graph.initializer.extend(model.graph.initializer)
+    # A dropped reference may have been an attribute that the op requires, which the check before did not see.
     if has_gaps:
         check_wellformed(result)
     return result

@@ -83,7 +83,7 @@ class PassResult:
         return self.draft.graph
 
     def after(self, earlier: "PassResult") -> "PassResult":
-        """Return the result of both. The earlier draft is not held: it may be a whole copy of the model."""
+        """Return the result of both passes, without the earlier draft, which may be a whole copy of the model."""
         return PassResult(
             draft=self.draft,
             notes=(*earlier.notes, *self.notes),
@@ -117,6 +117,7 @@ class Site:
             *zip(proto.input, node.inputs, strict=True),
             *zip(proto.output, node.outputs, strict=True),
         )
+        # The class is frozen, so the field is set in the way of dataclasses themselves.
         object.__setattr__(self, "values", dict(pairs))
 
     def named(self, what: str) -> str:

@@ -20,13 +20,13 @@ _AXES_ARE_INPUT = 13
 
 
 def avoid_optimizers(model: ModelProto, target: str) -> tuple[OptimizerFault, ...]:
-    """Put views before the inputs through which an optimizer would break a model; the model is changed in place.
+    """Put views before the inputs through which an optimizer would break a model; change the model in place.
 
     Sessions on the target's provider count, and those on the CPU provider, which users have everywhere.
 
     Args:
         model: the model.
-        target: where it runs, perhaps in a version of ONNX Runtime.
+        target: the target on which it runs, optionally with a version of ONNX Runtime.
 
     Returns:
         The faults that the model no longer has.

@@ -42,6 +42,7 @@ def _numbers(graph: Graph) -> dict[int, Numbers]:
     """Return the single numbers that are computed from constants alone, by value. Linear in nodes."""
     found = dict[int, Numbers]()
     evaluator = Evaluator(graph)
+    # A look at operands rules out nearly all nodes, which saves reading tensors.
     known = {*graph.constants.tensors}
     for node in graph.nodes_of(ARITHMETIC):
         if not known.issuperset(node.inputs):
@@ -66,7 +67,7 @@ def _is_read(graph: Graph, value: int, numbers: Mapping[int, Numbers]) -> bool:
 
 
 def _constant(graph: Graph, value: int, number: Array) -> Fold:
-    """Return the Constant that replaces what computes a number."""
+    """Return the fold of the node that computes a number into a Constant."""
     index = graph.values[value].producer
     return Fold(
         kind="constant",

@@ -50,7 +50,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
 
 
 def _place(fold: Fold) -> int:
-    """Return the node in whose place the new one stands."""
+    """Return the node that the new one replaces."""
     return fold.last if fold.first == ABSENT else fold.first
 
 

@@ -319,7 +319,7 @@ def _with_next(
     *,
     has_bias: bool,
 ) -> Match:
-    """Include the multiplication by the gain, or the addition of the bias, that follows."""
+    """Return the match with the multiplication by the gain, or the addition of the bias, that follows."""
     nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
     if node is None or "bias" in weights:
         return match
@@ -351,6 +351,7 @@ def _suiting(
     rank = len(dims) if shape is None else len(shape)
     if len(sizes) > rank:
         return None
+    # Leading axes of size 1 broadcast, and change no number.
     while len(sizes) > len(dims) and sizes[0] == 1:
         del sizes[0]
     if len(sizes) != len(dims) or any(

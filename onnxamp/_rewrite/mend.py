@@ -159,7 +159,7 @@ def _misdeclared_weights(graph: Graph) -> Iterator[bool]:
 
 
 def _contradicts(declared: TypeProto, actual: str | None) -> bool:
-    """Return whether a declaration names another type than the one that is there."""
+    """Return whether a declaration differs from the actual type, if both are known."""
     return (
         None not in (declared_type(declared), actual)
         and declared_type(declared) != actual

@@ -190,7 +190,7 @@ def _halved(problem: Problem, decision: Decision) -> frozenset[int]:
 def _kept_positive(
     problem: Problem, weights: AbstractSet[int], casts: NewCasts
 ) -> dict[int, Chosen]:
-    """Return the numbers of low weights that must not become 0: the smallest number stands for what would."""
+    """Return the numbers of low weights that must not become 0: the smallest number replaces zeros of rounding."""
     low = problem.options.low
     stored = weights | {copy.value for copy in casts.copies}
     held = (kind.low_numbers(problem.graph, low) for kind in kinds())

@@ -47,6 +47,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
 
 
 def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
+    """Return the sentence about the split products."""
     most = max(terms_of(graph.nodes[index], graph.shapes) or 0 for index in found)
     profile = profile_of(options.target)
     assert profile is not None
@@ -113,7 +114,7 @@ class _Splitter:
             self.editor.undeclare(held.scope, [held.name])
 
     def nodes(self, node: Node) -> list[NodeProto]:
-        """Return the nodes that stand in the place of a product."""
+        """Return the nodes that replace a product."""
         site = Site(self.graph, node, self.editor)
         made = list[NodeProto]()
         proto = node.proto
@@ -134,7 +135,7 @@ class _Splitter:
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
-        """Return the first factor with its terms split: dimensions before them are copied, whatever they are."""
+        """Return the first factor with its terms split. Dimensions before them are copied, known or not."""
         node = site.node
         parts = self.found[site.node.index]
         shape = site.shape_of(node.proto.input[0])

@@ -21,7 +21,7 @@ from onnxamp._rewrite.upgrade_rules import RULES, UpgradeStep, is_silent, steps_
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A node that cannot take the step to ``opset``, in the words of ``why``."""
+    """A node that cannot take the step to ``opset``, with the reason."""
 
     opset: int
     node: str
@@ -35,7 +35,7 @@ class Obstacle:
 def upgraded_nodes(
     site: Site, current: int, wanted: int
 ) -> list[NodeProto] | Obstacle:
-    """Return the nodes that stand in the place of the site's node at a newer opset, or why it cannot take a step."""
+    """Return the nodes that replace the site's node at a newer opset, or the obstacle of a step."""
     done = list[NodeProto]()
     # A step may replace a node by several, each of which takes its own further steps.
     waiting = [(copied(site.node.proto), current)]
@@ -80,7 +80,7 @@ def _checked(step: UpgradeStep, proto: NodeProto, site: Site) -> Mapping[str, An
     """Return the row of a step; drop outputs that nothing reads.
 
     Raises:
-        StuckError: the node uses what the new version lacks, or does in another way.
+        StuckError: the node uses a feature that the new version lacks or changes.
     """
     row = step.row
     if row is None:
@@ -136,6 +136,7 @@ def _move(
 def _constant(
     moved: Mapping[str, Any], value: Any, proto: NodeProto, site: Site
 ) -> str:
+    """Return the name of a constant with the value of an attribute, in the form that the input has."""
     form = moved["as"]
     base = site.named(moved["from"])
     if form == "ints":

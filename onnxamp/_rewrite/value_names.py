@@ -2,7 +2,7 @@
 
 A value is produced in one precision, and read in that one, in the other one, or in both. Readers of the other one need
 a second version of it: a Cast, a second copy of a constant, or a second node that dequantizes. This module names both,
-and says which original Casts are needless once values have these names. :mod:`onnxamp._rewrite.new_casts` makes the
+and finds the original Casts that are needless once values have these names. :mod:`onnxamp._rewrite.new_casts` makes the
 versions.
 
 Complexity: linear in ports.
@@ -400,8 +400,8 @@ class _Namer:
         self.versions.append(version)
 
     def bypass_idle(self) -> None:
-        """Let readers of float32-to-float32 Casts that read and write low precision read what these read, unless the
-        model returns them.
+        """Let readers of a Cast from float32 to float32 read its input, if both become low precision and the model does
+        not return the output.
         """
         # Producers come first: a Cast of a bypassed Cast reads its input.
         for node in self.graph.order:

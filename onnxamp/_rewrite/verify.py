@@ -61,6 +61,7 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
         or key in facts.uninferable
     ):
         return None
+    # An omitted input has no type. An input of unknown type leaves nothing to infer.
     if None in inputs and any(
         node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None
     ):
@@ -80,6 +81,7 @@ def inference_fault(typing: Typing) -> str:
         if kind is not None
     }
     types = {name: kind for name, kind in given.items() if kind is not None}
+    # A type that no TypeProto expresses cannot be asked about.
     if len(types) < len(given):
         return ""
     inferred = _inferred(typing, types)
@@ -138,7 +140,7 @@ def _nodes_around(
     faults: Sequence["Conflict"],
     suspected: AbstractSet[str],
 ) -> tuple[str, ...]:
-    """Return the outputs of the original's nodes that stand around faults.
+    """Return the outputs of the original's nodes around faults.
 
     These are the nodes at fault, all producers and consumers of their values, and those of the values at fault. Nodes
     that the edits added, or that were suspected before, are replaced by their neighbors.
