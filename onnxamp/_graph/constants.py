@@ -109,6 +109,7 @@ class Constants:
         return self._stats[source]
 
     def _measured(self, value: int) -> ConstantStats | None:
+        """Return the statistics of a constant, known ones of its data file before those that take reading it."""
         tensor = self.tensors.get(value)
         if tensor is not None:
             return known_stats(tensor, self.folder) or tensor_stats(
@@ -191,32 +192,24 @@ class Constants:
             number = self._attribute(value, "value_float")
             number = self._attribute(value, "value_int") if number is None else number
             return None if number is None else float(number)
-        numbers = (
-            self._few(tensor)
-            if len(tensor.dims) < 2 and prod(tensor.dims) == 1
-            else None
-        )
+        is_single = len(tensor.dims) < 2 and prod(tensor.dims) == 1
+        numbers = self._few(tensor) if is_single else None
         return None if numbers is None else float(numbers[0])
 
     def _attribute(self, value: int, name: str) -> Any:
         """Return an attribute of the Constant that produces the value."""
         maker = self._makers.get(value)
-        return (
-            attribute(maker.proto, name)
-            if maker is not None and maker.key == "Constant"
-            else None
-        )
+        if maker is None or maker.key != "Constant":
+            return None
+        return attribute(maker.proto, name)
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
         """Return the elements of a small tensor of numbers; None for other tensors."""
         if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (
-            read_array(tensor, self.folder)
-            if is_external
-            else numpy_helper.to_array(tensor)
-        ).reshape(-1)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return read_array(tensor, self.folder).reshape(-1)
+        return numpy_helper.to_array(tensor).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         """Return the elements of a node's output, unless a tensor holds them."""

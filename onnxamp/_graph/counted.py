@@ -214,14 +214,12 @@ class _Spread:
         constants = self.graph.constants
         if constants.is_constant(value):
             stats = constants.stats(value)
-            integers = (
-                constants.integers(value)
-                if stats is None and self.is_integer(value)
-                else None
-            )
-            if integers is not None:
-                return float(max(map(abs, integers), default=0))
-            return inf if stats is None else abs(stats.largest_number)
+            if stats is not None:
+                return abs(stats.largest_number)
+            integers = constants.integers(value) if self.is_integer(value) else None
+            if integers is None:
+                return inf
+            return float(max(map(abs, integers), default=0))
         return self.found.limits.get(value, inf)
 
     def passed_on(self, result: int) -> tuple[int, int, float]:

@@ -32,6 +32,7 @@ def damaged(graph: Graph, low: Format) -> Iterator[Node]:
 
 
 def _is_damaged(evaluator: Evaluator, one: Computation, low: Format) -> bool:
+    """Return whether a computation in low precision misses an ordinary result by more than its roundings."""
     right = one.results[0].astype(np.float64)
     given = [
         array if array is None or array.dtype != np.float32 else _rounded(array, low)

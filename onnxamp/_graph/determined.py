@@ -113,6 +113,7 @@ def relations_of(
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
+    """Yield the shapes of a node that keeps the number of elements, if both are known."""
     source = shapes[node.input(0)]
     result = shapes[node.outputs[0]]
     if source is not None and result is not None and None not in source:
@@ -120,6 +121,7 @@ def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, D
 
 
 def _add(found: Relations, node: int, related: Related) -> None:
+    """Add the relations that one node implies."""
     found.multiples.extend(
         ((node, size), factor, dim)
         for (size, factor), dim in related.multiples
@@ -196,6 +198,7 @@ class _Solver:
             self.fresh.append(variable)
 
     def _settle(self) -> None:
+        """Propagate new sizes between dimensions and the letters that they are multiples of, until nothing changes."""
         while self.fresh:
             variable = self.fresh.popleft()
             size = self.sizes[variable]

@@ -201,6 +201,7 @@ class GraphEditor:
         return self.model
 
     def _rebuild(self, scope: int, graph: GraphProto) -> None:
+        """Make the recorded changes of one scope."""
         inserted = self._inserted.get(scope, {})
         removed = self._removed.get(scope, set())
         nodes = self.view.scopes[scope].nodes

@@ -113,6 +113,7 @@ class Evaluator:
     def _run(
         self, node: Node, by_value: Mapping[int, Number]
     ) -> tuple[Number, ...] | None:
+        """Return the results of a node for one choice of operands; None if they are not known."""
         # A stretched number stands for any count of elements, so only ops that compute each alone can take it.
         stretched = any(one.stretched for one in by_value.values())
         if stretched and node.key not in op_facts().elementwise:
@@ -129,6 +130,7 @@ class Evaluator:
     def _array(
         self, node: Node, port: int, by_value: Mapping[int, Number]
     ) -> Array | None:
+        """Return the array of an input; None for an omitted one."""
         value = node.inputs[port]
         if value in by_value:
             return by_value[value].array
@@ -250,12 +252,9 @@ def _small(tensor: TensorProto, graph: Graph) -> Array | None:
     ):
         return None
     try:
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (
-            read_array(tensor, graph.folder)
-            if is_external
-            else numpy_helper.to_array(tensor)
-        )
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return read_array(tensor, graph.folder)
+        return numpy_helper.to_array(tensor)
     except (OnnxAmpError, ValueError, TypeError):
         return None
 

@@ -262,6 +262,7 @@ class Fading:
         return self._kinds[value]
 
     def _find_kind(self, value: int) -> str:
+        """Return the kind of a value, from all values that it depends on: a mask only if all are masks."""
         kind = _MASK
         stack, seen = [value], {ABSENT}
         while stack:

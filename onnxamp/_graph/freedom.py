@@ -41,15 +41,13 @@ class Typed(NamedTuple):
         return tuple(map(self._input, range(len(self.proto.input))))
 
     def _input(self, position: int) -> str | None:
+        """Return the type of an input; None if it is absent or unknown."""
         port = self.signature.input(position)
         if port is None or not self.proto.input[position]:
             return None
-        is_bound = port.type in self.signature.params
-        return (
-            self.bound.get(self.signature.param(port, position))
-            if is_bound
-            else port.type
-        )
+        if port.type not in self.signature.params:
+            return port.type
+        return self.bound.get(self.signature.param(port, position))
 
 
 def has_kernel(provider: str, op: Typed) -> bool:

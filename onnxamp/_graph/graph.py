@@ -107,11 +107,9 @@ class _Builder:
         first = len(self.rows)
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
-        listed = (
-            {item.name for item in graph.input}
-            if scope == 0 and self.overridable
-            else set()
-        )
+        listed = set[str]()
+        if scope == 0 and self.overridable:
+            listed.update(item.name for item in graph.input)
         stored = Origin.INITIALIZER
         overridable = Origin.DEFAULT
         for item in graph.initializer:
@@ -196,12 +194,10 @@ class _Builder:
         )
 
     def _where(self, scope: int) -> str:
+        if scope == 0:
+            return "the graph"
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
-        return (
-            "the graph"
-            if scope == 0
-            else f"a subgraph of {self.rows[owner][0].name!r}"
-        )
+        return f"a subgraph of {self.rows[owner][0].name!r}"
 
     def _find(self, name: str, scope: int) -> int:
         """Return the value index of a name as seen from a scope; ABSENT if there is none."""
@@ -352,11 +348,9 @@ class Graph(View, Asked):
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
         """Return the shapes for inputs of these shapes."""
-        return (
-            read_shapes(self, with_shapes(self, self.types, given))
-            if given
-            else self.shapes
-        )
+        if not given:
+            return self.shapes
+        return read_shapes(self, with_shapes(self, self.types, given))
 
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:

@@ -307,7 +307,7 @@ class _Plan:
         return None
 
     def _invariants(self, node: Node) -> None:
-        """Add the results of a loop that returns a state as it was passed in."""
+        """Add the results of a loop that returns a state unchanged."""
         graph = self.graph
         for scope in (graph.scopes[body] for _, body in node.bodies):
             sources = body_sources(node, len(scope.inputs))

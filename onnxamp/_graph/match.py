@@ -130,6 +130,7 @@ def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]
 def _pattern(
     expression: ast.expr, given: Mapping[str, Pattern], rules: Rules
 ) -> Pattern:
+    """Return the tree of an expression, in which ``given`` has the arguments of the rule around it, by parameter."""
     if isinstance(expression, ast.Name):
         return given.get(expression.id, Var(expression.id))
     if not isinstance(expression, ast.Call):

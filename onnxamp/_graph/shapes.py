@@ -270,6 +270,7 @@ def elements(shape: Shape | None) -> int:
 
 
 def _declared(proto: TypeProto) -> Dims | None:
+    """Return the declared dimensions of a tensor; None for an unknown rank and for other types."""
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
     shape: list[int | str | None] = []
@@ -371,11 +372,9 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
             graphs += [body for _, body in node_bodies(proto)]
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
-            for dim in (
-                entry.type.tensor_type.shape.dim
-                if entry.type.HasField("tensor_type")
-                else ()
-            ):
+            if not entry.type.HasField("tensor_type"):
+                continue
+            for dim in entry.type.tensor_type.shape.dim:
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
 

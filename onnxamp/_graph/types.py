@@ -363,6 +363,7 @@ def _first_output(
 
 
 def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
+    """Return the type that an absent attribute stands for: that of an input, or a fixed one."""
     if default in ("input", "scale"):
         position = 0 if default == "input" else 1
         return inputs[position] if position < len(inputs) else None
@@ -371,11 +372,9 @@ def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
 
 def inner_type(text: str) -> str:
     """Return the element type of a sequence or optional type; other types are returned unchanged."""
-    return (
-        text[text.index("(") + 1 : -1]
-        if text.startswith(("seq(", "optional("))
-        else text
-    )
+    if not text.startswith(("seq(", "optional(")):
+        return text
+    return text[text.index("(") + 1 : -1]
 
 
 _CONTAINERS: Mapping[str, Callable[[str], str]] = {
@@ -402,6 +401,7 @@ _CONSTANT_TYPES = {
 
 
 def _constant_type(proto: NodeProto) -> str | None:
+    """Return the type of a Constant's output; None if no attribute determines it."""
     for item in proto.attribute:
         if item.name == "value" and item.type in (
             AttributeProto.TENSOR,

@@ -167,6 +167,7 @@ def apply(draft: Draft, options: Options) -> PassResult:
     with_weights = options.folds or BATCH_NORM in kinds
 
     def selected(*, with_weights: bool) -> list[Fold]:
+        """Return the folds that the options ask for."""
         # Folds into weights hold these in memory, so they are not cached.
         found = (
             find_folds(graph)
@@ -277,11 +278,9 @@ def _why_late(
         version = version_meant(target)
         return f"{text}, but ONNX Runtime {version} loads no opset beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
-    return (
-        f"{text}, where {', '.join(losers)} would lose kernels on {target}."
-        if losers
-        else f"{text}."
-    )
+    if not losers:
+        return f"{text}."
+    return f"{text}, where {', '.join(losers)} would lose kernels on {target}."
 
 
 def told(folds: Sequence[Fold]) -> str:

@@ -138,12 +138,11 @@ def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
     if producer.key != "Gemm":
         return bias if bias.shape == (channels,) else None
     beta = attribute(producer.proto, "beta")
-    per_channel = bias.size == 1 or bias.shape in ((channels,), (1, channels))
-    return (
-        np.broadcast_to(bias.reshape(-1), channels) * (1.0 if beta is None else beta)
-        if per_channel
-        else None
-    )
+    is_per_channel = bias.size == 1 or bias.shape in ((channels,), (1, channels))
+    if not is_per_channel:
+        return None
+    factor = 1.0 if beta is None else beta
+    return np.broadcast_to(bias.reshape(-1), channels) * factor
 
 
 def _shapes(

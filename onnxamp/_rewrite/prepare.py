@@ -97,6 +97,7 @@ def with_casts(model: Model, options: Options) -> Prepared:
 
 
 def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:
+    """Return the result of these passes, one after another."""
     given = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
     done = PassResult(given, notes=model.repairs)
     for apply in passes:

@@ -108,11 +108,9 @@ class _Rescaling:
         tensor = self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
-        result = (
-            None
-            if tensor is None
-            else scaled_tensor(tensor, self.graph.folder, exponent)
-        )
+        result = None
+        if tensor is not None:
+            result = scaled_tensor(tensor, self.graph.folder, exponent)
         if result is None:
             return numpy_helper.from_array(times_power(array, exponent), name)
         result.name = name

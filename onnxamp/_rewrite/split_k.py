@@ -163,11 +163,9 @@ class _Splitter:
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:
             name = _reshaped(site, made, name, self.dims(node), "weight")
-        return (
-            _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
-            if _is_turned(node)
-            else name
-        )
+        if not _is_turned(node):
+            return name
+        return _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
         """Return the node that adds the results, and removes the dimensions of size 1 that come from vectors."""

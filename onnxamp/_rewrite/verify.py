@@ -90,11 +90,8 @@ def inference_fault(typing: Typing) -> str:
     for port, (kind, name) in enumerate(
         zip(typing.outputs, typing.example.output, strict=True)
     ):
-        found = (
-            declared_type(inferred[f"out{port}"])
-            if name and f"out{port}" in inferred
-            else None
-        )
+        is_inferred = name and f"out{port}" in inferred
+        found = declared_type(inferred[f"out{port}"]) if is_inferred else None
         if None not in (kind, found) and kind != found:
             return f"outputs {kind} by its schema, but onnx infers {found}"
     return ""
@@ -120,11 +117,9 @@ def _inferred(
         )
     except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
         text = str(error)
-        return (
-            f"is refused by onnx: {text.strip().splitlines()[0]}"
-            if _WRONG_TYPE.search(text)
-            else {}
-        )
+        if not _WRONG_TYPE.search(text):
+            return {}
+        return f"is refused by onnx: {text.strip().splitlines()[0]}"
 
 
 _WRONG_TYPE: Final = re.compile(
