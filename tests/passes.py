@@ -4,10 +4,10 @@ from types import ModuleType
 
 from onnxamp._graph.graph import Graph
 from onnxamp._options.options import Options
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 
-def passed(step: ModuleType, graph: Graph, options: Options) -> Passed:
+def passed(step: ModuleType, graph: Graph, options: Options) -> PassResult:
     """What a pass makes of a graph, which may be nothing new."""
-    result: Passed = step.apply(Draft.of(graph), options)
+    result: PassResult = step.apply(Draft.of(graph), options)
     return result

@@ -7,6 +7,7 @@ as Tanh, a normalization, or a product with weights. So does a factor that fades
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ those of 64 are no more than those of :data:`_SYSTEMATIC` equal ones.
 
 
 class Accumulated(NamedTuple):
-    """What the loops of a graph accumulate.
+    """The state that the loops of a graph accumulate.
 
     Attributes:
         ports: (node, value) of the nodes that carry such state -> the reason. ABSENT stands for all values of a node.
@@ -41,33 +42,34 @@ class Accumulated(NamedTuple):
     open_ended: frozenset[int]
 
 
-class _Step(NamedTuple):
-    """A node that keeps a value: its result has the error of the value."""
+class _Propagation(NamedTuple):
+    """A node that propagates the error of one input to its result."""
 
     node: int
     source: int
     result: int
     others: tuple[int, ...] = ()
-    """What it adds or multiplies."""
+    """The other operands, which the node adds to the source or multiplies it by."""
     fate: Fate = Fate.PASSES
     is_product: bool = False
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds or multiplies."""
+        """Whether the node adds to the value or multiplies it."""
         return self.fate == Fate.ACCUMULATES
 
     @property
     def decays(self) -> bool:
-        """Whether it multiplies by a factor below 1."""
+        """Whether the node multiplies the value by a factor below 1."""
         return self.fate == Fate.DECAYS
 
 
 def accumulated(graph: Graph, low: Format) -> Accumulated:
-    """Return what loops accumulate. Complexity: linear in the nodes of loops."""
-    found = _Found({}, {}, set(), set())
+    """Return the state that loops accumulate. Complexity: linear in the nodes of loops."""
+    found = _Accumulations({}, {}, set(), set())
     if graph.nodes_of(op_facts().repeats):
-        steps = list(_steps(graph))
+        steps = list(_propagations(graph))
+        # Where something is added to it, a state that decays forgets its errors.
         _add_cycles(graph, low, [one for one in steps if not one.decays], found)
         # Without a sum, nothing takes the place of what decays: it ends among the smallest numbers.
         products = [one for one in steps if one.is_product or not one.accumulates]
@@ -79,8 +81,8 @@ def accumulated(graph: Graph, low: Format) -> Accumulated:
     return Accumulated(found.ports, values, open_ended)
 
 
-class _Found(NamedTuple):
-    """What was found so far, see :class:`Accumulated`; of values, also why they accumulate."""
+class _Accumulations(NamedTuple):
+    """The results so far, see :class:`Accumulated`; ``values`` also has the reason for each value."""
 
     ports: dict[tuple[int, int], str]
     values: dict[int, str]
@@ -89,22 +91,23 @@ class _Found(NamedTuple):
 
 
 def _add_cycles(
-    graph: Graph, low: Format, steps: Sequence[_Step], found: _Found
+    graph: Graph, low: Format, steps: Sequence[_Propagation], found: _Accumulations
 ) -> None:
     """Add the cycles of these steps in which a sum or a product accumulates."""
     labels = cycles((step.source, step.result) for step in steps)
-    growing: dict[int, list[_Step]] = {}
+    growing: dict[int, list[_Propagation]] = {}
     for step in steps:
         grows = step.accumulates or step.decays
         if grows and labels[step.source] == labels[step.result]:
             growing.setdefault(labels[step.source], []).append(step)
     if not growing:
         return
+    # Flows are far more than the steps, and tell only which of the growing states are corrected.
     reached = cycles(_all_flows(graph))
     members = _members(labels, growing)
     why = dict[int, str]()
     for cycle, grown in growing.items():
-        state = _State(members[cycle], grown, _owners(graph, members[cycle]))
+        state = _LoopState(members[cycle], grown, _owners(graph, members[cycle]))
         if _is_short(graph, state, low):
             continue
         products = [step for step in grown if step.is_product]
@@ -112,7 +115,8 @@ def _add_cycles(
         verb = "multiplies" if products else "adds to"
         why[cycle] = f"{loop!r} {verb} it in every iteration"
         found.values.update(dict.fromkeys(state.values, why[cycle]))
-        found.factors.update(other for step in products for other in step.others)
+        for step in products:
+            found.factors.update(step.others)
         if not _is_corrected(state, reached):
             found.open_ended.update(state.values)
     for step in steps:
@@ -122,35 +126,40 @@ def _add_cycles(
             found.ports[step.node, ABSENT] = why[cycle]
 
 
-class _State(NamedTuple):
+class _LoopState(NamedTuple):
     """The values of a cycle, the steps that grow it, and the loops that run it, inner ones last."""
 
     values: frozenset[int]
-    growing: Sequence[_Step]
+    growing: Sequence[_Propagation]
     owners: Sequence[int]
 
+    @property
+    def operands(self) -> set[int]:
+        """The values that the steps add to the state or multiply it by."""
+        return set[int]().union(*(step.others for step in self.growing))
 
-def _steps(graph: Graph) -> Iterator[_Step]:
-    """Yield what keeps values inside of loops."""
+
+def _propagations(graph: Graph) -> Iterator[_Propagation]:
+    """Yield the nodes inside loops that propagate errors, and the passages of control flow."""
     scopes = loop_scopes(graph)
     fading = Fading(graph, _SYSTEMATIC)
     control_flow = op_facts().control_flow
     for node in graph.nodes_of(control_flow):
         for source, result in transfers(graph, node):
             if ABSENT not in (source, result):
-                yield _Step(node.index, source, result)
+                yield _Propagation(node.index, source, result)
     for node in graph.nodes:
         if node.scope in scopes and node.key not in control_flow and node.writes:
             yield from _kept(graph, node, fading)
 
 
-def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Step]:
-    """Yield what a node keeps of its inputs."""
+def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Propagation]:
+    """Yield each input whose error the results of a node have."""
     facts = op_facts()
     passed = passed_ports(graph, node)
     for port in passed:
         for result in node.writes:
-            yield _Step(node.index, node.inputs[port], result)
+            yield _Propagation(node.index, node.inputs[port], result)
     sums = facts.adds.get(node.key, ())
     products = facts.multiplies.get(node.key, ())
     for port, value in enumerate(() if passed else node.inputs):
@@ -165,7 +174,9 @@ def _kept(graph: Graph, node: Node, fading: Fading) -> Iterator[_Step]:
             for at, other in enumerate(node.inputs)
             if at != port and other != ABSENT
         )
-        yield _Step(node.index, value, node.outputs[0], others, fate, is_product)
+        yield _Propagation(
+            node.index, value, node.outputs[0], others, fate, is_product
+        )
 
 
 def passed_ports(graph: Graph, node: Node) -> Sequence[int]:
@@ -197,7 +208,7 @@ def _all_flows(graph: Graph) -> Iterator[tuple[int, int]]:
         if node.key in control_flow:
             pairs: Iterable[tuple[int, int]] = transfers(graph, node)
         elif node.scope in scopes:
-            pairs = ((read, made) for read in node.inputs for made in node.outputs)
+            pairs = product(node.inputs, node.outputs)
         else:
             continue
         yield from (pair for pair in pairs if ABSENT not in pair)
@@ -215,22 +226,27 @@ def _members(
 
 def _owners(graph: Graph, values: Iterable[int]) -> list[int]:
     """Return the loops that pass these values on to their next iteration, outer ones first."""
+    # The main graph has no owner: no loop passes its inputs on.
     inputs = (value for value in values if graph.values[value].origin is Origin.INPUT)
     scopes = {graph.values[value].scope for value in inputs} - {0}
     owners = {graph.scopes[scope].owner for scope in scopes}
     return sorted(owner for owner in owners if graph.nodes[owner].bodies)
 
 
-def _is_short(graph: Graph, state: _State, low: Format) -> bool:
-    """Return whether the loops end before errors matter, as in a network of that depth, or before counts round."""
+def _is_short(graph: Graph, state: _LoopState, low: Format) -> bool:
+    """Return whether the loops end before errors matter, as in a network of that depth, or before low precision rounds
+    a counter.
+    """
     trips = [constant_trips(graph, graph.nodes[owner]) for owner in state.owners]
     known = [count for count in trips if count is not None]
     if len(known) < len(trips):
         return False
     count = prod(known)
-    others = {other for step in state.growing for other in step.others}
-    bodies = {body for owner in state.owners for _, body in graph.nodes[owner].bodies}
-    is_varying = all(_is_in(graph, other, bodies) for other in others)
+    bodies = set[int]()
+    for owner in state.owners:
+        bodies.update(body for _, body in graph.nodes[owner].bodies)
+    # Terms from outside the loop are the same in every iteration, so that their roundings are too.
+    is_varying = all(_is_in(graph, other, bodies) for other in state.operands)
     if count <= (_RANDOM if is_varying else _SYSTEMATIC):
         return True
     return _last_count(graph, state, count) <= low.exact_integers
@@ -246,8 +262,8 @@ def _is_in(graph: Graph, value: int, bodies: set[int]) -> bool:
     return scope != ABSENT
 
 
-def _last_count(graph: Graph, state: _State, trips: int) -> float:
-    """Return what a counter of integers reaches; infinity if the state is none."""
+def _last_count(graph: Graph, state: _LoopState, trips: int) -> float:
+    """Return the largest number that a counter of integers reaches; infinity if the state is no such counter."""
     infinite = float("inf")
     total = 0.0
     for step in state.growing:
@@ -270,15 +286,14 @@ def _is_integer(number: float | None) -> bool:
     return number is not None and float(number).is_integer()
 
 
-def _is_corrected(state: _State, reached: Mapping[int, int]) -> bool:
-    """Return whether the state's own terms or factors are computed from it, other than by what only keeps it."""
-    others = {other for step in state.growing for other in step.others}
+def _is_corrected(state: _LoopState, reached: Mapping[int, int]) -> bool:
+    """Return whether the state's terms or factors are computed from the state, by more than the steps that keep it."""
     own = {reached[value] for value in state.values}
-    return any(reached.get(other) in own for other in others - state.values)
+    return any(reached.get(other) in own for other in state.operands - state.values)
 
 
-def _add_factors(graph: Graph, found: _Found) -> None:
-    """Add the nodes that compute factors: near 1, as they are in such products, low precision has few numbers."""
+def _add_factors(graph: Graph, found: _Accumulations) -> None:
+    """Add the nodes that compute factors. In such products they are near 1, where low precision has few numbers."""
     passes = dict[int, list[tuple[int, int]]]()
     for node in graph.nodes_of(op_facts().control_flow):
         for source, result in transfers(graph, node):
@@ -306,8 +321,8 @@ def _add_factors(graph: Graph, found: _Found) -> None:
         stack += fresh
 
 
-def _add_control_flow(graph: Graph, found: _Found) -> None:
-    """Add the ports of control flow through which state enters, stays and leaves, and the values that leave."""
+def _add_control_flow(graph: Graph, found: _Accumulations) -> None:
+    """Add the ports of control flow through which state enters, stays or leaves, and the values that leave."""
     ports, values = found.ports, found.values
     # Inner loops first, because what leaves them may leave outer ones as well.
     for node in graph.order:

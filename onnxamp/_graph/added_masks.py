@@ -16,14 +16,14 @@ from onnxamp._graph.known import is_known, stats_of
 from onnxamp._graph.view import Node, Origin, passed_values
 
 _LARGE = 1000.0
-"""Factors from here on turn 0 and 1 into a mask. What they multiply is no mask yet."""
+"""The smallest factor that turns zeros and ones into a mask. The operand of such a factor is not a mask yet."""
 
 
 class AddedMasks(NamedTuple):
-    """What is known of the masks among a model's inputs.
+    """The masks among a model's inputs.
 
     Attributes:
-        inputs: the inputs that nothing but the scores before a Softmax takes.
+        inputs: the inputs that are only joined with scores before a Softmax.
         values: these, and the values that they pass through on their way to the Softmax.
         sums: the nodes that add them to something else.
         subtracted: the inputs that are subtracted instead, and the values that they pass through before that.
@@ -54,7 +54,7 @@ def added_masks(graph: Graph) -> AddedMasks:
             graph.values[value].origin is Origin.INPUT
             and graph.types[value] in _FLOATS
         )
-        walk = _Walk(graph, sinks, passed) if is_given else None
+        walk = _MaskWalk(graph, sinks, passed) if is_given else None
         if walk is not None and walk.is_mask(value):
             inputs.add(value)
             values.update(walk.joined)
@@ -83,8 +83,8 @@ def _sinks(graph: Graph) -> frozenset[int]:
 
 
 @dataclass(slots=True)
-class _Walk:
-    """Follows an input to the ops that take it.
+class _MaskWalk:
+    """Follows an input to the ops that read it.
 
     Attributes:
         joined: value -> whether it is joined with something unknown already.
@@ -100,7 +100,7 @@ class _Walk:
     signs: set[bool] = field(default_factory=set)
 
     def is_mask(self, value: int) -> bool:
-        """Return whether all that takes an input takes it for a mask."""
+        """Return whether all consumers of an input use it as a mask."""
         graph = self.graph
         self.joined[value] = False
         stack = [value]
@@ -108,6 +108,7 @@ class _Walk:
         while stack:
             value = stack.pop()
             is_joined = self.joined[value]
+            # Callers may use an output of the model for anything.
             if any(scope == 0 for scope, _ in graph.results[value]):
                 return False
             reached = [(after, is_joined) for after in self.passed.get(value, ())]
@@ -129,21 +130,24 @@ class _Walk:
                 if result not in self.joined:
                     self.joined[result] = after
                     stack.append(result)
+        # An input that is both added and subtracted would need two bounds.
         return ends and len(self.signs) < 2
 
     def after(self, node: Node, port: int, *, is_joined: bool) -> bool | None:
-        """Return whether a mask is joined behind a node that reads it; None if the node does more with it."""
+        """Return whether a mask is joined after a node that reads it; None if the node uses it for anything else."""
         facts = op_facts()
         graph = self.graph
         if node.key in facts.reduces_axes and node.index in graph.exact:
-            return is_joined  # the largest score of a decomposed Softmax
+            # It reads the largest score, which a decomposed Softmax subtracts.
+            return is_joined
         if (
             node.key not in facts.mask_arithmetic
             or graph.types[node.inputs[port]] not in _FLOATS
         ):
             return None
         if any(graph.types[result] not in _FLOATS for result in node.writes):
-            return None  # a comparison, or a Cast to bool: zeros and ones
+            # A comparison or a Cast to bool takes the input for zeros and ones.
+            return None
         others = [
             value
             for at, value in enumerate(node.inputs)
@@ -171,7 +175,8 @@ class _Walk:
             return any(
                 stats.largest >= _LARGE for stats in stats_of(self.graph, value)
             )
-        except OnnxAmpError:  # its file is missing, which those who need it will say
+        except OnnxAmpError:
+            # Its data file is missing. The code that needs the weight reports that.
             return False
 
 

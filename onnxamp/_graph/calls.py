@@ -9,7 +9,7 @@ Runtime runs the op.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import TypeAlias
 
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
@@ -50,7 +50,8 @@ def bind_defaults(model: ModelProto) -> bool:
 
     Complexity: linear in the nodes of the graph and of all copies.
     """
-    if not any(True for one in model.functions for _ in _references(one.node)):
+    bodies = chain.from_iterable(one.node for one in model.functions)
+    if next(_references(bodies), None) is None:
         return False
     copies = _Copies({_key_of(one): copied(one) for one in model.functions})
     copies.bind(model.graph.node)
@@ -102,8 +103,8 @@ class _Copies:
     def _wanted(self, key: _Key) -> frozenset[str]:
         if key not in self.wanted:
             function = self.functions[key]
-            inner = (item.g.node for item in function.attribute_proto)
-            nodes = (node for part in (function.node, *inner) for node in part)
+            defaults = (item.g.node for item in function.attribute_proto)
+            nodes = chain(function.node, *defaults)
             self.wanted[key] = frozenset(
                 one.ref_attr_name for one in _references(nodes)
             )
@@ -113,6 +114,7 @@ class _Copies:
         """Return a copy of a function for calls that lack attributes; the first copy keeps the name."""
         function = copied(self.functions[key])
         domain, name, overload = key
+        # The first copy has the name without a number, so the second one gets 2.
         fresh = (f"{name}_{number}" for number in count(2))
         while _key_of(function) in self.taken:
             function.name = next(
@@ -147,7 +149,8 @@ class _Copies:
             node.attribute.remove(item)
             self.has_gaps = True
             return
-        if is_default and default.HasField("g"):  # it may refer to itself
+        # Such a default may contain a reference to itself, and the replacement would never end.
+        if is_default and default.HasField("g"):
             raise ModelError(
                 f"The default of a function attribute refers to {default.name!r}, whose default is a graph as well:"
                 " give one of them in the calls."

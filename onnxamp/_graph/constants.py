@@ -1,4 +1,4 @@
-"""Constants of a model: which values are constant, also through data movement, and what they contain."""
+"""Constants of a model: the values that are constant, also through data movement, and their elements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -27,11 +27,11 @@ MAKERS = ("Constant", "ConstantOfShape")
 """Ops whose output has constant elements."""
 
 _FEW = 64
-"""Elements up to which a constant may be a number, axes or sizes."""
+"""Largest number of elements of a constant that may be a number, axes or sizes."""
 
 
 def constant_tensors(view: View) -> dict[int, TensorProto]:
-    """Value -> the tensor of an initializer that no caller can override, or of a Constant node.
+    """Return value -> the tensor of an initializer that no caller can override, or of a Constant node.
 
     Complexity: linear in nodes and initializers.
     """
@@ -61,7 +61,7 @@ class Constants:
     folder: Path | None
     tensors: Mapping[int, TensorProto] = field(init=False)
     """See :func:`constant_tensors`."""
-    _makers: Mapping[int, Node] = field(init=False)
+    _makers: dict[int, Node] = field(init=False)
     """Value -> its producer, if its elements are constant."""
     _sources: dict[int, int] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
@@ -71,8 +71,11 @@ class Constants:
     def __post_init__(self, view: View) -> None:
         self.tensors = constant_tensors(view)
         makers = view.nodes_of(MAKERS)
-        self._makers = {value: node for node in makers for value in node.writes}
+        self._makers = {}
+        for node in makers:
+            self._makers |= dict.fromkeys(node.writes, node)
         carriers = op_facts().carriers
+        # Producers come first, so the source of a chain of carriers is known when its next node is visited.
         for node in view.order:
             is_cast = node.key == "Cast"
             if not is_cast and node.key not in carriers:
@@ -82,6 +85,7 @@ class Constants:
                 continue
             if node.key in carriers or self._is_raised(node):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
+        # Omitted outputs share one index, so the entry for it means nothing.
         self._sources.pop(ABSENT, None)
 
     def _is_raised(self, cast: Node) -> bool:
@@ -96,7 +100,7 @@ class Constants:
         return self._sources.get(value, value)
 
     def stats(self, value: int) -> ConstantStats | None:
-        """Statistics of the float32 constant that the value is, or comes from; None if it is not constant."""
+        """Return the statistics of the float32 constant that the value is or comes from; None if it is not constant."""
         if self.types[value] != FLOAT:
             return None
         source = self._sources.get(value, value)
@@ -105,6 +109,7 @@ class Constants:
         return self._stats[source]
 
     def _measured(self, value: int) -> ConstantStats | None:
+        """Return the statistics of a constant, known ones of its data file before those that take reading it."""
         tensor = self.tensors.get(value)
         if tensor is not None:
             return known_stats(tensor, self.folder) or tensor_stats(
@@ -114,7 +119,7 @@ class Constants:
         return None if array is None else constant_stats(array)
 
     def floats(self) -> Mapping[int, ConstantStats | None]:
-        """:meth:`stats` of all float32 values that are constant, or may be because they are moved from other values."""
+        """Return :meth:`stats` of all float32 values that are constant, or may be because nodes move them."""
         if not self._floats:
             values = {*self.tensors, *self._makers, *self._sources}
             self._floats.update(
@@ -172,7 +177,7 @@ class Constants:
         return self._scalars[value]
 
     def integers(self, value: int) -> list[int] | None:
-        """Elements of a small integer constant; None if it is not one."""
+        """Return the elements of a small integer constant; None for other values."""
         tensor = self.tensors.get(value)
         numbers = (
             self._attribute(value, "value_ints")
@@ -187,32 +192,24 @@ class Constants:
             number = self._attribute(value, "value_float")
             number = self._attribute(value, "value_int") if number is None else number
             return None if number is None else float(number)
-        numbers = (
-            self._few(tensor)
-            if len(tensor.dims) < 2 and prod(tensor.dims) == 1
-            else None
-        )
+        is_single = len(tensor.dims) < 2 and prod(tensor.dims) == 1
+        numbers = self._few(tensor) if is_single else None
         return None if numbers is None else float(numbers[0])
 
     def _attribute(self, value: int, name: str) -> Any:
         """Return an attribute of the Constant that produces the value."""
         maker = self._makers.get(value)
-        return (
-            attribute(maker.proto, name)
-            if maker is not None and maker.key == "Constant"
-            else None
-        )
+        if maker is None or maker.key != "Constant":
+            return None
+        return attribute(maker.proto, name)
 
     def _few(self, tensor: TensorProto) -> NDArray[Any] | None:
-        """Elements of a small tensor of numbers."""
+        """Return the elements of a small tensor of numbers; None for other tensors."""
         if prod(tensor.dims) > _FEW or tensor.data_type == TensorProto.STRING:
             return None
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (
-            read_array(tensor, self.folder)
-            if is_external
-            else numpy_helper.to_array(tensor)
-        ).reshape(-1)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return read_array(tensor, self.folder).reshape(-1)
+        return numpy_helper.to_array(tensor).reshape(-1)
 
     def _array(self, value: int) -> NDArray[np.float32] | None:
         """Return the elements of a node's output, unless a tensor holds them."""
@@ -242,7 +239,7 @@ def terms_of(node: Node, shapes: Shapes) -> int | None:
 
 
 def expected_terms(node: Node, shapes: Shapes) -> int | None:
-    """As :func:`terms_of`, with a guess for sizes that are unknown."""
+    """Return the same as :func:`terms_of`, with a guess for sizes that are unknown."""
     terms = _TERMS.get(node.key)
     return None if terms is None else terms(node, shapes)
 
@@ -260,10 +257,10 @@ def summed_terms(node: Node, shapes: Shapes) -> int | None:
         return prod(attribute(node.proto, "kernel_shape") or ())
     if before is None or after is None:
         return None
-    sizes, left = (
-        [size for size in shape if size is not None] for shape in (before, after)
-    )
+    sizes = [size for size in before if size is not None]
+    left = [size for size in after if size is not None]
     if node.key == "CumSum":
+        # Its axis is an input, so the longest axis bounds the number of terms.
         return max(sizes, default=None)
     same = len(before) - len(sizes) == len(after) - len(left)
     return prod(sizes) // max(prod(left), 1) if same else None
@@ -307,6 +304,7 @@ def _einsum(node: Node, shapes: Shapes) -> int:
     equation = attribute(node.proto, "equation")
     inputs, arrow, result = equation.decode().replace(" ", "").partition("->")
     letters = inputs.replace(",", "").replace("...", "")
+    # Without an arrow, the result has the letters that appear once (the implicit form of Einsum).
     kept = (
         result
         if arrow

@@ -1,4 +1,4 @@
-"""Integers that count, and the coordinates and angles made of them: how far they spread, and how large they get.
+"""Integers that count, and the coordinates and angles computed from them: where they spread, and how large they get.
 
 Every value gets flags, which only ever grow, and a limit:
 
@@ -34,10 +34,10 @@ INVERSE: Final = 8
 
 _COUNTER: Final = POSITION | COUNTING | COUNTED
 _FEW: Final = 16
-"""Different integers up to which a stored list of them counts nothing. float16 holds their sums to 1/128."""
+"""Most different integers of a stored list that counts nothing. float16 holds their sums to 1/128."""
 
 _MOST: Final = 1 << 22
-"""Numbers of a constant up to which it may be such a list, as that of the pixels of a large image."""
+"""Most numbers of such a list: one for each pixel of a large image."""
 
 
 class Counted(NamedTuple):
@@ -68,7 +68,7 @@ def counted(graph: Graph, low: Format) -> Counted:
 
 
 class _Spread:
-    """Lets marks spread from values to what is computed from them, also through control flow."""
+    """Spreads marks from values to the values computed from them, also through control flow."""
 
     def __init__(self, graph: Graph, low: Format) -> None:
         self.graph = graph
@@ -96,6 +96,7 @@ class _Spread:
             self.add(value, mark, limit)
         for node in self.graph.nodes_of(op_facts().position_sources):
             self.wait_for(node.index)
+        # In the order in which nodes run, so that a node is visited again only where a loop brings marks back.
         while self.pending:
             _, index = heappop(self.pending)
             self.waiting.discard(index)
@@ -113,6 +114,7 @@ class _Spread:
             if value == ABSENT or (old | mark == old and limit <= known):
                 continue
             if limit > known:
+                # The limit of a loop's state would rise with every visit, and the walk would never end.
                 is_raised = known and self.graph.values[value].origin is Origin.INPUT
                 limits[value] = inf if is_raised else limit
             marks[value] = old | mark
@@ -121,7 +123,7 @@ class _Spread:
             stack += [self.passed_on(result) for result in self.leaving.get(value, ())]
 
     def wait_for(self, index: int) -> None:
-        """Let a node be visited, after those before it."""
+        """Queue a node for a visit, after the nodes that run before it."""
         if index not in self.waiting:
             self.waiting.add(index)
             heappush(self.pending, (self.ranks[index], index))
@@ -131,7 +133,7 @@ class _Spread:
         return self.found.marks.get(value, 0)
 
     def sources(self) -> Iterator[tuple[int, int, float]]:
-        """Yield (value, marks, limit) where integers, and what may hold positions, come from."""
+        """Yield (value, marks, limit) for the sources of integers and of possible positions."""
         graph, facts = self.graph, op_facts()
         for value in graph.scopes[0].inputs:
             is_given = graph.values[value].origin in (Origin.INPUT, Origin.DEFAULT)
@@ -191,7 +193,7 @@ class _Spread:
         return self.graph.types[value] in INTEGERS
 
     def limit_of(self, node: Node, count: Count) -> float:
-        """Return what the integers of an op that counts may reach."""
+        """Return the largest magnitude that the integers of an op that counts may reach."""
         graph = self.graph
         if count.up_to == "limits":
             return max((self.reach(value) for value in node.reads[:2]), default=inf)
@@ -212,18 +214,16 @@ class _Spread:
         constants = self.graph.constants
         if constants.is_constant(value):
             stats = constants.stats(value)
-            integers = (
-                constants.integers(value)
-                if stats is None and self.is_integer(value)
-                else None
-            )
-            if integers is not None:
-                return float(max(map(abs, integers), default=0))
-            return inf if stats is None else abs(stats.largest_number)
+            if stats is not None:
+                return abs(stats.largest_number)
+            integers = constants.integers(value) if self.is_integer(value) else None
+            if integers is None:
+                return inf
+            return float(max(map(abs, integers), default=0))
         return self.found.limits.get(value, inf)
 
     def passed_on(self, result: int) -> tuple[int, int, float]:
-        """Return what control flow passes on to a value: a position only if it is one wherever it comes from."""
+        """Return the marks and the limit that control flow passes on to a value: a position only if all sources are."""
         sources = [source for _, source in self.found.passes[result]]
         marks = [self.mark(source) for source in sources]
         mark = 0
@@ -248,6 +248,7 @@ class _Spread:
         mark |= self.position_by(node) | self.inverse_by(node)
         if mark & COUNTING and node.key not in facts.rounding:
             self.found.computing.add(node.index)
+        # Divided by a size, a coordinate no longer grows with it.
         if node.index in self.found.normalizing:
             mark &= POSITION
             limit = 0.0
@@ -255,7 +256,7 @@ class _Spread:
             self.add(value, mark, limit)
 
     def count(self, node: Node) -> None:
-        """Mark what a counter makes; its end may be a size."""
+        """Mark the results of a counter; its end may be a size."""
         for count in op_facts().counts[node.key]:
             value = node.output(count.output)
             is_float = self.graph.types[value] in ANY_FLOAT_TENSORS
@@ -263,7 +264,7 @@ class _Spread:
             self.add(value, mark, self.limit_of(node, count))
 
     def position_by(self, node: Node) -> int:
-        """Return the marks of what a node computes from positions and constants alone."""
+        """Return the marks of results that a node computes from positions and constants alone."""
         facts = op_facts()
         graph = self.graph
         given = [value for value in node.reads if graph.types[value] in FLOAT_TENSORS]
@@ -317,7 +318,7 @@ class _Spread:
         return COUNTED, self.limit_from(node, sources)
 
     def limit_from(self, node: Node, sources: Sequence[int]) -> float:
-        """Return what the results of coordinate arithmetic on these integers may reach."""
+        """Return the largest magnitude of the results of coordinate arithmetic on these integers."""
         facts = op_facts()
         own = [self.found.limits.get(value, 0.0) for value in sources]
         others = [value for value in node.reads if value not in sources]
@@ -342,7 +343,7 @@ class _Spread:
         return min(max(own), max(map(abs, bounds))) if len(bounds) > 1 else max(own)
 
     def divided(self, node: Node) -> tuple[int, float]:
-        """Return the marks of a quotient; divided by a size, coordinates end."""
+        """Return the marks of a quotient; coordinates end where they are divided by a size."""
         largest = self.found.limits.get(node.input(0), 0.0)
         divisor = node.input(1)
         if not self.mark(node.input(0)) & COUNTED:
@@ -368,7 +369,7 @@ class _Spread:
         return [node.input(port) for port in kept if node.input(port) != ABSENT]
 
     def picked(self, node: Node, largest: float) -> float:
-        """Return the limit of moved integers: if they are sizes of a known axis, that size."""
+        """Return the limit of moved integers: the size itself if they are sizes of a known axis."""
         for port in op_facts().moved_inputs[node.key][:1]:
             maker = self.graph.producer(node.input(port), "Shape")
             sizes = None if maker is None else self.graph.shapes[maker.input(0)]

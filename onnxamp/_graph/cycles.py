@@ -37,13 +37,15 @@ def cycles(arcs: Iterable[tuple[int, int]]) -> dict[int, int]:
                     path.append(target)
                     walk.append((target, iter(targets[target])))
                     break
-                if target not in found:  # it is on the path
+                # A target without a component yet is on the path, so the arc closes a cycle.
+                if target not in found:
                     lowest[value] = min(lowest[value], order[target])
             else:
                 walk.pop()
                 if walk:
                     parent = walk[-1][0]
                     lowest[parent] = min(lowest[parent], lowest[value])
+                # It reaches nothing before it, so all that follows it on the path is its component.
                 if lowest[value] == order[value]:
                     member = path.pop()
                     while member != value:

@@ -32,6 +32,7 @@ def damaged(graph: Graph, low: Format) -> Iterator[Node]:
 
 
 def _is_damaged(evaluator: Evaluator, one: Computation, low: Format) -> bool:
+    """Return whether a computation in low precision misses an ordinary result by more than its roundings."""
     right = one.results[0].astype(np.float64)
     given = [
         array if array is None or array.dtype != np.float32 else _rounded(array, low)
@@ -40,17 +41,15 @@ def _is_damaged(evaluator: Evaluator, one: Computation, low: Format) -> bool:
     results = evaluator.run(one.node, given)
     if results is None:
         return False
+    # Overflow is one of the results to look for here, so NumPy must not warn of it.
     with np.errstate(all="ignore"):
         found = _rounded(results[0], low).astype(np.float64)
         is_usual = (np.abs(right) >= low.smallest_normal) & (
             np.abs(right) < low.max_finite
         )
-        return bool(
-            (
-                is_usual
-                & ~(np.abs(found - right) <= _BEARABLE * low.epsilon * np.abs(right))
-            ).any()
-        )
+        # Negated, because a comparison with NaN is false, and NaN is damage.
+        is_far = ~(np.abs(found - right) <= _BEARABLE * low.epsilon * np.abs(right))
+        return bool((is_usual & is_far).any())
 
 
 _BEARABLE: Final = 16

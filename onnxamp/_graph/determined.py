@@ -14,7 +14,7 @@ from onnxamp._graph.shapes import Dims, Shape, named_shapes
 from onnxamp._graph.view import Node, inline_functions
 
 _Letter = tuple[int, str]
-"""A size that one node speaks of, by the node's index; "" is the number 1."""
+"""A size in the rule of one node: the node's index and the name there; "" is the number 1."""
 
 
 class Determined(NamedTuple):
@@ -65,7 +65,7 @@ def determine(
 
 
 def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
-    """Return whether the shapes satisfy all relations of the model's ops. They may, and the model does not run then."""
+    """Return whether the shapes satisfy all known relations of the model's ops. The model may still fail to run."""
     relations = relations_of(graph, shapes)
     sizes: dict[_Letter, int] = {}
     for letter, factor, dim in relations.multiples:
@@ -73,10 +73,12 @@ def is_consistent(graph: Graph, shapes: Sequence[Shape | None]) -> bool:
             dim % factor or sizes.setdefault(letter, dim // factor) * factor != dim
         ):
             return False
-    return all(
-        len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2
-        for column in relations.columns
-    )
+    return all(map(_broadcasts, relations.columns))
+
+
+def _broadcasts(column: Sequence[int | str]) -> bool:
+    """Return whether dimensions broadcast against each other, as far as their sizes are known."""
+    return len({dim for dim in column if isinstance(dim, int) and dim != 1}) < 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def relations_of(
 
 
 def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, Dims]]:
+    """Yield the shapes of a node that keeps the number of elements, if both are known."""
     source = shapes[node.input(0)]
     result = shapes[node.outputs[0]]
     if source is not None and result is not None and None not in source:
@@ -118,6 +121,7 @@ def _counts(node: Node, shapes: Sequence[Dims | None]) -> Iterator[tuple[Dims, D
 
 
 def _add(found: Relations, node: int, related: Related) -> None:
+    """Add the relations that one node implies."""
     found.multiples.extend(
         ((node, size), factor, dim)
         for (size, factor), dim in related.multiples
@@ -130,7 +134,7 @@ def _add(found: Relations, node: int, related: Related) -> None:
 
 
 def _inlined(graph: Graph) -> Graph:
-    """Return the graph with its functions inlined, as far as they can be."""
+    """Return the graph with all functions inlined that can be."""
     if not graph.model.functions:
         return graph
     try:
@@ -140,7 +144,7 @@ def _inlined(graph: Graph) -> Graph:
 
 
 class _Solver:
-    """Lets sizes that are known pass through relations."""
+    """Propagates known sizes through relations."""
 
     def __init__(
         self, relations: Relations, usual: Mapping[str, int], batches: Collection[str]
@@ -172,6 +176,7 @@ class _Solver:
         forced = frozenset(
             name for name in self.usual if name in self.sizes and name not in given
         )
+        # Batches first: relations that only suggest a size must not change theirs.
         self._assume(name for name in self.usual if name in self.batches)
         for column in self.relations.columns:
             self._broadcast(column)
@@ -193,6 +198,7 @@ class _Solver:
             self.fresh.append(variable)
 
     def _settle(self) -> None:
+        """Propagate new sizes between dimensions and the letters that they are multiples of, until nothing changes."""
         while self.fresh:
             variable = self.fresh.popleft()
             size = self.sizes[variable]
@@ -205,7 +211,7 @@ class _Solver:
                     self._set(dim, size * factor)
 
     def _assume(self, names: Iterator[str]) -> None:
-        """Give dimensions that nothing determines their usual sizes, or the next ones that divide as they must."""
+        """Set undetermined dimensions to their usual sizes, rounded up to the multiples that relations require."""
         for name in names:
             if name not in self.sizes:
                 needed = lcm(
@@ -215,11 +221,11 @@ class _Solver:
                         if letter not in self.sizes
                     )
                 )
-                self._set(name, -(-self.usual[name] // needed) * needed)
+                self._set(name, _next_multiple(self.usual[name], needed))
                 self._settle()
 
     def _broadcast(self, column: Sequence[int | str]) -> None:
-        """Dimensions that broadcast are equal, but for those that are 1."""
+        """Set the dimensions of a column to its one size other than 1, because dimensions that broadcast are equal."""
         sizes = {self._known(dim) for dim in column} - {None, 1}
         if len(sizes) == 1:
             for dim in column:
@@ -228,9 +234,10 @@ class _Solver:
             self._settle()
 
     def _count(self, before: Dims, after: Dims) -> None:
-        """An otherwise undetermined dimension is chosen so that both shapes have the same number of elements."""
+        """Set the only undetermined dimension so that both shapes have the same number of elements."""
         source = list(before)
         result = list(after)
+        # The same name on both sides has one size, whatever it is, and cancels out.
         for dim in before:
             if isinstance(dim, str) and dim in result:
                 source.remove(dim)
@@ -250,31 +257,40 @@ class _Solver:
             self._set(name, wanted // others)
         elif not is_exact and name in self.usual:
             needed = wanted // gcd(wanted, others)
-            self._set(name, -(-self.usual[name] // needed) * needed)
+            self._set(name, _next_multiple(self.usual[name], needed))
         self._settle()
 
     def _known(self, dim: int | str | None) -> int | None:
         return self.sizes.get(dim) if isinstance(dim, str) else dim
 
 
+def _next_multiple(size: int, factor: int) -> int:
+    """Return the smallest multiple of a factor that is not below a size."""
+    # Floor division rounds down; of the negated size, that is up.
+    return -(-size // factor) * factor
+
+
 DEFAULT_TRIPS: Final = 10
 """Assumed iterations of a loop whose trip count is not constant."""
+_MOST_TRIPS: Final = 1000
+"""Most runs of a scope that are assumed, because the guesses of nested loops multiply."""
 
 
 def loop_trips(graph: Graph) -> list[int]:
-    """Return how often each scope runs per run of the model; capped, because nested guesses multiply."""
+    """Return how often each scope runs per run of the model, at most :data:`_MOST_TRIPS` times."""
     trips = [1] * len(graph.scopes)
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]
         own = 1
         if owner.key in op_facts().repeats:
             own = _loop_trips(graph, owner) or DEFAULT_TRIPS
-        trips[scope.index] = min(trips[scope.parent] * max(own, 1), 1000)
+        # Outer scopes come first, so the entry of the parent is there.
+        trips[scope.index] = min(trips[scope.parent] * max(own, 1), _MOST_TRIPS)
     return trips
 
 
 def guessed_scopes(graph: Graph) -> frozenset[int]:
-    """Scopes that run as often as is assumed, or are within such ones."""
+    """Return the scopes whose number of runs is a guess, and those within them."""
     guessed = set[int]()
     for scope in graph.scopes[1:]:
         owner = graph.nodes[scope.owner]

@@ -36,7 +36,7 @@ class NewNames:
 
 
 class GraphEditor:
-    """Changes of a model, recorded by index of the view and made when :meth:`finish` is called.
+    """Records changes of a model by index of the view, and makes them when :meth:`finish` is called.
 
     Nodes that stay are changed in place, through :meth:`node`. Nodes come and go through :meth:`insert`,
     :meth:`remove`, :meth:`replace` and :meth:`move`. Everything else stays the same: order, names, metadata, doc
@@ -85,11 +85,11 @@ class GraphEditor:
 
     @cached_property
     def _weights(self) -> Mapping[tuple[int, str], TensorProto]:
-        return {
-            (scope, tensor.name): tensor
-            for scope, graph in enumerate(self.graphs)
-            for tensor in graph.initializer
-        }
+        weights = dict[tuple[int, str], TensorProto]()
+        for scope, graph in enumerate(self.graphs):
+            for tensor in graph.initializer:
+                weights[scope, tensor.name] = tensor
+        return weights
 
     def node(self, index: int) -> NodeProto:
         """Return a node of the edited model, to be changed in place until :meth:`finish`."""
@@ -131,6 +131,7 @@ class GraphEditor:
             tensor = helper.make_tensor(
                 "", elem, array.shape, array.reshape(-1).tolist()
             )
+        # The bytes of the elements tell 0.0 from -0.0, which are equal as numbers.
         key = (
             tensor.data_type,
             tuple(tensor.dims),
@@ -200,23 +201,23 @@ class GraphEditor:
         return self.model
 
     def _rebuild(self, scope: int, graph: GraphProto) -> None:
+        """Make the recorded changes of one scope."""
         inserted = self._inserted.get(scope, {})
         removed = self._removed.get(scope, set())
         nodes = self.view.scopes[scope].nodes
-        gone = {
-            name
-            for index in removed
-            for name in graph.node[index - nodes.start].output
-        }
-        gone |= self._undeclared.get(scope, set())
+        gone = set(self._undeclared.get(scope, ()))
+        for index in removed:
+            gone.update(graph.node[index - nodes.start].output)
         if inserted or removed:
             order = list[int]()
+            # One more than there are nodes, for what is inserted at the end.
             for index in range(nodes.start, nodes.stop + 1):
                 for node in inserted.get(index, ()):
                     if isinstance(node, int):
                         order.append(node - nodes.start)
                         gone.difference_update(graph.node[order[-1]].output)
                         continue
+                    # New nodes go to the end, and into their places all at once.
                     order.append(len(graph.node))
                     gone.difference_update(node.output)
                     graph.node.append(node)

@@ -1,4 +1,4 @@
-"""The numbers that nodes compute from small constants: arithmetic by NumPy, all else by onnx's reference evaluator."""
+"""Evaluation of nodes on small constants: NumPy does arithmetic, onnx's reference evaluator everything else."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
@@ -19,10 +19,10 @@ from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.weights import read_array
 
 _MOST: Final = 1024
-"""Elements of a constant that is computed with: settings are small, and two of them broadcast to no more than 8 MB."""
+"""Most elements of a constant to compute with: settings are small, and two of them broadcast to at most 8 MB."""
 
 ALTERNATIVES: Final = 8
-"""Values that one operand may have, as the outputs of Ifs do; others are left out."""
+"""Most values that one operand may have, as the outputs of Ifs do; more of them are left out."""
 
 
 Array: TypeAlias = NDArray[Any]
@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
     @property
     def uniform(self) -> "Number | None":
-        """The same as one number; None if elements differ."""
+        """The number that all elements equal; None if they differ."""
         flat = self.array.reshape(-1)
         if not flat.size or (flat != flat[0]).any():
             return None
@@ -113,6 +113,8 @@ class Evaluator:
     def _run(
         self, node: Node, by_value: Mapping[int, Number]
     ) -> tuple[Number, ...] | None:
+        """Return the results of a node for one choice of operands; None if they are not known."""
+        # A stretched number stands for any count of elements, so only ops that compute each alone can take it.
         stretched = any(one.stretched for one in by_value.values())
         if stretched and node.key not in op_facts().elementwise:
             return None
@@ -128,15 +130,15 @@ class Evaluator:
     def _array(
         self, node: Node, port: int, by_value: Mapping[int, Number]
     ) -> Array | None:
+        """Return the array of an input; None for an omitted one."""
         value = node.inputs[port]
         if value in by_value:
             return by_value[value].array
         elem = elem_of(self.graph.types[value]) or TensorProto.FLOAT
-        return (
-            None
-            if value == ABSENT
-            else np.zeros((), helper.tensor_dtype_to_np_dtype(elem))
-        )
+        if value == ABSENT:
+            return None
+        # Only an input that no result depends on has no number here: its type is enough.
+        return np.zeros((), helper.tensor_dtype_to_np_dtype(elem))
 
     def run(
         self, node: Node, arrays: Sequence[Array | None]
@@ -150,6 +152,7 @@ class Evaluator:
             None if one is None else (one.dtype.str, one.shape, one.tobytes())
             for one in arrays
         )
+        # Bytes stand for the arrays, which cannot be keys of a dictionary.
         key = proto.domain, proto.op_type, attributes, given, len(proto.output)
         if key not in self.done:
             found = _by_numpy(node, arrays)
@@ -172,7 +175,8 @@ ARITHMETIC: Final[Mapping[str, np.ufunc]] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
-"""The functions of NumPy that onnx's reference calls for ops on float32, whose import takes longer than all of them."""
+"""The functions of NumPy that onnx's reference calls for ops on float32. Importing the reference takes longer than
+all of these calls."""
 
 
 def _by_numpy(node: Node, arrays: Sequence[Array | None]) -> Sequence[Array] | None:
@@ -182,10 +186,12 @@ def _by_numpy(node: Node, arrays: Sequence[Array | None]) -> Sequence[Array] | N
     is_plain = len(given) == len(arrays) and not node.proto.attribute
     if function is None or not is_plain or len(given) != function.nin:
         return None
+    # Numbers may overflow here as they do at run-time, without warnings.
     with np.errstate(all="ignore"):
         try:
             found = np.asarray(function(*given))
-        except ValueError:  # the shapes do not fit, so the model is wrong there
+        except ValueError:
+            # The shapes do not fit, so the model is wrong there.
             return None
     return [found] if found.size <= _MOST else None
 
@@ -246,18 +252,15 @@ def _small(tensor: TensorProto, graph: Graph) -> Array | None:
     ):
         return None
     try:
-        is_external = tensor.data_location == TensorProto.EXTERNAL
-        return (
-            read_array(tensor, graph.folder)
-            if is_external
-            else numpy_helper.to_array(tensor)
-        )
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return read_array(tensor, graph.folder)
+        return numpy_helper.to_array(tensor)
     except (OnnxAmpError, ValueError, TypeError):
         return None
 
 
 def overridable_defaults(graph: Graph) -> dict[int, TensorProto]:
-    """Value -> the tensor that callers may override."""
+    """Return value -> the tensor that callers may override."""
     main = graph.scopes[0]
     tensors = ((main.names[tensor.name], tensor) for tensor in main.proto.initializer)
     return {

@@ -1,4 +1,4 @@
-"""What a value becomes at one point of its range, followed from op to op, and where that leaves low precision.
+"""One number followed from op to op, to find where it leaves the range of low precision.
 
 Two points are known to matter. Where a guarded value is zero, its epsilon stands alone: ``1 / (x + 1e-6)`` is a
 million there, although the epsilon itself is float32. And where a value of a few units is multiplied by a tiny
@@ -49,13 +49,13 @@ class Extreme(NamedTuple):
 
 
 def exploding(graph: Graph, low: Format) -> Iterator[Extreme]:
-    """Yield nodes that compute or read what is out of range where a guarded value is zero, until a product scales it.
+    """Yield nodes that compute or read numbers out of range where a guarded value is zero, until a product scales them.
 
     Complexity: linear in nodes, because the walk from each guard is limited.
     """
     if not low.is_narrow:
         return
-    walk = _Walk(graph, low, unknown_factor=None, unknown_term=0.0)
+    walk = _NumberWalk(graph, low, unknown_factor=None, unknown_term=0.0)
     facts = op_facts()
     for node in graph.nodes_of(
         {*facts.added_epsilons, *facts.bounding_epsilons, *facts.choices}
@@ -71,14 +71,14 @@ def shrinking(graph: Graph, low: Format) -> Iterator[Extreme]:
 
     Integers and what is dequantized may be large, so that a small product of theirs is none.
     """
-    walk = _Walk(graph, low, unknown_factor=1.0, unknown_term=None)
+    walk = _NumberWalk(graph, low, unknown_factor=1.0, unknown_term=None)
     for node in graph.nodes_of(("Mul", "Div")):
         start = walk.factor(node)
         if start is not None:
             yield from walk.follow(node, start)
 
 
-class _Walk:
+class _NumberWalk:
     """Follows a number from op to op."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Walk:
         unknown_factor: float | None,
         unknown_term: float | None,
     ) -> None:
-        """Begin no walk yet.
+        """Prepare walks in a graph.
 
         Args:
             graph: the graph.
@@ -107,7 +107,7 @@ class _Walk:
         self.arrays = dict[int, NDArray[Any] | None]()
 
     def guard(self, node: Node) -> float | None:
-        """Return what a node that joins a value with a small constant computes where the value is zero; None for other
+        """Return the result of a node that joins a value with a small constant, where the value is zero; None for other
         nodes.
         """
         facts = op_facts()
@@ -122,6 +122,7 @@ class _Walk:
             if (number := self.uniform(node.inputs[port]))
         ]
         small = [number for number in small if 0 < abs(number) < _SMALL]
+        # Clip before opset 11 has its bound in an attribute.
         name = facts.bounding_attribute.get(node.key)
         bound = None if name is None else attribute(node.proto, name)
         if bound is not None:
@@ -133,7 +134,7 @@ class _Walk:
         return self.computed(node, dict.fromkeys(self.unknown(node), 0.0))
 
     def factor(self, node: Node) -> float | None:
-        """Return what a product with a small constant is where the other operand is 1; None for other nodes."""
+        """Return the result of a product with a small constant, where the other operand is 1; None for other nodes."""
         unknown = self.unknown(node)
         if len(unknown) != 1 or len(self.graph.float_inputs(node)) != 2:
             return None
@@ -146,14 +147,14 @@ class _Walk:
         return number
 
     def follow(self, start: Node, number: float) -> Iterator[Extreme]:
-        """Yield the nodes that compute or read the number where it is out of range, and what becomes of it."""
+        """Yield the nodes that compute or read the number, or a result of it, where that is out of range."""
         graph = self.graph
         numbers = {start.index: number}
         steps = {start.index: 0}
         guarded = frozenset(self.unknown(start))
         if self.is_lost(number):
             yield Extreme(start, start, number)
-        # Where an earlier walk has been with the same number, this one would find the same.
+        # An earlier walk that came here with the same number has found all that this one would.
         is_new = (start.index, number) not in self.followed
         self.followed.add((start.index, number))
         stack = [start] if is_new else []
@@ -179,6 +180,7 @@ class _Walk:
                         start,
                         number if result is None or not is_lost else result,
                     )
+                # The limit counts from the last number out of range, which further nodes may read.
                 steps[reader.index] = 0 if is_lost else steps[last.index] + 1
                 is_near = steps[reader.index] < _STEPS
                 if (
@@ -204,7 +206,7 @@ class _Walk:
         number: float,
         guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
-        """Return what a reader computes of the number, None if that is unknown or back in range for good; and whether
+        """Return what a reader computes from the number, None if that is unknown or back in range for good; and whether
         it depends on the number at all.
         """
         facts = op_facts()
@@ -215,11 +217,9 @@ class _Walk:
         unknown = [value for value in self.unknown(reader) if value not in held]
         if reader.key in facts.contractions:
             return (None if unknown and self.unknown_factor is None else number), True
-        return (
-            self.elementwise(reader, held, number, guarded)
-            if reader.key in facts.elementwise
-            else (None, True)
-        )
+        if reader.key not in facts.elementwise:
+            return None, True
+        return self.elementwise(reader, held, number, guarded)
 
     def elementwise(
         self,
@@ -228,10 +228,11 @@ class _Walk:
         number: float,
         guarded: frozenset[int],
     ) -> tuple[float | None, bool]:
-        """As :meth:`result`, of an op that computes each element alone."""
+        """Return the same as :meth:`result`, for an op that computes each element alone."""
         unknown = [value for value in self.unknown(reader) if value not in held]
         is_product = reader.key == "Mul" or reader.key in op_facts().divisors
         stand_in = self.unknown_factor if is_product else self.unknown_term
+        # A numerator that may be zero where the guarded value is keeps the quotient in range; any other counts as 1.
         if self.divides(reader, held, number) and not self.vanishes(unknown, guarded):
             stand_in = 1.0
         if unknown and stand_in is None:
@@ -253,7 +254,7 @@ class _Walk:
         return not self.upstream(values).isdisjoint(self.upstream(guarded))
 
     def upstream(self, values: Iterable[int]) -> set[int]:
-        """Return what :func:`_upstream` finds for any of the values."""
+        """Return the results of :func:`_upstream` for all of the values together."""
         for value in values:
             if value not in self.origins:
                 self.origins[value] = _upstream(self.graph, value)
@@ -280,12 +281,10 @@ class _Walk:
     def uniform(self, value: int) -> float | None:
         """Return the number that all elements of a constant equal; None for other values."""
         array = self.array(value) if self.graph.types[value] == FLOAT else None
-        is_uniform = (
-            array is not None and array.size and (array == array.reshape(-1)[0]).all()
-        )
-        return (
-            float(array.reshape(-1)[0]) if array is not None and is_uniform else None
-        )
+        if array is None or not array.size:
+            return None
+        flat = array.reshape(-1)
+        return float(flat[0]) if (flat == flat[0]).all() else None
 
     def computed(self, node: Node, given: Mapping[int, float]) -> float | None:
         """Return the largest finite magnitude that a node computes, with its sign, for these numbers of unknown
@@ -319,7 +318,7 @@ def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
 
 
 def _upstream(graph: Graph, value: int) -> set[int]:
-    """Return values that are zero where this one is, as far as norms, magnitudes and products of them tell."""
+    """Return values that are zero where this one is, found through norms, magnitudes and products."""
     facts = op_facts()
     walks = (
         facts.norm_arithmetic,
@@ -328,9 +327,8 @@ def _upstream(graph: Graph, value: int) -> set[int]:
         facts.exact,
     )
     seen = {value}
-    waiting = deque(
-        [value]
-    )  # the nearest first, because a residual stream leads far away
+    # The nearest first, because a residual stream leads far away.
+    waiting = deque([value])
     while waiting and len(seen) < _NEAR:
         maker = graph.producer(waiting.popleft())
         if maker is None or not any(maker.key in walk for walk in walks):

@@ -1,5 +1,6 @@
-"""Sums and products in loops: which of them a state survives, and which fade or replace it."""
+"""Sums and products in loops: which of them preserve a state, and which fade or replace it."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -13,19 +14,19 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
 
 _WIDEST: Final = 1024
-"""Rows of a matrix up to which its growth is computed; larger ones are weights of networks."""
+"""Most rows of a matrix whose growth is computed; larger ones are weights of networks."""
 _FADING: Final = 1 - 1 / 64
-"""Growth up to which a matrix fades a state. Roundings in different directions partly cancel: beside the last one,
+"""Largest growth of a matrix that fades a state. Roundings in different directions partly cancel: beside the last one,
 those of 64 products add up to less than 6 of them.
 """
 _POWERS: Final = 32
-"""Products of a matrix with a vector, of which the last half tells how fast a state grows or fades."""
+"""Products of a matrix with a vector over which its growth is averaged, after as many that turn the vector."""
 _REACH: Final = 24
-"""Nodes that one walk visits at most: gates and norms are written in fewer."""
+"""Most nodes that one walk visits: gates and norms consist of fewer."""
 
 
 class Fate(Enum):
-    """What a sum or a product makes of a state."""
+    """The effect of a sum or a product on a state."""
 
     ACCUMULATES = "adds to it, or multiplies it"
     PASSES = "passes it on exactly, as a factor of 1 does"
@@ -48,12 +49,12 @@ def loop_scopes(graph: Graph) -> frozenset[int]:
 
 
 class Fading:
-    """Tells what sums and products make of a state; a few iterations are ``memory``."""
+    """Finds the effect of sums and products on a state, which is short-lived if it lasts ``memory`` iterations."""
 
     def __init__(self, graph: Graph, memory: int) -> None:
         self.graph = graph
         self.largest = 1 - 1 / memory
-        """The largest factor by which a state decays fast: 1 / (1 - factor) roundings add up."""
+        """The largest factor of a fast decay: 1 / (1 - factor) roundings add up, which is ``memory``."""
         self._sources: dict[int, list[int]] = {}
         for node in graph.nodes_of(op_facts().control_flow):
             for source, result in transfers(graph, node):
@@ -62,7 +63,7 @@ class Fading:
         self._growths: dict[int, float] = {}
 
     def product(self, node: Node, port: int) -> Fate:
-        """Return what a product makes of the factor at a port."""
+        """Return the effect of a product on the factor at a port."""
         facts = op_facts()
         value = node.inputs[port]
         if node.key in facts.divisors:
@@ -85,7 +86,7 @@ class Fading:
         return self._joined(node, value, fate)
 
     def _joined(self, node: Node, value: int, fate: Fate) -> Fate:
-        """Return what a product makes of a value, other than alone, where it is added to another one: 0.4 x + 0.6 x."""
+        """Return the effect of a product on a value of which another product may have a share: 0.4 x + 0.6 x."""
         if fate != Fate.DECAYS:
             return fate
         state = self.graph.passed_on(value)
@@ -99,7 +100,7 @@ class Fading:
         return fate
 
     def _readers(self, node: Node) -> Iterator[Node]:
-        """Yield the nodes that read what a node computes, also where it is passed on as it is."""
+        """Yield the nodes that read the results of a node, also through nodes that pass them on."""
         stack = [node]
         while stack:
             for reader, _ in self.graph.readers(stack.pop()):
@@ -123,7 +124,7 @@ class Fading:
         return factors[0] if is_product else None
 
     def _by_factor(self, factor: int, value: int) -> Fate:
-        """Return what a factor makes of a value."""
+        """Return the effect of a factor on a value."""
         kind = self._kind(factor)
         if kind:
             return Fate.DECAYS if kind == _GATE else Fate.PASSES
@@ -134,7 +135,7 @@ class Fading:
         return self._by_constant(factor)
 
     def _by_constant(self, factor: int, *, inverse: bool = False) -> Fate:
-        """Return what a factor, or its inverse, makes of a value."""
+        """Return the effect of a constant factor, or of its inverse, on a value."""
         stats = self.graph.constants.stats(factor)
         if stats is None:
             return Fate.ACCUMULATES
@@ -148,7 +149,7 @@ class Fading:
         return Fate.DECAYS if largest <= self.largest else Fate.ACCUMULATES
 
     def sum(self, node: Node, port: int) -> Fate:
-        """Return what a sum makes of the term at a port."""
+        """Return the effect of a sum on the term at a port."""
         terms = [
             value
             for other, value in enumerate(node.inputs)
@@ -165,7 +166,7 @@ class Fading:
         return Fate.PASSES if is_selection else Fate.ACCUMULATES
 
     def _towards(self, rate: int) -> Fate:
-        """Return what state + rate * (target - state) makes of the state: a blend of both by a gate fades it."""
+        """Return the effect of state + rate * (target - state) on the state: a blend of both by a gate fades it."""
         kind = self._kind(rate)
         if kind:
             return Fate.FADES if kind == _GATE else Fate.PASSES
@@ -183,15 +184,13 @@ class Fading:
 
     def _is_selection(self, state: int, factors: tuple[int, ...]) -> bool:
         """Return whether a sum selects: mask * state + (1 - mask) * other."""
-        own = self._factors(state)
         return any(
             self._kind(one) == _MASK and self._are_complements(one, other)
-            for one in own
-            for other in factors
+            for one, other in itertools.product(self._factors(state), factors)
         )
 
     def _are_complements(self, one: int, other: int) -> bool:
-        """Return whether two masks select what the other does not."""
+        """Return whether one mask selects exactly the elements that the other does not."""
         one, other = self.graph.passed_on(one), self.graph.passed_on(other)
         return self._is_inverse(one, other) or self._is_inverse(other, one)
 
@@ -226,6 +225,7 @@ class Fading:
             return False
         rows, *columns = self.graph.shapes[stored] or (None,)
         is_square = rows is not None and columns == [rows]
+        # Quantized, rectangular and large matrices are weights of networks.
         if maker is not None or not is_square or (rows or 0) > _WIDEST:
             return True
         if stored not in self._growths:
@@ -234,10 +234,11 @@ class Fading:
         return self._growths[stored] <= _FADING
 
     def _is_norm(self, divisor: int, value: int) -> bool:
-        """Return whether a divisor is reduced from what it divides, as in norms."""
+        """Return whether a divisor is reduced from the value that it divides, as in norms."""
         facts = op_facts()
         value = self.graph.passed_on(value)
         walk = facts.norm_arithmetic | facts.reduces_axes
+        # Each value with whether it was reduced on the way: a walk before the reduction says nothing of one after it.
         stack = [(divisor, False)]
         seen = set[tuple[int, bool]]()
         while stack and len(seen) < _REACH:
@@ -261,6 +262,7 @@ class Fading:
         return self._kinds[value]
 
     def _find_kind(self, value: int) -> str:
+        """Return the kind of a value, from all values that it depends on: a mask only if all are masks."""
         kind = _MASK
         stack, seen = [value], {ABSENT}
         while stack:
@@ -291,6 +293,7 @@ class Fading:
         if maker.key in facts.relabels and graph.types[maker.input(0)] == _BOOL:
             return _MASK, ()
         moved = facts.moved_inputs.get(maker.key, ())
+        # A value has the kind of the values that it moves, negates from 1, converts or multiplies.
         further = [value for port, value in enumerate(maker.inputs) if port in moved]
         if maker.key == "Sub" and graph.constants.uniform(maker.input(0)) == 1:
             further = [maker.input(1)]
@@ -314,6 +317,8 @@ def _growth(matrix: NDArray[Any]) -> float:
     if not np.isfinite(matrix).all():
         return 0.0
     numbers = matrix.astype(np.float64)
+    # Power iteration. A random vector has a part along the direction that grows most; its seed is fixed, so that
+    # conversions are reproducible.
     vector = np.random.default_rng(0).standard_normal(len(numbers))
     growth = 0.0
     for turn in range(2 * _POWERS):
@@ -321,6 +326,7 @@ def _growth(matrix: NDArray[Any]) -> float:
         norm = float(np.linalg.norm(vector))
         if not norm:
             return 0.0
+        # Without this, many powers would overflow or vanish.
         vector /= norm
         growth += math.log(norm) if turn >= _POWERS else 0.0
     return math.exp(growth / _POWERS)
@@ -328,13 +334,15 @@ def _growth(matrix: NDArray[Any]) -> float:
 
 def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:
     """Return the constant bounds of a Clip, in attributes or inputs; None for others, and for other ops."""
-    low, high = (
-        graph.constants.uniform(node.input(port))
-        if attribute(node.proto, name) is None
-        else float(attribute(node.proto, name))
-        for port, name in enumerate(("min", "max"), 1)
-    )
-    return (low, high) if node.key == "Clip" else (None, None)
+    if node.key != "Clip":
+        return None, None
+    return _clip_bound(graph, node, 1, "min"), _clip_bound(graph, node, 2, "max")
+
+
+def _clip_bound(graph: Graph, node: Node, port: int, name: str) -> float | None:
+    """Return a constant bound of a Clip; before opset 11, bounds were attributes."""
+    given = attribute(node.proto, name)
+    return graph.constants.uniform(node.input(port)) if given is None else float(given)
 
 
 _BOOL: Final = "tensor(bool)"

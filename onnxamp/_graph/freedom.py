@@ -1,4 +1,4 @@
-"""The types with which a target runs a node, by a kernel or through a function body, and which of them may be low."""
+"""The types with which a target runs a node, by a kernel or through a function body: which parameters may be low."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -41,15 +41,13 @@ class Typed(NamedTuple):
         return tuple(map(self._input, range(len(self.proto.input))))
 
     def _input(self, position: int) -> str | None:
+        """Return the type of an input; None if it is absent or unknown."""
         port = self.signature.input(position)
         if port is None or not self.proto.input[position]:
             return None
-        is_bound = port.type in self.signature.params
-        return (
-            self.bound.get(self.signature.param(port, position))
-            if is_bound
-            else port.type
-        )
+        if port.type not in self.signature.params:
+            return port.type
+        return self.bound.get(self.signature.param(port, position))
 
 
 def has_kernel(provider: str, op: Typed) -> bool:
@@ -97,9 +95,8 @@ def runs_on(provider: str, op: Typed) -> bool:
             return agrees(op)
     elif has_kernel(provider, op):
         return kernel_limit(device_of(provider), op.proto, op.bound) is None
-    if (
-        not signature.has_function or target_of(provider).builds
-    ):  # these do not expand functions
+    # Targets that build engines do not expand functions.
+    if not signature.has_function or target_of(provider).builds:
         return False
     return _body_fits(provider, signature, op.inputs(), op.proto.SerializeToString())
 
@@ -149,6 +146,7 @@ def _body_fits(
     ):
         return not provider
     view = _expanded(node, signature, types)
+    # Where onnx cannot expand the op, it leaves the node, and asking about that again would never end.
     if view is None or (
         provider and any(inner.key == signature.key for inner in view.nodes)
     ):
@@ -273,9 +271,8 @@ def freedom(target: str, op: Typed, params: Sequence[str], low: Format) -> Freed
 
 def _may_be_wrapped(target: str, op: Typed) -> bool:
     """Return whether the CPU provider beside the target runs a float16 node, directly or in float32 between Casts."""
-    return not any(fails(place, op) for place in (target, cpu_of(target))) and agrees(
-        op
-    )
+    is_failing = any(fails(place, op) for place in (target, cpu_of(target)))
+    return not is_failing and agrees(op)
 
 
 def _is_left(target: str, op: Typed) -> bool:
@@ -291,15 +288,17 @@ def _described(
     only_low: bool = False,
 ) -> Freedom:
     """Return the pins and implications that describe the legal choices."""
-    high = frozenset(
-        p for i, p in enumerate(params) if not any(choice[i] for choice in legal)
-    )
-    implies = tuple(
-        (params[i], params[j])
-        for i, j in itertools.permutations(range(len(params)), 2)
-        if params[i] not in high and all(choice[j] for choice in legal if choice[i])
-    )
-    return Freedom(high, implies, falls_back, only_low)
+    high = set[str]()
+    implies = list[tuple[str, str]]()
+    for i, param in enumerate(params):
+        where_low = [choice for choice in legal if choice[i]]
+        if not where_low:
+            high.add(param)
+            continue
+        for j, other in enumerate(params):
+            if i != j and all(choice[j] for choice in where_low):
+                implies.append((param, other))
+    return Freedom(frozenset(high), tuple(implies), falls_back, only_low)
 
 
 def _types(

@@ -46,9 +46,12 @@ def resolve(make: Callable[..., V], model: ModelProto) -> V:
         ModelError: a name is defined twice or not at all, or a node stands before one that it depends on.
         OpsetError: the installed onnx does not know the opset.
     """
-    builder = _Builder(SignatureBook(opset_imports(model)), model.ir_version >= 4)
+    # From IR version 4 on, an initializer that is listed as an input is a default, which callers may override.
+    overridable = model.ir_version >= 4
+    builder = _Builder(SignatureBook(opset_imports(model)), overridable)
     pending: deque[_Pending] = deque([(model.graph, ABSENT, ABSENT, "", False)])
-    while pending:  # breadth first, so that a node's bodies keep their order
+    # Breadth first, so that the bodies of a node keep their order.
+    while pending:
         pending.extend(builder.define(*pending.popleft()))
     builder.resolve()
     return make(
@@ -66,7 +69,7 @@ _Pending: TypeAlias = tuple[GraphProto, int, int, str, bool]
 
 
 class _Op(NamedTuple):
-    """What all nodes of an op share: its op key, its signature, and what its bodies are.
+    """The facts that all nodes of an op share: its op key, its signature, and the kind of its bodies.
 
     ``has_bodies`` is False only for ops that surely have none, which saves a look at their attributes.
     """
@@ -104,11 +107,9 @@ class _Builder:
         first = len(self.rows)
         if owner != ABSENT:
             self.bodies.setdefault(owner, []).append((attribute, scope))
-        listed = (
-            {item.name for item in graph.input}
-            if scope == 0 and self.overridable
-            else set()
-        )
+        listed = set[str]()
+        if scope == 0 and self.overridable:
+            listed.update(item.name for item in graph.input)
         stored = Origin.INITIALIZER
         overridable = Origin.DEFAULT
         for item in graph.initializer:
@@ -163,10 +164,11 @@ class _Builder:
         return pending
 
     def _op(self, node: NodeProto) -> _Op:
-        """Return what all nodes of the node's op share."""
+        """Return the facts that all nodes of the node's op share."""
         key = op_key(node)
         signature = self.book.get(node.domain, node.op_type)
         is_control_flow = key in op_facts().control_flow
+        # Ops that onnx does not know, and those of other domains, may have bodies in any attribute.
         has_bodies = is_control_flow or signature is None or "::" in key
         op = _Op(key, signature, has_bodies, is_control_flow)
         self.ops[node.domain, node.op_type] = op
@@ -192,12 +194,10 @@ class _Builder:
         )
 
     def _where(self, scope: int) -> str:
+        if scope == 0:
+            return "the graph"
         owner = self.scopes[scope].owner if scope < len(self.scopes) else ABSENT
-        return (
-            "the graph"
-            if scope == 0
-            else f"a subgraph of {self.rows[owner][0].name!r}"
-        )
+        return f"a subgraph of {self.rows[owner][0].name!r}"
 
     def _find(self, name: str, scope: int) -> int:
         """Return the value index of a name as seen from a scope; ABSENT if there is none."""
@@ -205,6 +205,7 @@ class _Builder:
         while scope != ABSENT:
             value = self.scopes[scope].names.get(name)
             if value is not None:
+                # Nodes are numbered in the file's order, so a producer has to come before its readers.
                 if self.values[value].producer >= reader:
                     raise self._cyclic(reader)
                 return value
@@ -213,7 +214,7 @@ class _Builder:
         return ABSENT
 
     def _cyclic(self, reader: int) -> "_DisorderError":
-        """Return the error about a node that reads, or whose body reads, what a later node produces."""
+        """Return the error about a node that reads a result of a later node, itself or in a body."""
         proto, _, op, _ = self.rows[reader]
         return _DisorderError(
             f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
@@ -222,6 +223,7 @@ class _Builder:
     def resolve(self) -> None:
         """Resolve names to value indices, and record results."""
         values, nodes = self.values, self.nodes
+        # The last entry, always empty, is that of ABSENT.
         self.results = [()] * (len(values) + 1)
         for index, (proto, home, op, outputs) in enumerate(self.rows):
             names = self.scopes[home].names
@@ -310,6 +312,7 @@ class Graph(View, Asked):
         If its nodes are out of order, the graph is that of a sorted copy.
         """
         make = partial(cls, folder=folder)
+        # Nearly all models are in order, so they are sorted only where that fails.
         try:
             return resolve(make, model)
         except _DisorderError:
@@ -325,7 +328,7 @@ class Graph(View, Asked):
         return infer_types(self)
 
     def types_of(self, values: Sequence[int]) -> list[str | None]:
-        """Types of some values; None for those that are absent or unknown."""
+        """Return the types of some values; None for those that are absent or unknown."""
         return [self.types[value] for value in values]
 
     @cached_property
@@ -340,20 +343,18 @@ class Graph(View, Asked):
         return self.shapes_at({})
 
     def shapes_at(self, dims: Mapping[str, int]) -> Sequence[Shape | None]:
-        """Shapes for these sizes of named dimensions."""
+        """Return the shapes for these sizes of named dimensions."""
         return sized_shapes(self, self._dims, dims)
 
     def shapes_of(self, given: Mapping[str, Sequence[int]]) -> Sequence[Shape | None]:
-        """Shapes for inputs of these shapes."""
-        return (
-            read_shapes(self, with_shapes(self, self.types, given))
-            if given
-            else self.shapes
-        )
+        """Return the shapes for inputs of these shapes."""
+        if not given:
+            return self.shapes
+        return read_shapes(self, with_shapes(self, self.types, given))
 
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:
-        """Dimensions by value index; the model with shapes, which they are read from, is too large to keep."""
+        """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
         return read_dims(self, with_shapes(self, self.types))
 
     @cached_property
@@ -377,9 +378,9 @@ class Graph(View, Asked):
 
     @cached_property
     def passing(self) -> frozenset[int]:
-        """Nodes that pass their input on as it is.
+        """Nodes that pass their input on unchanged.
 
-        They are Identities, Casts to the type that is there, and the Max of one input that keeps Casts from fusions.
+        They are Identities, Casts that change no type, and the Max of one input that protects Casts from fusions.
         """
         able = self.nodes_of(op_facts().passes_on)
         return frozenset(node.index for node in able if self._passes_on(node))
@@ -413,7 +414,7 @@ class Graph(View, Asked):
         return value
 
     def float_inputs(self, node: Node) -> list[tuple[int, int]]:
-        """(position, value) of the node's float32 tensor inputs."""
+        """Return (position, value) of the node's float32 tensor inputs."""
         types = self.types
         return [
             (port, value)

@@ -1,4 +1,4 @@
-"""Integers carried in floats: the way from an index, size or counter to where it becomes an integer."""
+"""Integers stored as floats: the path of an index, size or counter to the node where it becomes an integer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,19 +11,20 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, transfers
 
 _WIDE = frozenset({FLOAT, "tensor(double)"})
+_EXACT = min(low.exact_integers for low in FORMATS.values())
+"""The largest integer up to which every low-precision type represents all integers."""
+_ALL_INTEGERS = (
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+)
 INTEGERS = frozenset(
-    f"tensor({name})"
-    for name in (
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-    )
-    if np.iinfo(name).max > min(low.exact_integers for low in FORMATS.values())
+    f"tensor({name})" for name in _ALL_INTEGERS if np.iinfo(name).max > _EXACT
 )
 """Integer types with values that low precision cannot represent. Those of 8 bits are exact in float16 and
 in bfloat16.
@@ -31,7 +32,7 @@ in bfloat16.
 
 
 class IndexUse(NamedTuple):
-    """A node that computes, passes on or reads an index: why, and in which value; ABSENT if in all of them."""
+    """A node that computes, passes on or reads an index, the reason, and the value; ABSENT for all of its values."""
 
     node: int
     why: str
@@ -106,7 +107,7 @@ def _counted(graph: Graph) -> Iterator[tuple[Node, int, str]]:
 
 
 def _passes(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    """Value -> (node, value) that passes it on: into bodies, out of them, or as another type of float."""
+    """Return value -> (node, source) pairs that pass it on: into bodies, out of them, or as another type of float."""
     found: dict[int, list[tuple[int, int]]] = {}
     for node in graph.nodes_of({"Cast", *op_facts().control_flow}):
         if node.key == "Cast":
@@ -130,6 +131,7 @@ def _counting(
     ends = (
         source for source in results if source not in passes and _counts(graph, source)
     )
+    # A constant of one number, such as the zero that a state begins with, says nothing about what it is passed on to.
     stack = [source for source in ends if graph.constants.uniform(source) is None]
     found: set[int] = set()
     while stack:

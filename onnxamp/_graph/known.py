@@ -26,7 +26,7 @@ from onnxamp._graph.view import ABSENT, Node, body_sources, body_targets, carrie
 from onnxamp._model.weights import ConstantStats, constant_stats
 
 _ROWS: Final = 64
-"""Elements of a table of which a look-up may pick any."""
+"""Most elements of a table from which a look-up may pick any."""
 
 
 class Known:
@@ -38,7 +38,7 @@ class Known:
         sources: Mapping[int, Sequence[int]],
         computations: Sequence[Computation],
     ) -> None:
-        """Keep what is known.
+        """Measure the known numbers.
 
         Args:
             numbers: value -> the values that it may have.
@@ -46,10 +46,10 @@ class Known:
             computations: the nodes that computed something from constants.
         """
         self.computations = computations
-        self._stats = {
-            value: tuple(constant_stats(one.array) for one in found)
-            for value, found in numbers.items()
-        }
+        self._stats = dict[int, tuple[ConstantStats, ...]]()
+        for value, found in numbers.items():
+            arrays = (one.array for one in found)
+            self._stats[value] = tuple(map(constant_stats, arrays))
         self._sources = sources
         self.numbers = numbers
 
@@ -92,8 +92,8 @@ def known_numbers(graph: Graph) -> Known:
     plan = _Plan(graph)
     evaluate = Evaluator(graph)
     numbers = {value: evaluate.numbers_of(value, {}) for value in evaluate.defaults}
-    for step in plan.needed():
-        numbers |= step.results(numbers, evaluate)
+    for derivation in plan.needed():
+        numbers |= derivation.results(numbers, evaluate)
     floats = {
         value: found
         for value, found in numbers.items()
@@ -112,7 +112,7 @@ def stats_of(graph: Graph, value: int) -> tuple[ConstantStats, ...]:
 
 
 def floats_of(graph: Graph) -> Iterator[tuple[int, ConstantStats]]:
-    """Yield all float32 values that are constant, stored or computed, with the statistics of what they may be."""
+    """Yield all float32 values that are constant, stored or computed, with the statistics of their possible numbers."""
     known = graph.ask(known_numbers)
     for value, stats in graph.constants.floats().items():
         if stats is not None and value not in known.numbers:
@@ -145,7 +145,7 @@ def is_rounded(graph: Graph, value: int, low: Format) -> bool:
 
 
 def _tells(graph: Graph, value: int) -> bool:
-    """Return whether the numbers of a value tell more than the constants of the graph, which know only tables."""
+    """Return whether the numbers of a value say more than the statistics of the graph's constants."""
     maker = graph.producer(value)
     if graph.types[value] != FLOAT or (maker is not None and maker.key in MAKERS):
         return False
@@ -155,8 +155,8 @@ def _tells(graph: Graph, value: int) -> bool:
     return stats is None or stats.uniform is None
 
 
-class _Step(NamedTuple):
-    """A node, or an invariant of a loop, whose results are known if its operands are.
+class _Derivation(NamedTuple):
+    """The results of a node, or of an invariant of a loop, which are known if their operands are.
 
     Attributes:
         node: the node.
@@ -179,11 +179,12 @@ class _Step(NamedTuple):
             return {}
         if not self.moves:
             return evaluate.computed(self.node, self.operands, given, self.outputs)
-        found = {
-            one.array.tobytes(): one
-            for each in given
-            for one in _moved(each, evaluate.sizes(self.outputs))
-        }
+        sizes = evaluate.sizes(self.outputs)
+        # By their bytes, so that equal numbers count once towards the limit.
+        found = dict[bytes, Number]()
+        for each in given:
+            for one in _moved(each, sizes):
+                found[one.array.tobytes()] = one
         alternatives = tuple(found.values())
         complete = 0 < len(alternatives) <= ALTERNATIVES
         return dict.fromkeys(self.outputs, alternatives) if complete else {}
@@ -203,10 +204,10 @@ def _moved(numbers: Numbers, sizes: Sequence[int | None]) -> Iterator[Number]:
 
 
 class _Plan:
-    """The steps that compute numbers from constants.
+    """The derivations that compute numbers from constants.
 
     Attributes:
-        steps: value -> the step that computes it.
+        derivations: value -> the derivation that computes it.
         leading: op -> the first input that its results depend on.
         sources: value -> the values that it is computed from.
     """
@@ -214,9 +215,10 @@ class _Plan:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.seeds = {*graph.constants.tensors, *graph.ask(overridable_defaults)}
-        self.steps = dict[int, _Step]()
+        self.derivations = dict[int, _Derivation]()
         self.sources = dict[int, Sequence[int]]()
         facts = op_facts()
+        # Ops that take a size may make large results of small constants. Views keep the number of elements.
         bounded = facts.moves_data - (facts.size_inputs.keys() - facts.views)
         self.computing = facts.elementwise | bounded | facts.reduces_axes
         moved = facts.moved_inputs
@@ -225,42 +227,43 @@ class _Plan:
             for key in self.computing | facts.moves_data
         }
         for node in graph.order:
-            step = self._step(node)
-            if step is not None:
-                self._add(step)
+            derivation = self._derivation_of(node)
+            if derivation is not None:
+                self._add(derivation)
             if node.key in facts.repeats:
                 self._invariants(node)
 
-    def needed(self) -> list[_Step]:
-        """Return the steps that lead to floats, each after those that it depends on."""
+    def needed(self) -> list[_Derivation]:
+        """Return the derivations that lead to floats, each after those that it depends on."""
         types = self.graph.types
-        stack = [value for value in self.steps if types[value] in FLOAT_TENSORS]
+        stack = [value for value in self.derivations if types[value] in FLOAT_TENSORS]
         marked = {*stack}
         while stack:
-            for source in self.steps[stack.pop()].operands:
-                if source in self.steps and source not in marked:
+            for source in self.derivations[stack.pop()].operands:
+                if source in self.derivations and source not in marked:
                     marked.add(source)
                     stack.append(source)
-        steps = {
-            id(self.steps[value]): self.steps[value]
-            for value in self.steps
+        # By identity, because a node has one derivation for all its outputs.
+        derivations = {
+            id(self.derivations[value]): self.derivations[value]
+            for value in self.derivations
             if value in marked
         }
-        return list(steps.values())
+        return list(derivations.values())
 
     def _is_known(self, value: int) -> bool:
-        return value in self.seeds or value in self.steps
+        return value in self.seeds or value in self.derivations
 
-    def _add(self, step: _Step) -> None:
-        for value in step.outputs:
-            self.steps[value] = step
-            self.sources[value] = step.operands
+    def _add(self, derivation: _Derivation) -> None:
+        for value in derivation.outputs:
+            self.derivations[value] = derivation
+            self.sources[value] = derivation.operands
 
-    def _step(self, node: Node) -> _Step | None:
-        """Return the step that a node is; None if it depends on more than constants."""
+    def _derivation_of(self, node: Node) -> _Derivation | None:
+        """Return the derivation of a node's results; None if they depend on more than constants."""
         key = node.key
         if key in MAKERS:
-            return _Step(node, (), tuple(node.writes))
+            return _Derivation(node, (), tuple(node.writes))
         if key == "If":
             return self._branches(node)
         # Most nodes end here: what they compute or move first is unknown.
@@ -281,12 +284,16 @@ class _Plan:
             and ABSENT not in node.outputs
             and all(map(self._is_known, read))
         ):
-            return _Step(node, read, node.outputs)
+            return _Derivation(node, read, node.outputs)
         is_moved = moved and all(map(self._is_known, moved))
-        return _Step(node, moved, tuple(node.writes), moves=True) if is_moved else None
+        return (
+            _Derivation(node, moved, tuple(node.writes), moves=True)
+            if is_moved
+            else None
+        )
 
-    def _branches(self, node: Node) -> _Step | None:
-        """Return the step of an If with constant results in both branches, or in all that it has."""
+    def _branches(self, node: Node) -> _Derivation | None:
+        """Add the results of an If that are constant in all its branches; return None."""
         scopes = [self.graph.scopes[body] for _, body in node.bodies]
         returned = list(zip(*(scope.outputs for scope in scopes), strict=False))
         for position, values in enumerate(returned):
@@ -296,11 +303,11 @@ class _Plan:
                 and ABSENT not in values
                 and all(map(self._is_known, values))
             ):
-                self._add(_Step(node, tuple(values), (output,), moves=True))
+                self._add(_Derivation(node, tuple(values), (output,), moves=True))
         return None
 
     def _invariants(self, node: Node) -> None:
-        """Add the results of a loop that returns a state as it was passed in."""
+        """Add the results of a loop that returns a state unchanged."""
         graph = self.graph
         for scope in (graph.scopes[body] for _, body in node.bodies):
             sources = body_sources(node, len(scope.inputs))
@@ -319,4 +326,4 @@ class _Plan:
                     outputs = tuple(
                         v for v in (inner, node.output(target)) if v != ABSENT
                     )
-                    self._add(_Step(node, (given,), outputs, moves=True))
+                    self._add(_Derivation(node, (given,), outputs, moves=True))

@@ -17,6 +17,7 @@ def sentinel_paths(graph: Graph, low: Format) -> list[list[int]]:
         values = [value for value in read if holds_sentinel(graph, low, value)]
         if not values:
             continue
+        # The rest of its path is in the group of an earlier walk, which has this node as well.
         path = [node.index] if node.index in walked else mask_path(graph, node)
         walked.update(path)
         # The node that makes the sentinel joins: a Cast from float32 would turn it into minus infinity.
@@ -78,7 +79,7 @@ def mask_path(graph: Graph, start: Node) -> list[int]:
 
 
 _MASK_REACH = 4096
-"""Limit on the nodes visited from one mask; deep models share one mask among all layers."""
+"""Most nodes visited from one mask: deep models share one mask among all layers."""
 
 
 def saturated(low: Format) -> tuple[float, float]:

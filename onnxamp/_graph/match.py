@@ -21,7 +21,7 @@ class Var(NamedTuple):
     name: str
 
 
-class Number(NamedTuple):
+class Scalar(NamedTuple):
     """A constant with one element."""
 
     value: float
@@ -52,7 +52,7 @@ class Choice:
     """Op type -> the options whose last node may have it."""
 
 
-Pattern: TypeAlias = Var | Number | Op | Choice
+Pattern: TypeAlias = Var | Scalar | Op | Choice
 
 
 class Form(NamedTuple):
@@ -130,18 +130,16 @@ def _rule(head: str, forms: list[str]) -> tuple[str, tuple[list[str], list[str]]
 def _pattern(
     expression: ast.expr, given: Mapping[str, Pattern], rules: Rules
 ) -> Pattern:
+    """Return the tree of an expression, in which ``given`` has the arguments of the rule around it, by parameter."""
     if isinstance(expression, ast.Name):
         return given.get(expression.id, Var(expression.id))
     if not isinstance(expression, ast.Call):
-        return Number(float(ast.literal_eval(expression)))
+        return Scalar(float(ast.literal_eval(expression)))
     name = ast.unparse(expression.func)
     inputs = tuple(_pattern(item, given, rules) for item in expression.args)
     if name not in rules:
-        kinds = Number, Op | Choice, Var
-        places = sorted(
-            range(len(inputs)),
-            key=lambda n: [isinstance(inputs[n], kind) for kind in kinds].index(True),
-        )
+        ranks = [*map(_rank, inputs)]
+        places = sorted(range(len(inputs)), key=ranks.__getitem__)
         ends = ((n, heads(inputs[n])) for n in places)
         return Op(
             key=name,
@@ -159,6 +157,13 @@ def _pattern(
         for key in heads(option):
             ending_in[key].append(option)
     return options[0] if len(options) == 1 else Choice(options, ending_in)
+
+
+def _rank(pattern: Pattern) -> int:
+    """Return how late to try an input: numbers fail first, names match anything."""
+    if isinstance(pattern, Scalar):
+        return 0
+    return 2 if isinstance(pattern, Var) else 1
 
 
 def heads(pattern: Pattern) -> frozenset[str]:
@@ -182,7 +187,7 @@ def _ends(pattern: Pattern) -> Mapping[str, Sequence[Op]]:
 
 
 _CLOSE = 1e-6
-"""The relative tolerance for numbers of a form, because exporters write few decimals."""
+"""The relative tolerance for the numbers of a form, because exporters write few decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +223,8 @@ def maker_keys(graph: Graph) -> Sequence[str]:
     return keys
 
 
-class _State(NamedTuple):
-    """The bindings of a match so far."""
+class _Bindings(NamedTuple):
+    """The nodes, values and axes that a match has bound to a form so far."""
 
     scope: int
     nodes: frozenset[int]
@@ -244,7 +249,7 @@ class FormSearch(NamedTuple):
         return cls(graph, maker_keys(graph))
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
-        """Return whether a node may be the last of any of these, as far as the op types before it tell."""
+        """Return whether a node may be the last of any of these, judged by the op types before it."""
         return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
 
     def matches(self, form: Form, core: Node) -> list[Match]:
@@ -252,68 +257,80 @@ class FormSearch(NamedTuple):
 
         The form, not the graph, bounds the depth and the number of steps.
         """
-        start = _State(core.scope, frozenset(), {}, ())
+        start = _Bindings(core.scope, frozenset(), {}, ())
         return [
-            Match(form.kind, core.index, state.nodes, state.values, state.axes)
-            for state in self.expression(form.pattern, core.outputs[0], start)
+            Match(
+                form.kind, core.index, bindings.nodes, bindings.values, bindings.axes
+            )
+            for bindings in self.expression(form.pattern, core.outputs[0], start)
         ]
 
     def expression(
-        self, pattern: Pattern, value: int, state: _State
-    ) -> Sequence[_State]:
-        """Return the states in which an expression matches a value."""
+        self, pattern: Pattern, value: int, bindings: _Bindings
+    ) -> Sequence[_Bindings]:
+        """Return the alternative bindings with which an expression matches a value."""
         if isinstance(pattern, Op):
-            return self.node(pattern, value, state)
+            return self.node(pattern, value, bindings)
         if isinstance(pattern, Choice):
-            found = list[_State]()
+            found = list[_Bindings]()
             for option in pattern.ending_in.get(self.makers[value], ()):
-                found += self.expression(option, value, state)
+                found += self.expression(option, value, bindings)
             return found
         value = self.graph.passed_on(value)
         if isinstance(pattern, Var):
-            known = state.values.get(pattern.name)
+            known = bindings.values.get(pattern.name)
             if known is None:
-                values = {**state.values, pattern.name: value}
-                return (_State(state.scope, state.nodes, values, state.axes),)
-            return (state,) if known == value else ()
+                values = {**bindings.values, pattern.name: value}
+                return (
+                    _Bindings(bindings.scope, bindings.nodes, values, bindings.axes),
+                )
+            return (bindings,) if known == value else ()
         number = self.graph.constants.scalar(value)
         is_equal = number is not None and isclose(
             number, pattern.value, rel_tol=_CLOSE
         )
-        return (state,) if is_equal else ()
+        return (bindings,) if is_equal else ()
 
-    def node(self, pattern: Op, value: int, state: _State) -> Sequence[_State]:
-        """Return the states in which a node with its inputs matches a value."""
+    def node(
+        self, pattern: Op, value: int, bindings: _Bindings
+    ) -> Sequence[_Bindings]:
+        """Return the alternative bindings with which a node and its inputs match a value."""
         graph = self.graph
         passing = list[int]()
         node = graph.producer(value) if self.makers[value] == pattern.key else None
+        # Nodes that pass the value on belong to the match as well.
         while node is not None and node.key != pattern.key:
-            if node.scope != state.scope:
+            if node.scope != bindings.scope:
                 return ()
             passing.append(node.index)
             node = graph.producer(node.inputs[0])
-        if node is None or node.scope != state.scope or not self.may_be(pattern, node):
+        if (
+            node is None
+            or node.scope != bindings.scope
+            or not self.may_be(pattern, node)
+        ):
             return ()
         orders = self.orders(pattern, node)
-        axes = state.axes
+        axes = bindings.axes
+        # All reductions of a form are along the same axes.
         if orders and pattern.reduces:
             counted = axes_of(graph, node)
             if counted is None or axes not in ((), counted):
                 return ()
             axes = counted
-        found = list[_State]()
+        found = list[_Bindings]()
         for order in orders:
-            nodes = state.nodes.union(passing, (node.index,))
-            states: Sequence[_State] = (
-                _State(state.scope, nodes, state.values, axes),
+            nodes = bindings.nodes.union(passing, (node.index,))
+            alternatives: Sequence[_Bindings] = (
+                _Bindings(bindings.scope, nodes, bindings.values, axes),
             )
             for place in pattern.places:
                 inner = pattern.inputs[place]
-                further = list[_State]()
-                for partial in states:
+                further = list[_Bindings]()
+                for partial in alternatives:
                     further += self.expression(inner, order[place], partial)
-                states = further
-            found += states
+                alternatives = further
+            found += alternatives
         return found
 
     def may_be(self, pattern: Op, node: Node) -> bool:
@@ -327,6 +344,7 @@ class FormSearch(NamedTuple):
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
         inputs = node.inputs[: len(pattern.inputs)]
         orders = [inputs]
+        # Equal inputs would match twice.
         if pattern.commutes and inputs[0] != inputs[1]:
             orders.append(inputs[::-1])
         makers = self.makers
@@ -336,7 +354,7 @@ class FormSearch(NamedTuple):
 
 
 def maker_of(graph: Graph, value: int, *keys: str) -> Node | None:
-    """As ``graph.producer``, looking through ops that pass the value on."""
+    """Return the same as ``graph.producer``, looking through ops that pass the value on."""
     return graph.producer(graph.passed_on(value), *keys)
 
 
@@ -373,6 +391,7 @@ def axes_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
         return None
     if shape is None:
         return tuple(sorted(axes)) if max(axes) < 0 else None
+    # From the end, so that axes written in either way compare equal.
     rank = len(shape)
     counted = tuple(
         sorted(axis if axis < 0 else axis - rank for axis in axes or range(rank))

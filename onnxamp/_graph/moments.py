@@ -1,4 +1,4 @@
-"""Variances and covariances as differences of moments, E[xy] - E[x] E[y], of which low precision leaves no digit.
+"""Variances and covariances as differences of moments, E[xy] - E[x] E[y], which lose all digits in low precision.
 
 Exporters write the mean as a sum, a pool, a convolution with a window, or a product with weights that add up to 1. They
 scale either term by a constant, or add the negated square.
@@ -12,7 +12,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 
 _FACTORS: Final = 8
-"""Most factors of a term. A weighted variance has three: the weight, and the number twice."""
+"""Most factors of a term that are followed. A weighted variance has three: the weight, and the number twice."""
 
 
 def moment_difference(graph: Graph, node: Node) -> frozenset[int]:
@@ -56,16 +56,16 @@ def _reduction(graph: Graph, values: Collection[int]) -> Node | None:
 
 
 def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
-    """Return the nodes from E[x] E[y], and from E[xy], back to what both are the moments of; none if nothing is.
+    """Return the nodes from E[x] E[y], and from E[xy], back to x and y; none if the moments are of other values.
 
-    What the first moments read may be that, moved or not, or a product of it and weights.
+    The first moments may read x and y themselves, moved or not, or products of them and weights.
     """
     read = [_read(graph, one) for one in firsts]
     plain = [_Term(graph, values, ends=values) for values in read]
     moved = [_Term(graph, values, products=0) for values in read]
     weighted = [_Term(graph, values, products=1) for values in read]
     for terms in (plain, moved, weighted):
-        ends = {value for term in terms for value in term.factors}
+        ends = set[int]().union(*(term.factors for term in terms))
         product = _Term(graph, _read(graph, second), ends=ends)
         factors = set(product.factors)
         is_product = len(product.factors) > 1
@@ -77,7 +77,7 @@ def _shared(graph: Graph, second: Node, firsts: Collection[Node]) -> set[int]:
 
 
 def _read(graph: Graph, reduction: Node) -> list[int]:
-    """Return what a mean or a sum is of, twice if it squares it."""
+    """Return the values that a mean or a sum is computed from, twice if it squares them."""
     read = [graph.passed_on(value) for _, value in graph.float_inputs(reduction)]
     if reduction.key == "ReduceSumSquare":
         return 2 * read[:1]
@@ -93,7 +93,7 @@ def _normalizers(graph: Graph, values: Iterable[int]) -> Iterator[int]:
 
 
 class _Term:
-    """The factors of values, apart from constants.
+    """The factors of values, without the constants among them.
 
     Attributes:
         factors: the values that are multiplied, one for each time.
@@ -125,6 +125,7 @@ class _Term:
             maker = None if value in ends else graph.producer(value)
             further = [] if maker is None else _multiplied(graph, maker)
             is_product = len(further) > 1
+            # True counts as 1: a product is taken apart only while one is left.
             if maker is None or not further or left < is_product:
                 self.factors.append(value)
                 continue
@@ -134,7 +135,7 @@ class _Term:
 
 
 def _multiplied(graph: Graph, node: Node) -> list[int]:
-    """Return what a node multiplies, but for divisors, or what it moves; none of other nodes."""
+    """Return the factors of a node other than divisors, or the value that it moves; none for other nodes."""
     facts = op_facts()
     if node.key == "Mul":
         return list(node.inputs)

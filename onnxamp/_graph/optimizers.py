@@ -26,10 +26,10 @@ class OptimizerFault(NamedTuple):
 
     Attributes:
         optimizer: its name, as ``disabled_optimizers`` of ONNX Runtime's sessions takes it.
-        node: the node whose factor the optimizer takes up.
-        reader: the node that reads what is taken up: ``node``, or one before it.
+        node: the node into which the optimizer absorbs a factor.
+        reader: the node that reads the absorbed value: ``node``, or one before it.
         port: the position of the input of ``reader``.
-        value: the value that is taken up, perhaps before nodes that ONNX Runtime removes first.
+        value: the value that is absorbed. Nodes that ONNX Runtime removes first may follow it.
         skipped: these nodes, from the reader on.
         because: what the optimizer does, as a clause.
     """
@@ -55,15 +55,14 @@ def optimizer_faults(
 
     Complexity: linear in nodes, and that of shape inference if there are candidates.
     """
-    rows = [
-        row
-        for provider in dict.fromkeys(providers)
-        for row in _rows(provider)
-        if _holds(row, version)
-    ]
+    rows = list[Mapping[str, Any]]()
+    for provider in dict.fromkeys(providers):
+        rows += [row for row in _rows(provider) if _holds(row, version)]
+    # Types and shapes, which faults depend on, take far longer than this look at the nodes.
     if not may_break(graph.model):
         return
-    for node in graph.nodes_of({op for row in rows for op in row["ops"]}):
+    ops = set[str]().union(*(row["ops"] for row in rows))
+    for node in graph.nodes_of(ops):
         mine = [row for row in rows if node.key in row["ops"]]
         for port in range(len(node.inputs)):
             found = (_fault(graph, node, port, row) for row in mine)
@@ -88,23 +87,23 @@ def faulty_optimizers(
     try:
         found = optimizer_faults(Graph.of(model), (provider,), version)
         return tuple(dict.fromkeys(fault.optimizer for fault in found))
-    except (ModelError, OpsetError):  # the session says what is wrong
+    except (ModelError, OpsetError):
+        # The session says what is wrong with the model.
         return ()
 
 
 def suspected_optimizers(model: ModelProto) -> tuple[str, ...]:
-    """Return the optimizers that may take up nodes of a model, and break it, in any version.
+    """Return the optimizers that may absorb nodes of a model and break it, in any version.
 
     Complexity: linear in nodes.
     """
     makers = _makers()
-    found = (
-        row["optimizer"]
-        for node in all_nodes(model.graph.node)
-        for row in makers.get(node.op_type, ())
-        if _is_taken(node, row)
-    )
-    return tuple(dict.fromkeys(found))
+    found = dict[str, None]()
+    for node in all_nodes(model.graph.node):
+        for row in makers.get(node.op_type, ()):
+            if _is_taken(node, row):
+                found[row["optimizer"]] = None
+    return tuple(found)
 
 
 @cache
@@ -114,7 +113,7 @@ def known_optimizers() -> tuple[str, ...]:
 
 
 def may_break(model: ModelProto) -> bool:
-    """Return whether a model has any node that a faulty optimizer may take up. Complexity: linear in nodes."""
+    """Return whether a model has any node that a faulty optimizer may absorb. Complexity: linear in nodes."""
     return bool(suspected_optimizers(model))
 
 
@@ -127,7 +126,7 @@ def _rows(provider: str) -> tuple[Mapping[str, Any], ...]:
 
 @cache
 def _makers() -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Return op -> the facts about sessions in which a faulty optimizer may take it up."""
+    """Return op -> the facts about sessions in which a faulty optimizer may absorb it."""
     makers = dict[str, list[Mapping[str, Any]]]()
     for provider in target_names():
         for row in _rows(provider):
@@ -138,7 +137,7 @@ def _makers() -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def _is_same_maker(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two facts are about the same nodes that an optimizer takes up."""
+    """Return whether two facts are about the same nodes that an optimizer absorbs."""
     return all(row.get(key) == other.get(key) for key in ("attribute", "among"))
 
 
@@ -166,6 +165,7 @@ def _fault(
         return None
     if readable_types(graph.types[value]) not in row["types"]:
         return None
+    # ONNX Runtime removes idle nodes before this optimizer sees the graph.
     reader = node
     skipped = _skipped(graph, node, value)
     value = skipped[-1].inputs[0] if skipped else value
@@ -177,7 +177,7 @@ def _fault(
         skipped = _skipped(graph, node, value)
         value = skipped[-1].inputs[0] if skipped else value
     maker = _maker(graph, node, value)
-    if maker is None or not _is_taken_up(graph, maker, row):
+    if maker is None or not _is_absorbed(graph, maker, row):
         return None
     if "ranks" in row and not _differ_in_rank(graph, node):
         return None
@@ -192,10 +192,11 @@ def _fault(
     )
 
 
-def _is_taken_up(graph: Graph, maker: Node, row: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer takes up the node before an input."""
+def _is_absorbed(graph: Graph, maker: Node, row: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer absorbs the node before an input."""
     if maker.key != row["producer"] or not _is_taken(maker.proto, row):
         return False
+    # The optimizer keeps what the model returns.
     if graph.results[maker.outputs[0]]:
         return False
     typer = row.get("typed_by")
@@ -228,7 +229,7 @@ def _maker(graph: Graph, reader: Node, value: int) -> Node | None:
 
 
 def _is_removed(graph: Graph, node: Node) -> bool:
-    """Return whether ONNX Runtime removes a node first, as it does with a Reshape to the shape that is there."""
+    """Return whether ONNX Runtime removes a node first, such as a Reshape that changes no shape."""
     facts = op_facts()
     if node.key in facts.eliminated or node.key not in facts.views:
         return node.key in facts.eliminated

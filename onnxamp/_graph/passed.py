@@ -7,8 +7,8 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, passed_values
 
 
-class Passed(NamedTuple):
-    """The results of a node, and what control flow passes them on as.
+class PassedResults(NamedTuple):
+    """The results of a node, and the values as which control flow passes them on.
 
     Attributes:
         values: the results and these values.
@@ -19,12 +19,13 @@ class Passed(NamedTuple):
     owners: Sequence[tuple[int, int]]
 
     def readers(self, graph: Graph) -> Iterator[tuple[Node, int]]:
-        """Return nodes that read any of the values, with the input position."""
-        return (use for value in self.values for use in graph.consumers(value))
+        """Yield the nodes that read any of the values, with the input position."""
+        for value in self.values:
+            yield from graph.consumers(value)
 
 
-def passed_on(graph: Graph, node: Node) -> Passed:
-    """Return the results of a node, also as they enter and leave bodies."""
+def passed_on(graph: Graph, node: Node) -> PassedResults:
+    """Return the results of a node, and the values that they become inside and after bodies."""
     passed = graph.ask(passed_values)
     seen = dict.fromkeys(node.writes)
     stack = [*seen] if passed else []
@@ -37,4 +38,4 @@ def passed_on(graph: Graph, node: Node) -> Passed:
                 maker = graph.values[value].producer
                 scope = graph.scopes[graph.values[value].scope]
                 owners.append((scope.owner if maker == ABSENT else maker, value))
-    return Passed(seen, owners)
+    return PassedResults(seen, owners)

@@ -25,7 +25,9 @@ INTEGERS: Final = "integers"
 """Roles: a node that quantizes or dequantizes; a product of dequantized floats; one whose kernel reads integers."""
 
 _FACTORS: Final = 2
-"""Inputs of a product that are multiplied."""
+"""Inputs of a product that are multiplied: the third one of some is a bias."""
+_TERM: Final = 3
+"""Inputs of a term that may be repeated: its integers, their scale and their zero point."""
 _BITS: Final = ("bits", "expert_weight_bits")
 """Attributes of ONNX Runtime's own ops: the bits of weights that are packed into bytes."""
 _NARROW: Final = (
@@ -122,10 +124,7 @@ def units_between(graph: Graph) -> Iterator[tuple[Sequence[Node], Sequence[Node]
                 for value in (*node.inputs, *node.outputs):
                     stack += _on_float(graph, value)
         if inside and ends:
-            yield (
-                graph.at(inside),
-                graph.at(ends),
-            )
+            yield graph.at(inside), graph.at(ends)
 
 
 def _on_float(graph: Graph, value: int) -> Iterator[int]:
@@ -164,7 +163,8 @@ def _factors(graph: Graph, node: Node, found: Mapping[int, Quantized]) -> str:
             maker = graph.producer(maker.input(0))
         if maker is None or maker.key not in op_facts().dequantize:
             continue
-        if maker.index in found:  # the integers of a broken model may have no type
+        # The integers of an invalid model may have no type.
+        if maker.index in found:
             names[found[maker.index].type] = None
     return " and ".join(names)
 
@@ -219,6 +219,7 @@ def as_floats(model: ModelProto) -> ModelProto:
 
 
 def _has_form(node: Node) -> bool:
+    """Return whether float ops can replace a node, see :func:`as_floats`."""
     scale, zero = (node.input(at) != ABSENT for at in OPERATORS[node.key].result)
     return scale == zero and not attribute_of(node.proto, "channels_last", 0)
 
@@ -237,12 +238,13 @@ class _Form:
     def nodes(self) -> list[NodeProto]:
         """Return them in order."""
         operator = OPERATORS[self._node.key]
+        # A transposed weight has its two axes swapped.
         axis = (operator.axis + attribute_of(self._node.proto, "transB", 0)) % 2
         inputs = [self._name(at) for at in operator.plain]
-        inputs += [
-            self._dequantized([self._name(at) for at in term], axis)
-            for term in self._terms(operator)
-        ]
+        for term in self._terms(operator):
+            names = [self._name(at) for at in term]
+            inputs.append(self._dequantized(names, axis))
+        # The integers of a bias have the scale of the sums that they are added to.
         if bias := self._name(operator.bias):
             scales = [self._name(term[1]) for term in operator.terms]
             product = self._add("Mul", scales, f"{bias}_scale")
@@ -269,7 +271,8 @@ class _Form:
     def _terms(self, operator: Operator) -> Iterator[Sequence[int]]:
         yield from operator.terms
         first, *_, last = operator.terms[-1]
-        for start in range(last + 1, len(self._inputs) if operator.repeats else 0, 3):
+        end = len(self._inputs) if operator.repeats else 0
+        for start in range(last + 1, end, _TERM):
             yield range(start, start + last - first + 1)
 
     def _dequantized(self, names: Sequence[str], axis: int) -> str:
@@ -384,7 +387,7 @@ _DYNAMIC = "DynamicQuantizeLinear"
 
 
 def _products(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield (product of integers, node that quantizes what it multiplies)."""
+    """Yield (product of integers, node that quantizes its first factor)."""
     for node in graph.nodes_of(op_facts().integer_products):
         maker = graph.producer(node.input(0))
         if maker is not None and maker.key == _DYNAMIC:
@@ -404,6 +407,7 @@ def _in_floats(editor: GraphEditor, node: Node, maker: Node) -> list[NodeProto]:
         return made[-1].output[0]
 
     numbers = add("Div", maker.proto.input[0], maker.proto.output[1])
+    # The zero point of the numbers, input 2, has no part in their floats; that of the weight, input 3, has.
     factors = [
         add("Cast", name, to=TensorProto.FLOAT)
         for name in (proto.input[1], *proto.input[3:])

@@ -1,7 +1,8 @@
-"""Best-effort shapes and element counts of values: they weigh costs, and never decide what is legal."""
+"""Best-effort shapes and element counts of values, which weigh costs and never decide legality."""
 
 from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import prod
 
 import onnx.shape_inference
@@ -26,6 +27,7 @@ DEFAULT_ELEMENTS = 65_536
 """Assumed number of elements of a value of unknown rank."""
 
 _UNKNOWN_DOMAIN = "onnxamp.unknown"
+"""A domain of which onnx knows no op, so that it infers nothing about nodes in it."""
 _LARGEST_SIZE = 2**40
 """Largest credible size of a dimension."""
 _KEPT_ELEMENTS = 256
@@ -68,7 +70,7 @@ def with_shapes(
 def read_shapes(
     view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None
 ) -> Sequence[Shape | None]:
-    """Shape by value index: None for an unknown rank, and None within a shape for an unknown dimension.
+    """Return the shapes by value index: None for an unknown rank, and None within a shape for an unknown dimension.
 
     Args:
         skeleton: of :func:`with_shapes`.
@@ -80,7 +82,8 @@ def read_shapes(
 def sized_shapes(
     view: View, dims: Sequence[Dims | None], sizes: Mapping[str, int]
 ) -> Sequence[Shape | None]:
-    """As :func:`read_shapes`, of dimensions that were read and sizes of those that have names."""
+    """Return the shapes as :func:`read_shapes` does, from dimensions that were read and sizes of those with names."""
+    # Large models repeat few shapes, and share one tuple for each.
     known: dict[Dims | None, Shape | None] = {None: None}
     shapes = list[Shape | None]()
     for one in dims:
@@ -95,7 +98,7 @@ def sized_shapes(
 
 
 def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
-    """Dimensions by value index, as :func:`with_shapes` has inferred them; None for an unknown rank."""
+    """Return the dimensions by value index, as :func:`with_shapes` has inferred them; None for an unknown rank."""
     shapes: list[Dims | None] = [None] * (len(view.values) + 1)
     read: dict[bytes, Dims | None] = {}
     """Declarations that were read already: a model repeats few."""
@@ -116,7 +119,7 @@ def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
 def symbolic_shapes(
     view: View, known: Mapping[str, TensorProto] | None = None
 ) -> Sequence[Dims | None]:
-    """Shapes of the main graph's values in which named dimensions stay names, and computed shapes are followed.
+    """Return shapes of the main graph's values, where named dimensions stay names and computed shapes are followed.
 
     Args:
         view: the model.
@@ -127,7 +130,7 @@ def symbolic_shapes(
         kept = [
             node
             for node in skeleton.graph.node
-            if not any(name in known for name in node.output)
+            if known.keys().isdisjoint(node.output)
         ]
         del skeleton.graph.node[:]
         skeleton.graph.node.extend(kept)
@@ -138,8 +141,9 @@ def symbolic_shapes(
 def named_shapes(
     view: View, types: Sequence[str | None], dims: Mapping[str, Sequence[int | str]]
 ) -> Sequence[Dims | None]:
-    """As :func:`symbolic_shapes`, with these dimensions of inputs, without declarations of other values in the main
-    graph, and also for values in bodies.
+    """Return shapes as :func:`symbolic_shapes` does, for these dimensions of inputs, also for values in bodies.
+
+    Declarations of other values in the main graph are ignored.
 
     Args:
         view: the model.
@@ -149,10 +153,8 @@ def named_shapes(
     skeleton = _skeleton(view)
     _hide_untyped(skeleton, view, types)
     _fix(skeleton.graph, dims)
-    _forget_own_names(
-        scope_graphs(view, skeleton)[1:],
-        {dim for every in dims.values() for dim in every if isinstance(dim, str)},
-    )
+    names = {dim for dim in chain.from_iterable(dims.values()) if isinstance(dim, str)}
+    _forget_own_names(scope_graphs(view, skeleton)[1:], names)
     inferred = _inferred(skeleton, data_prop=True)
     shapes = _read_symbolic(view, inferred, {})
     graphs = scope_graphs(view, inferred)
@@ -168,7 +170,7 @@ def named_shapes(
 
 
 def _forget_own_names(bodies: Sequence[GraphProto], names: Container[str]) -> None:
-    """Clear the names of dimensions in bodies except those of inputs, the only ones that mean the same everywhere."""
+    """Clear the names of dimensions in bodies, except those of the model's inputs, which mean the same everywhere."""
     for body in bodies:
         for entry in (*body.value_info, *body.output, *body.input):
             if entry.type.HasField("tensor_type"):
@@ -220,6 +222,7 @@ def _fix(graph: GraphProto, given: Mapping[str, Sequence[int | str]]) -> None:
             kind = getattr(kind, held).elem_type
         if entry.name in given and kind.HasField("tensor_type"):
             del kind.tensor_type.shape.dim[:]
+            # A scalar has a shape without dimensions, which must be there all the same.
             kind.tensor_type.shape.SetInParent()
             for size in given[entry.name]:
                 known = isinstance(size, int)
@@ -234,6 +237,7 @@ def _share_through_casts(view: View, shapes: list[Shape | None]) -> None:
     among = view.order if "Cast" in view.by_key else ()
     nodes = (node for node in among if node.key == "Cast")
     casts = [node for node in nodes if ABSENT not in (node.input(0), *node.outputs)]
+    # Forward, then back: the shape of a chain may be known at either of its ends.
     for node in (*casts, *reversed(casts)):
         ends = (node.inputs[0], node.outputs[0])
         known = sorted(
@@ -259,18 +263,20 @@ def _merged(shape: Shape, other: Shape) -> Shape:
 
 @lru_cache(maxsize=1 << 12)
 def elements(shape: Shape | None) -> int:
-    """Element count of a shape, with defaults for unknown dimensions and ranks."""
+    """Return the element count of a shape, with defaults for unknown dimensions and ranks."""
     if shape is None:
         return DEFAULT_ELEMENTS
     return prod([DEFAULT_DIMENSION if dim is None else dim for dim in shape])
 
 
 def _declared(proto: TypeProto) -> Dims | None:
+    """Return the declared dimensions of a tensor; None for an unknown rank and for other types."""
     if not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
         return None
     shape: list[int | str | None] = []
     for dim in proto.tensor_type.shape.dim[:]:
-        size = dim.dim_value  # some exporters write -1 for "dynamic"
+        # Some exporters write -1 for "dynamic".
+        size = dim.dim_value
         is_known = 0 < size <= _LARGEST_SIZE or (
             size == 0 and dim.HasField("dim_value")
         )
@@ -320,6 +326,7 @@ def _declare_before_casts(
         for entry in (*graph.value_info, *graph.output, *graph.input):
             if entry.name in scope.names and entry.type.tensor_type.HasField("shape"):
                 declared[scope.names[entry.name]] = entry.type
+    # Readers first, so that a declaration travels up a chain of Casts.
     for node in reversed(view.order):
         if node.key != "Cast" or ABSENT in (node.input(0), *node.outputs):
             continue
@@ -365,11 +372,9 @@ def _hide_dangers(view: View, skeleton: ModelProto) -> None:
             graphs += [body for _, body in node_bodies(proto)]
     for graph in graphs:
         for entry in (*graph.value_info, *graph.input, *graph.output):
-            for dim in (
-                entry.type.tensor_type.shape.dim
-                if entry.type.HasField("tensor_type")
-                else ()
-            ):
+            if not entry.type.HasField("tensor_type"):
+                continue
+            for dim in entry.type.tensor_type.shape.dim:
                 if not 0 <= dim.dim_value <= _LARGEST_SIZE:
                     dim.ClearField("dim_value")
 
@@ -397,13 +402,14 @@ def _nodes_of(
         graphs[node.scope].node[node.index - view.scopes[node.scope].nodes.start]
         for node in nodes
     ]
-    inner = (
-        proto for function in skeleton.functions for proto in all_nodes(function.node)
-    )
-    return protos + [proto for proto in inner if op_key(proto) in keys]
+    for function in skeleton.functions:
+        inner = all_nodes(function.node)
+        protos += [proto for proto in inner if op_key(proto) in keys]
+    return protos
 
 
 def _strip(graph: GraphProto, into: GraphProto) -> None:
+    """Copy a graph, and leave out the data of its weights that shape inference does not need."""
     copy_fields(graph, into, {"initializer"})
     for tensor in graph.initializer:
         elem = tensor.data_type

@@ -35,14 +35,13 @@ Types = Sequence[str | None]
 
 
 def infer_types(view: View) -> Types:
-    """Type of every value of the view. Complexity: near linear in nodes and ports.
+    """Return the type of every value of the view. Complexity: near linear in nodes and ports.
 
     Declarations count for graph inputs, and for outputs that neither the schema nor a rule determines. A type that is
     still unknown follows from other ports of the value's producer and consumers, wherever they are.
     """
-    types: list[str | None] = [None] * (
-        len(view.values) + 1
-    )  # the last entry is that of ABSENT
+    # The last entry is that of ABSENT.
+    types: list[str | None] = [None] * (len(view.values) + 1)
     for scope in view.scopes:
         _seed(scope, types)
     declared = _declared(view)
@@ -73,7 +72,7 @@ def infer_types(view: View) -> Types:
 
 
 def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
-    """Type parameter -> type, from the types of a node's inputs (None if absent or unknown)."""
+    """Return type parameter -> type, from the types of a node's inputs (None if absent or unknown)."""
     bound: dict[str, str] = {}
     for position, kind in enumerate(inputs):
         port = signature.input(position)
@@ -83,7 +82,7 @@ def bind(signature: Signature, inputs: Sequence[str | None]) -> dict[str, str]:
 
 
 def bind_node(node: Node, types: Types) -> dict[str, str]:
-    """Type parameter -> type, from the types of a node's inputs and outputs."""
+    """Return type parameter -> type, from the types of a node's inputs and outputs."""
     signature = node.signature
     assert signature is not None
     bound = bind(signature, [types[value] for value in node.inputs])
@@ -147,7 +146,7 @@ def _seed(scope: Scope, types: list[str | None]) -> None:
 
 
 def _declared(view: View) -> dict[int, str]:
-    """Value -> its declared type."""
+    """Return value -> its declared type."""
     declared: dict[int, str] = {}
     for scope in view.scopes:
         for entry in (
@@ -175,6 +174,7 @@ def _enter(
         chain.append(index)
         entered.add(index)
         index = view.scopes[index].parent
+    # Outer bodies first, because inner ones may get their values.
     for scope in (view.scopes[entering] for entering in reversed(chain)):
         owner = view.nodes[scope.owner]
         sources = (
@@ -212,10 +212,12 @@ def _settle(view: View, types: list[str | None]) -> None:
 
     Near linear: each value gets a type once, and only then are the nodes around it looked at again.
     """
-    unknown = (one.index for one in view.values if types[one.index] is None)
-    waiting = dict.fromkeys(
-        sorted({node.index for value in unknown for node in view.around(value)})
-    )
+    nearby = set[int]()
+    for one in view.values:
+        if types[one.index] is None:
+            nearby.update(node.index for node in view.around(one.index))
+    # A dictionary is a queue here in which each node stands once; sorted, it makes results reproducible.
+    waiting = dict.fromkeys(sorted(nearby))
     while waiting:
         node = next(iter(waiting))
         del waiting[node]
@@ -239,7 +241,7 @@ def _implied(
 def _shared(
     node: Node, signature: Signature, types: Sequence[str | None]
 ) -> Iterator[tuple[int, str | None]]:
-    """Types by the node's schema: ports with the same type parameter have the same type."""
+    """Infer types from the node's schema: ports with the same type parameter have the same type."""
     inputs = [types[value] for value in node.inputs]
     bound = bind_node(node, types)
     for position, value in enumerate(node.inputs):
@@ -264,7 +266,8 @@ def _passed(
     view: View, node: Node, types: Sequence[str | None]
 ) -> Iterator[tuple[int, str | None]]:
     """Infer types from the values that control flow passes into bodies, through them and out of them."""
-    if node.key == "SequenceMap":  # whose bodies get and return elements
+    # The bodies of SequenceMap get and return elements, not the sequences.
+    if node.key == "SequenceMap":
         yield from zip(node.outputs, _control_flow(view, node, types), strict=True)
         return
     for source, result in transfers(view, node):
@@ -332,7 +335,7 @@ def _first_output(
     bound: Mapping[str, str],
     inputs: Sequence[str | None],
 ) -> str | None:
-    """Type of output 0 if an attribute, a Constant's value or a container determines it."""
+    """Return the type of output 0 if an attribute, a Constant's value or a container determines it."""
     if key == "Constant":
         return _constant_type(proto)
     rule = op_facts().dtype_attribute.get(key)
@@ -340,16 +343,13 @@ def _first_output(
         value = attribute(proto, rule.attribute)
         if isinstance(value, TensorProto):
             return tensor_type(value.data_type)
-        if isinstance(value, bytes):  # Cast before opset 6 has the type's name
-            return tensor_type(
-                dict(TensorProto.DataType.items()).get(
-                    value.decode(errors="replace"), 0
-                )
-            )
+        # Cast before opset 6 has the name of the type.
+        if isinstance(value, bytes):
+            numbers = dict(TensorProto.DataType.items())
+            return tensor_type(numbers.get(value.decode(errors="replace"), 0))
         number = int(value or 0)
-        shared = bound.get(
-            signature.outputs[0].type
-        )  # QuantizeLinear: the zero point decides before the default
+        # The zero point of QuantizeLinear decides before the default.
+        shared = bound.get(signature.outputs[0].type)
         kind = (
             tensor_type(number) if number else shared or _default(rule.default, inputs)
         )
@@ -363,6 +363,7 @@ def _first_output(
 
 
 def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
+    """Return the type that an absent attribute stands for: that of an input, or a fixed one."""
     if default in ("input", "scale"):
         position = 0 if default == "input" else 1
         return inputs[position] if position < len(inputs) else None
@@ -370,12 +371,10 @@ def _default(default: str | None, inputs: Sequence[str | None]) -> str | None:
 
 
 def inner_type(text: str) -> str:
-    """Element type of a sequence or optional type; other types are returned unchanged."""
-    return (
-        text[text.index("(") + 1 : -1]
-        if text.startswith(("seq(", "optional("))
-        else text
-    )
+    """Return the element type of a sequence or optional type; other types are returned unchanged."""
+    if not text.startswith(("seq(", "optional(")):
+        return text
+    return text[text.index("(") + 1 : -1]
 
 
 _CONTAINERS: Mapping[str, Callable[[str], str]] = {
@@ -402,6 +401,7 @@ _CONSTANT_TYPES = {
 
 
 def _constant_type(proto: NodeProto) -> str | None:
+    """Return the type of a Constant's output; None if no attribute determines it."""
     for item in proto.attribute:
         if item.name == "value" and item.type in (
             AttributeProto.TENSOR,
@@ -431,18 +431,16 @@ def node_precision(node: Node, types: Sequence[str | None]) -> str:
         types: type by value index.
     """
     own = {types[value] for value in (*node.inputs, *node.outputs)}
-    held = (
-        name
-        for name, tensor in _TYPES.items()
-        if any(kind is not None and tensor in kind for kind in own)
-    )
-    return next(held, "other")
+    for name, tensor in _TYPES.items():
+        if any(kind is not None and tensor in kind for kind in own):
+            return name
+    return "other"
 
 
 def operator_counts(
     view: View, types: Sequence[str | None]
 ) -> Counter[tuple[str, str]]:
-    """(op type, precision) -> number of nodes, those of bodies included.
+    """Count the nodes by (op type, precision), those of bodies included.
 
     Args:
         types: type by value index.

@@ -1,7 +1,7 @@
 """The frozen view of a model: scopes, nodes, values and uses, as :mod:`onnxamp._graph.graph` builds it, and the values
 that control flow passes into bodies, out of them, and from one iteration of a loop to the next.
 
-:func:`wire` tells which values of the main graph each of its nodes needs, also through bodies.
+:func:`wire` finds which values of the main graph each of its nodes needs, also through bodies.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -101,11 +101,11 @@ class Node:
             yield value, None if signature is None else signature.output(position)
 
     def input(self, position: int) -> int:
-        """Value index of an input; ABSENT if it is omitted."""
+        """Return the value index of an input; ABSENT if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else ABSENT
 
     def output(self, position: int) -> int:
-        """Value index of an output; ABSENT if it is omitted, or the position is negative."""
+        """Return the value index of an output; ABSENT if it is omitted, or the position is negative."""
         return self.outputs[position] if 0 <= position < len(self.outputs) else ABSENT
 
 
@@ -173,8 +173,10 @@ class View:
 
     def nodes_of(self, keys: Iterable[str]) -> list[Node]:
         """Return the nodes of some op types, in the order of all nodes."""
-        found = [self.by_key[key] for key in keys if key in self.by_key]
-        return self.at([node.index for nodes in found for node in nodes])
+        found = list[int]()
+        for key in keys:
+            found += [node.index for node in self.by_key.get(key, ())]
+        return self.at(found)
 
     def at(self, indices: Iterable[int]) -> list[Node]:
         """Return some nodes, in the order of all nodes."""
@@ -192,8 +194,9 @@ class View:
         return [(nodes[node], port) for node, port in self.uses[value]]
 
     def readers(self, node: Node) -> Iterator[tuple[Node, int]]:
-        """Return nodes that read any output of the node, with the input position."""
-        return (use for value in node.outputs for use in self.consumers(value))
+        """Yield the nodes that read any output of the node, with the input position."""
+        for value in node.outputs:
+            yield from self.consumers(value)
 
     def around(self, value: int) -> Iterator[Node]:
         """Yield the nodes that produce or read a value, and the owners of bodies that it enters or leaves.
@@ -229,21 +232,22 @@ class View:
         }
 
     def overridable(self) -> list[Value]:
-        """Initializers that callers may override."""
+        """Return the initializers that callers may override."""
         return [value for value in self.values if value.origin is Origin.DEFAULT]
 
 
 def shadowing(view: View) -> dict[int, int]:
-    """Value of a body -> the nearest outer value of the same name, which it hides from the body.
+    """Return value of a body -> the nearest outer value of the same name, which it hides from the body.
 
     Complexity: values times nesting depth.
     """
-    found = (
-        (value, view.visible(name, inner.parent))
-        for inner in view.scopes[1:]
-        for name, value in inner.names.items()
-    )
-    return {value: outer for value, outer in found if outer != ABSENT}
+    found = dict[int, int]()
+    for inner in view.scopes[1:]:
+        for name, value in inner.names.items():
+            outer = view.visible(name, inner.parent)
+            if outer != ABSENT:
+                found[value] = outer
+    return found
 
 
 def scope_path(view: View, scope: int) -> str:
@@ -272,20 +276,20 @@ def scope_graphs(view: View, model: ModelProto) -> list[GraphProto]:
 
 
 def body_sources(node: Node, body_inputs: int) -> list[int]:
-    """For each input of the node's body, the position of the node input that feeds it (ABSENT: a counter).
+    """Return, for each input of the node's body, the position of the node input that feeds it (ABSENT: a counter).
 
     Loop passes (iteration, condition, state...), Scan and SequenceMap pass their inputs as they stand.
     """
+    # A Loop has two inputs before its states: the trip count, which its body does not get, and the condition.
     if node.key == "Loop":
         return [ABSENT, 1, *range(2, body_inputs)][:body_inputs]
-    offset = (
-        len(node.inputs) - body_inputs if node.key == "Scan" else 0
-    )  # Scan-8 has a leading sequence_lens
+    # Scan before opset 9 has a leading input, sequence_lens, that its body does not get.
+    offset = len(node.inputs) - body_inputs if node.key == "Scan" else 0
     return [position + offset for position in range(body_inputs)]
 
 
 def body_targets(node: Node, body_outputs: int) -> list[int]:
-    """For each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
+    """Return, for each output of the node's body, the node output that it becomes (ABSENT for Loop's condition)."""
     return [
         position - 1 if node.key == "Loop" else position
         for position in range(body_outputs)
@@ -293,7 +297,7 @@ def body_targets(node: Node, body_outputs: int) -> list[int]:
 
 
 def carried(view: View, node: Node) -> list[tuple[int, int]]:
-    """(node input, node output) pairs that are the initial and the final value of a loop-carried state."""
+    """Return the (node input, node output) pairs of the initial and the final values of loop-carried states."""
     if node.key == "Loop":
         return [(2 + k, k) for k in range(max(len(node.inputs) - 2, 0))]
     if node.key == "Scan":
@@ -305,8 +309,8 @@ def carried(view: View, node: Node) -> list[tuple[int, int]]:
 
 
 def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
-    """Pairs (source, result) of values, ABSENT for none, that If, Loop or Scan passes on: into bodies and out of them,
-    and from one turn of a loop to the next.
+    """Yield pairs (source, result) of values, ABSENT for none, that If, Loop or Scan passes on: into bodies and out of
+    them, and from one turn of a loop to the next.
     """
     states = carried(view, node)
     for source, target in states:
@@ -334,8 +338,8 @@ def transfers(view: View, node: Node) -> Iterator[tuple[int, int]]:
 
 
 def passed_values(view: View) -> dict[int, list[int]]:
-    """Value -> the values of bodies that it enters as, and those of nodes that it leaves their bodies as; also from one
-    turn of a loop to the next.
+    """Return value -> the values as which control flow passes it on: into bodies, out of them, and from one turn of a
+    loop to the next.
 
     Complexity: linear in the inputs and outputs of bodies.
     """
@@ -353,7 +357,7 @@ def inline_functions(
     *,
     partly: bool = False,
 ) -> ModelProto:
-    """Replace function calls by the bodies of the functions; the model itself if there is nothing to inline.
+    """Replace function calls by the bodies of the functions; return the model itself if there is nothing to inline.
 
     onnx's inliner serializes the model, so it runs on a copy without the weights. The copy declares them as inputs, so
     that the inliner knows their types and avoids their names.
@@ -406,6 +410,7 @@ def inline_functions(
     del result.graph.input[:]
     result.graph.input.extend(model.graph.input)
     result.graph.initializer.extend(model.graph.initializer)
+    # A dropped reference may have been an attribute that the op requires, which the check before did not see.
     if has_gaps:
         check_wellformed(result)
     return result
@@ -433,9 +438,10 @@ class Wiring(NamedTuple):
 
 
 def wire(view: View) -> Wiring:
-    """Resolve the main graph. Complexity: linear in nodes and reads of all scopes."""
+    """Return the wiring of the main graph. Complexity: linear in nodes and reads of all scopes."""
     containers = [ABSENT] * len(view.scopes)
-    for scope in view.scopes[1:]:  # a scope comes after the one around it
+    # A scope comes after the one around it, so the entry of its parent is there.
+    for scope in view.scopes[1:]:
         containers[scope.index] = (
             scope.owner if scope.parent == 0 else containers[scope.parent]
         )
@@ -443,6 +449,7 @@ def wire(view: View) -> Wiring:
         node.index if node.scope == 0 else containers[node.scope]
         for node in view.nodes
     ]
+    # Dictionaries without values are sets that keep their order.
     needs: dict[int, dict[int, None]] = {index: {} for index in view.scopes[0].nodes}
     readers: dict[int, dict[int, None]] = {}
     for value in view.values:

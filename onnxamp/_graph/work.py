@@ -59,6 +59,8 @@ def work_with(
         return Work(0, 0)
     tables = {lookup.table for lookup in op_facts().lookups.get(key, ())}
     touched = sum(size for port, size in enumerate(read) if port not in tables)
+    # A look-up reads a row for each row that it writes.
     touched += written * (1 + bool(tables))
+    # Each term of a sum of products takes a multiplication and an addition.
     flops = written * (1 if terms is None else 2 * terms) * trips
     return Work(touched * trips, flops, terms is not None)

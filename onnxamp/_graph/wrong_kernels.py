@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import chain
 from typing import Any
 
 from onnxamp._facts.ops import attribute
@@ -17,6 +16,7 @@ def wrong_kernels(graph: Graph, low: str, target: str) -> Iterator[tuple[Node, s
     rules = _rules(target)
     for node in graph.nodes_of(frozenset(rules)):
         rule = rules[node.key]
+        # Without a limit in the rule no head is small. A size that is unknown counts as small.
         is_small = (_head_size(graph, node) or 0) <= rule.get("head_size", -1)
         if low not in rule["types"] or is_small:
             continue
@@ -31,22 +31,25 @@ def _rules(target: str) -> Mapping[str, Mapping[str, Any]]:
     """Return op -> the rule for the target's version; without a version, only rules for all versions."""
     version = version_of(target)
     rules = target_table(target, "wrong").get("rows", ())
-    held = (
-        rule
-        for rule in rules
-        if "before" not in rule or (version and is_older(version, rule["before"]))
-    )
-    return {op: rule for rule in held for op in rule["ops"]}
+    found = dict[str, Mapping[str, Any]]()
+    for rule in rules:
+        before = rule.get("before")
+        if before is None or (version and is_older(version, before)):
+            found |= dict.fromkeys(rule["ops"], rule)
+    return found
 
 
 def wrong_ops() -> frozenset[str]:
     """Return the ops with a kernel that is wrong on some target, in some version."""
-    rows = (target_table(name, "wrong").get("rows", ()) for name in target_names())
-    return frozenset(op for rule in chain.from_iterable(rows) for op in rule["ops"])
+    found = set[str]()
+    for name in target_names():
+        rules = target_table(name, "wrong").get("rows", ())
+        found.update(*(rule["ops"] for rule in rules))
+    return frozenset(found)
 
 
 def _head_size(graph: Graph, node: Node) -> int | None:
-    """Numbers per head of the queries of an Attention; None if it is not known."""
+    """Return the numbers per head of the queries of an Attention; None if they are not known."""
     shape = graph.shapes[node.inputs[0]] if node.input(0) != ABSENT else None
     if not shape or shape[-1] is None:
         return None

@@ -24,7 +24,7 @@ from onnxamp._model.weights import read_array
 from onnxamp._options.options import Options
 
 _FEW: Final = 64
-"""Elements up to which a constant may be scales."""
+"""Most elements of a constant that may be scales."""
 
 
 class Draft:
@@ -42,7 +42,7 @@ class Draft:
 
     @classmethod
     def of(cls, graph: Graph) -> "Draft":
-        """The draft whose graph is there already."""
+        """Return the draft of a graph that exists already."""
         return cls(graph.model, graph.folder, lambda: graph)
 
     @cached_property
@@ -58,7 +58,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassResult:
     """The result of a pass on a draft.
 
     Attributes:
@@ -82,9 +82,9 @@ class Passed:
         """The graph of the new draft."""
         return self.draft.graph
 
-    def after(self, earlier: "Passed") -> "Passed":
-        """Return the result of both. The earlier draft is not held: it may be a whole copy of the model."""
-        return Passed(
+    def after(self, earlier: "PassResult") -> "PassResult":
+        """Return the result of both passes, without the earlier draft, which may be a whole copy of the model."""
+        return PassResult(
             draft=self.draft,
             notes=(*earlier.notes, *self.notes),
             requested=earlier.requested or self.requested,
@@ -94,11 +94,11 @@ class Passed:
         )
 
 
-Pass: TypeAlias = Callable[[Draft, Options], Passed]
+Pass: TypeAlias = Callable[[Draft, Options], PassResult]
 
 
 class StuckError(Exception):
-    """A node cannot take a step; the text ends a sentence."""
+    """A node cannot take a step of an upgrade. The text is the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ class Site:
             *zip(proto.input, node.inputs, strict=True),
             *zip(proto.output, node.outputs, strict=True),
         )
+        # The class is frozen, so the field is set in the way of dataclasses themselves.
         object.__setattr__(self, "values", dict(pairs))
 
     def named(self, what: str) -> str:

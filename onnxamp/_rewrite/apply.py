@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 from onnx import (
+    GraphProto,
     ModelProto,
     NodeProto,
     TensorProto,
@@ -37,12 +38,12 @@ class NewCast:
     elem: int
     name: str
     shield: str = ""
-    """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input then copies it to ``target``,
-    an op that no optimization of the runtime removes."""
+    """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input, which no optimization of the
+    runtime removes, then copies it to ``target``."""
     bounded: str = ""
     """Name of the bounded source, if it is a mask: the Cast reads that instead."""
     is_capped: bool = False
-    """Whether it is bounded from above, because it is subtracted."""
+    """Whether the mask is bounded from above, because it is subtracted."""
     value: int = ABSENT
     """The value that is cast, in the graph of the edits."""
 
@@ -110,6 +111,7 @@ class Edits:
     """Name of the constant that bounds these; "" if there are none."""
 
     def __bool__(self) -> bool:
+        # These three say how to convert weights, and change nothing where no weight is converted.
         changes = {item.name for item in fields(self)} - {"low", "rounded", "halved"}
         return any(getattr(self, name) for name in changes)
 
@@ -137,9 +139,9 @@ def apply_edits(
     _change_nodes(editor, edits, convert)
     _insert_nodes(editor, edits)
     editor.finish()
-    if edits.casts and not any(
-        entry.domain in ("", "ai.onnx") for entry in model.opset_import
-    ):
+    # A model of other domains' nodes alone may not import the domain of Cast.
+    knows_casts = any(entry.domain in ("", "ai.onnx") for entry in model.opset_import)
+    if edits.casts and not knows_casts:
         model.opset_import.add(domain="", version=view.book.opsets[""])
 
 
@@ -171,7 +173,7 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:
-    """Return the conversions of a constant."""
+    """Return a constant with the way to convert it."""
     saturate_at = edits.low.max_finite / (2 if value in edits.halved else 1)
     return Weight(tensor, saturate_at, name, edits.rounded.get(value))
 
@@ -189,9 +191,7 @@ def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
                 lower_type(entry.type, edits.low)
             if value in edits.renamed:
                 entry.name = edits.renamed[value]
-    stored = [
-        {tensor.name for tensor in graph.initializer} for graph in editor.graphs[1:]
-    ]
+    stored = [*map(_stored_names, editor.graphs[1:])]
     for key in {**edits.results, **edits.result_types}:
         scope_index, position = key
         entry = editor.graphs[scope_index].output[position]
@@ -206,7 +206,13 @@ def _change_declarations(editor: GraphEditor, edits: Edits) -> None:
             entry.type.CopyFrom(proto)
 
 
+def _stored_names(graph: GraphProto) -> set[str]:
+    """Return the names of a graph's initializers."""
+    return {tensor.name for tensor in graph.initializer}
+
+
 def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None:
+    """Rename inputs and outputs of nodes, and lower or repeat the nodes that determine types."""
     for (index, port), name in edits.inputs.items():
         editor.node(index).input[port] = name
     for (index, port), name in edits.outputs.items():
@@ -218,6 +224,7 @@ def _change_nodes(editor: GraphEditor, edits: Edits, convert: Converter) -> None
             editor.insert_after(producer, constant)
     for second in edits.dequantized:
         editor.insert_after(second.node, _dequantize_again(editor, second))
+    # In the order of nodes, because a set has none of its own.
     for index in sorted(edits.attributes):
         _lower_attribute(editor.view.nodes[index], editor.node(index), edits, convert)
     _drop_repeated(editor, edits)
@@ -286,11 +293,9 @@ def _constant_copy(
 def _dequantize_again(editor: GraphEditor, second: NewDequantize) -> NodeProto:
     """Return a second node that dequantizes the same value as another one, with a scale of another type."""
     proto = copied(editor.node(second.node))
-    proto.input[1], proto.output[0], proto.name = (
-        second.scale,
-        second.target,
-        second.name,
-    )
+    proto.input[1] = second.scale
+    proto.output[0] = second.target
+    proto.name = second.name
     rule = op_facts().dtype_attribute.get(op_key(proto))
     if rule is not None and attribute(proto, rule.attribute):
         set_attribute(proto, rule.attribute, second.elem)
@@ -305,10 +310,10 @@ def _lower_attribute(
         _lower_constant(proto, edits, node.outputs[0], convert)
         return
     rule = op_facts().dtype_attribute.get(node.key)
-    if rule is None:  # Optional without an input: its `type` is a TypeProto
-        lower_type(
-            next(item for item in proto.attribute if item.name == "type").tp, edits.low
-        )
+    if rule is None:
+        # Optional without an input has a declaration of its type.
+        declared = next(item for item in proto.attribute if item.name == "type")
+        lower_type(declared.tp, edits.low)
         return
     given = attribute(proto, rule.attribute)
     if rule.attribute == "value":  # ConstantOfShape
@@ -334,8 +339,9 @@ def _drop_repeated(editor: GraphEditor, edits: Edits) -> None:
         port = givers[node.key]
         name = edits.inputs.get((node.index, port))
         is_low = node.input(port) in edits.weights if name is None else name in low
+        # An attribute that these edits lowered says what the decision wants.
         if name is not None and node.index in edits.attributes:
-            continue  # it was lowered here, and stays as it is wanted
+            continue
         told = rules[node.key].attribute
         proto = editor.node(node.index)
         if is_low and attribute(proto, told) == edits.low.elem:

@@ -1,10 +1,11 @@
-"""Results that ONNX Runtime's graph optimizers do not break: views stand between what an optimizer would take up.
+"""Results that ONNX Runtime's graph optimizers do not break: views separate the nodes that an optimizer would fuse.
 
 An Unsqueeze and a Squeeze copy nothing, and no optimizer removes the pair: a Reshape to the shape that is there, or an
 Identity, would go first.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from onnx import ModelProto, NodeProto
 
@@ -19,13 +20,13 @@ _AXES_ARE_INPUT = 13
 
 
 def avoid_optimizers(model: ModelProto, target: str) -> tuple[OptimizerFault, ...]:
-    """Put views before the inputs through which an optimizer would break a model; the model is changed in place.
+    """Put views before the inputs through which an optimizer would break a model; change the model in place.
 
     Sessions on the target's provider count, and those on the CPU provider, which users have everywhere.
 
     Args:
         model: the model.
-        target: where it runs, perhaps in a version of ONNX Runtime.
+        target: the target on which it runs, optionally with a version of ONNX Runtime.
 
     Returns:
         The faults that the model no longer has.
@@ -43,6 +44,7 @@ def avoid_optimizers(model: ModelProto, target: str) -> tuple[OptimizerFault, ..
     views = dict[tuple[int, int], str]()
     for fault in sorted(faults, key=lambda fault: fault.reader.index):
         reader = fault.reader
+        # Sorted by readers, so that the views stand before the first of those that share them.
         if (reader.scope, fault.value) not in views:
             name = graph.values[fault.value].name
             pair = _views(editor, name, graph.book.opsets[""])
@@ -59,7 +61,8 @@ def _unread(graph: Graph, faults: Iterable[OptimizerFault]) -> set[int]:
     """Return the skipped nodes that nothing reads any more."""
     gone = {(fault.reader.index, fault.port) for fault in faults}
     unread = set[int]()
-    for node in (node for fault in faults for node in fault.skipped):
+    # From each reader upwards, so that a node whose only reader goes is unread as well.
+    for node in chain.from_iterable(fault.skipped for fault in faults):
         value = node.outputs[0]
         if gone.issuperset(graph.uses[value]) and not graph.results[value]:
             unread.add(node.index)

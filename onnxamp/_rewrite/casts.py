@@ -41,7 +41,7 @@ from onnxamp._graph.types import bind
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 
 def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelProto:
@@ -77,25 +77,26 @@ def remove_redundant_casts(model: ModelProto, *, lossy: bool = False) -> ModelPr
     return _find_removal(freed.graph, lossy=lossy).apply()
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Remove pairs of Casts, and nodes that become unused; the user may want to keep all of them."""
     is_kept = options.level == Level.O0 or "Cast" in options.black
     if is_kept or "Cast" not in draft.graph.by_key:
-        return Passed(draft)
+        return PassResult(draft)
     kept = cache(partial(_kept, options=options))
     freed = remove_pairs(draft.graph, kept, options.target)
     idle = _find_removal(freed.graph, chains=False)
-    if idle.alias or idle.removed:  # what is kept takes longer to find
+    # Most models have none. The nodes to keep, which take longer to find, matter only to the others.
+    if idle.alias or idle.removed:
         idle = _find_removal(freed.graph, chains=False, kept=kept(freed.graph))
     casts = freed.casts + len(idle.removed)
     result = freed.draft
     if idle.alias or idle.removed:
         result = Draft(idle.apply(), draft.folder)
-    return Passed(result, requested=casts > 0, pairs=freed.pairs, casts=casts)
+    return PassResult(result, requested=casts > 0, pairs=freed.pairs, casts=casts)
 
 
 def _kept(graph: Graph, options: Options) -> set[int]:
-    """Return nodes that the user wants in float32, or decides for one by one, and Casts that the target needs."""
+    """Return the nodes that the user keeps in float32 or decides one by one, and the Casts that the target needs."""
     kept = set(find_overrides(graph, options).of_node)
     kept |= {node.index for node in graph.nodes if node.key in options.black}
     kept |= {hazard.node for hazard in asked_hazards(graph, options)}
@@ -150,7 +151,7 @@ class _Removal:
         """Output of a removed Cast -> the value that replaces it."""
         self.removed: set[int] = set()
         self.hidden = graph.hidden
-        """They must not get new readers."""
+        """Values that must not get new readers in the bodies that shadow them."""
 
     def run(self) -> None:
         """Visit producers first, so that chains collapse in one sweep."""
@@ -168,6 +169,7 @@ class _Removal:
                 continue
             key = (source, target, node.scope)
             is_idle = self.types[source] == target
+            # A Cast that does not saturate differs from others to the same type.
             is_again = key in existing and attribute(node.proto, "saturate") != 0
             if self.graph.results[made]:
                 if is_idle and not self.chains and self.graph.uses[made]:
@@ -182,13 +184,13 @@ class _Removal:
 
     def orphans(self) -> None:
         """Remove Casts that lost all their readers when chains collapsed, and Casts that never had any."""
+        # Last Casts first, so that a Cast whose only reader is removed is seen after it.
         casts = [self.graph.nodes[index] for index in reversed(self.source)]
-        reads = Counter(
-            self.reads(reader, cast.outputs[0])
-            for cast in casts
-            for reader, _ in self.graph.readers(cast)
-            if reader.index not in self.removed
-        )
+        reads = Counter[int]()
+        for cast in casts:
+            for reader, _ in self.graph.readers(cast):
+                if reader.index not in self.removed:
+                    reads[self.reads(reader, cast.outputs[0])] += 1
         for node in casts:
             index = node.index
             made = node.outputs[0]
@@ -219,9 +221,8 @@ class _Removal:
         """Return whether first -> second -> third may become first -> third."""
         a, b, c = (self.types[value] for value in (first, second, third))
         if is_lossless(element_name(a), element_name(b)):
-            return (
-                c != "tensor(string)"
-            )  # the type determines which digits are written
+            # The type of a number determines which digits of it a string gets.
+            return c != "tensor(string)"
         return self.lossy and a == c == FLOAT and b in LOW_TENSORS
 
     def replace(self, value: int, replacement: int) -> bool:
@@ -238,7 +239,9 @@ class _Removal:
             *self.alias,
             *(self.graph.nodes[cast].inputs[0] for cast in self.source),
         }
-        readers = {index for value in read for index, _ in self.graph.uses[value]}
+        readers = set[int]()
+        for value in read:
+            readers.update(index for index, _ in self.graph.uses[value])
         for node in self.graph.at(readers):
             proto = editor.node(node.index)
             for port, value in enumerate(node.inputs):
@@ -249,7 +252,7 @@ class _Removal:
 
 def remove_pairs(
     graph: Graph, kept: Callable[[Graph], Container[int]], target: str = "any"
-) -> Passed:
+) -> PassResult:
     """Remove redundant pairs of Casts from a copy of the model; the same graph if it has none.
 
     Args:
@@ -259,11 +262,13 @@ def remove_pairs(
 
     Complexity: linear in nodes; nested pairs need another sweep per type.
     """
-    done = Passed(Draft.of(graph))
+    done = PassResult(Draft.of(graph))
     while True:
-        for chains in (True, False):  # those around others come first
+        # Pairs around other pairs come first.
+        for chains in (True, False):
             found = find_pairs(done.graph, target, chains=chains)
-            if found.ends:  # what is kept takes longer to find
+            # Finding the nodes to keep takes longer, so it waits until there is a pair.
+            if found.ends:
                 found = find_pairs(done.graph, target, kept(done.graph), chains=chains)
             if found.ends:
                 break
@@ -272,7 +277,7 @@ def remove_pairs(
         ends = len(found.ends)
         casts = len(found.ends) + len(found.starts)
         result = Draft(found.apply(), graph.folder)
-        done = Passed(result, pairs=done.pairs + ends, casts=done.casts + casts)
+        done = PassResult(result, pairs=done.pairs + ends, casts=done.casts + casts)
 
 
 def find_pairs(
@@ -346,6 +351,7 @@ class Pairs:
                 self.narrow.update((value, kind) for value in node.writes)
 
     def allows(self, node: Node) -> bool:
+        """Return whether the node may change."""
         return node.index not in self.kept and not self.graph.scopes[node.scope].opaque
 
     def widened(self, node: Node) -> int:
@@ -422,10 +428,9 @@ class Pairs:
             return True
         if any(self.graph.results[value] for value in made):
             return True
+        readers = (reader for reader, _ in self.graph.readers(node))
         return not all(
-            reader.index in self.moves or self.ends_pair(reader)
-            for value in made
-            for reader, _ in self.graph.consumers(value)
+            reader.index in self.moves or self.ends_pair(reader) for reader in readers
         )
 
     def ends_pair(self, node: Node) -> bool:
@@ -448,6 +453,7 @@ class Pairs:
                 self.source[node.outputs[0]] = source
             elif self.ends_pair(node):
                 self.end(node, node.inputs[0])
+        # Readers first, because a Cast may be read by another Cast that goes.
         for node in reversed(self.graph.order):
             if node.index in self.wide and self.is_done(node.outputs[0]):
                 self.starts.add(node.index)
@@ -522,4 +528,5 @@ class Pairs:
         return self.source.get(value, value) if takes else value
 
     def name(self, value: int) -> str:
+        """Return the new name of a value."""
         return self.names.get(value, self.graph.values[value].name)

@@ -35,7 +35,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite.verify import neighbors
 
 _LARGE: Final = 1 << 16
-"""Bytes from which on the checker gets a weight without its data. Below, copying the data is cheaper than asking."""
+"""Bytes of a weight above which the checker gets it without its data. For smaller ones, copying is cheaper."""
 
 _NODE: Final = re.compile(
     r"(?:node\. Name: |of node: \nname: )(?P<name>.*) OpType: (?P<op>\S+)"
@@ -92,7 +92,8 @@ def _nodes_named(
         if (node.proto.name, node.proto.op_type) in named
     ]
     if not suspected.isdisjoint(node.first_output for node in nodes):
-        around = {index for node in nodes for index in neighbors(original, node)}
+        # These nodes are in float32 already, which did not help.
+        around = set[int]().union(*(neighbors(original, node) for node in nodes))
         nodes = [original.nodes[index] for index in sorted(around)]
     return tuple(node.first_output for node in nodes)
 
@@ -114,6 +115,7 @@ def complaint_about(model: ModelProto) -> str:
         complaint = _complaint(light)
     known = SignatureBook(opset_imports(model))
     skipped = set[str]()
+    # The checker stops at the first op that it does not know, so they are set aside one by one.
     while (unknown := _UNKNOWN.search(complaint)) and unknown[1] not in skipped:
         if known.get("", unknown[1]) is None:
             break
@@ -139,16 +141,14 @@ def _complaint(model: ModelProto) -> str:
         checker.check_model(model)
     except checker.ValidationError as error:
         return str(error)
-    except (
-        EncodeError,
-        ValueError,
-    ):  # over 2 GiB in bodies, which no message can hold
+    except (EncodeError, ValueError):
+        # Bodies have more than 2 GiB, which no message can hold.
         return ""
     return ""
 
 
 def _without_large_weights(model: ModelProto) -> ModelProto:
-    """Return the model if its weights are small and inside, otherwise a copy in which the others are empty.
+    """Return the model if it contains all its weights and they are small, otherwise a copy with the others emptied.
 
     Weights are initializers and Constant nodes of the main graph.
     """
@@ -181,7 +181,7 @@ def _is_large_constant(node: NodeProto) -> bool:
 
 
 def _without_data(weight: TensorProto) -> TensorProto:
-    """Return an empty tensor of the name and the type of a weight; the checker looks at no shapes."""
+    """Return an empty tensor with the name and the type of a weight; the checker ignores shapes."""
     return TensorProto(name=weight.name, data_type=weight.data_type, dims=[0])
 
 

@@ -15,15 +15,15 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.fold import apply_folds
 from onnxamp._rewrite.fold_search import Fold
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Replace nodes that compute one float32 number from constants by that number; return the same draft if none do."""
     if options.level == Level.O0:
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     numbers = _numbers(graph)
     folds = [
@@ -32,16 +32,17 @@ def apply(draft: Draft, options: Options) -> Passed:
         if _is_read(graph, value, numbers)
     ]
     if not folds:
-        return Passed(draft)
+        return PassResult(draft)
     result = copied(graph.model)
     apply_folds(graph, folds, result)
-    return Passed(Draft(result, graph.folder))
+    return PassResult(Draft(result, graph.folder))
 
 
 def _numbers(graph: Graph) -> dict[int, Numbers]:
     """Return the single numbers that are computed from constants alone, by value. Linear in nodes."""
     found = dict[int, Numbers]()
     evaluator = Evaluator(graph)
+    # A look at operands rules out nearly all nodes, which saves reading tensors.
     known = {*graph.constants.tensors}
     for node in graph.nodes_of(ARITHMETIC):
         if not known.issuperset(node.inputs):
@@ -66,7 +67,7 @@ def _is_read(graph: Graph, value: int, numbers: Mapping[int, Numbers]) -> bool:
 
 
 def _constant(graph: Graph, value: int, number: Array) -> Fold:
-    """Return the Constant that replaces what computes a number."""
+    """Return the fold of the node that computes a number into a Constant."""
     index = graph.values[value].producer
     return Fold(
         kind="constant",

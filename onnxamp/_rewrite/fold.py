@@ -1,4 +1,4 @@
-"""Decomposed patterns, rewritten into the one standard op that they are, exactly, before anything is decided.
+"""Folds of decomposed patterns into the one standard op that they are equivalent to, before anything is decided.
 
 The forms are data (``_data/folds.toml``).
 """
@@ -25,7 +25,7 @@ from onnxamp._graph.view import ABSENT, Origin, View
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.fold_search import KIND as BATCH_NORM
 from onnxamp._rewrite.fold_search import Fold, find_folds
 from onnxamp._rewrite.upgrade import upgraded
@@ -37,6 +37,7 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
     Complexity: linear in nodes and in the size of the folds.
     """
     nodes, weights = _going(view, folds)
+    # A new weight may have the name of one that goes.
     taken = view.all_names() - {view.values[value].name for value in weights}
     editor = GraphEditor(view, model, NewNames(taken))
     editor.remove(*nodes)
@@ -49,18 +50,18 @@ def apply_folds(view: View, folds: Sequence[Fold], model: ModelProto) -> None:
 
 
 def _place(fold: Fold) -> int:
-    """Return the node in whose place the new one stands."""
+    """Return the node that the new one replaces."""
     return fold.last if fold.first == ABSENT else fold.first
 
 
 def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
-    """Return nodes and weights that go: those of the folds, and those that they alone read.
+    """Return the nodes and weights that go: the nodes of the folds, and all that nothing else reads.
 
     Inputs of removed nodes are followed back to producers without other readers. Linear in what goes.
     """
-    nodes = {node for fold in folds for node in fold.nodes}
+    nodes = set[int]().union(*(fold.nodes for fold in folds))
     weights = set[int]()
-    reads = {value for fold in folds for value in fold.reads}
+    reads = set[int]().union(*(fold.reads for fold in folds))
     lost: Counter[int] = Counter()
     listed = frozenset(view.scopes[0].inputs)
     """Weights of the old style: without them, callers must give one."""
@@ -69,9 +70,9 @@ def _going(view: View, folds: Sequence[Fold]) -> tuple[set[int], set[int]]:
         kept = view.results[value] or value in reads
         return not kept and lost[value] >= len(view.uses[value])
 
-    pending = [
-        value for node in nodes for value in view.nodes[node].inputs if value != ABSENT
-    ]
+    pending = list[int]()
+    for node in nodes:
+        pending += view.nodes[node].reads
     while pending:
         value = pending.pop()
         lost[value] += 1
@@ -111,9 +112,8 @@ def _new_nodes(view: View, fold: Fold, editor: GraphEditor) -> list[NodeProto]:
     made = NodeProto()
     if fold.first != ABSENT:
         made.CopyFrom(view.nodes[fold.first].proto)
-        kept = [
-            item for item in made.attribute if item.name != "beta"
-        ]  # is in the bias
+        # The new bias contains the factor "beta" of a Gemm.
+        kept = [item for item in made.attribute if item.name != "beta"]
         del made.input[:], made.output[:], made.attribute[:]
         made.attribute.extend(kept)
     else:
@@ -148,7 +148,7 @@ def _folded_first(options: Options) -> frozenset[str]:
     return folded_first(options.target) | ({BATCH_NORM} if parts else frozenset())
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Fold decomposed patterns into the equivalent standard ops; return the same draft if there is nothing to fold.
 
     The model is upgraded if an op needs it, as far as ``options.opset`` allows and the target loads it.
@@ -159,7 +159,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     kinds = _folded_first(options)
     outputs = frozenset(options.folded if options.may_fold else ())
     if not (options.folds or kinds or outputs):
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     notes = list[str]()
     refused = list[str]()
@@ -167,6 +167,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     with_weights = options.folds or BATCH_NORM in kinds
 
     def selected(*, with_weights: bool) -> list[Fold]:
+        """Return the folds that the options ask for."""
         # Folds into weights hold these in memory, so they are not cached.
         found = (
             find_folds(graph)
@@ -212,7 +213,7 @@ def apply(draft: Draft, options: Options) -> Passed:
         result = Draft(model, graph.folder)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
-    return Passed(result, tuple(notes), requested, tuple(refused))
+    return PassResult(result, tuple(notes), requested, tuple(refused))
 
 
 def _own(fold: Fold, target: str) -> Fold:
@@ -243,10 +244,10 @@ def _newest(target: str) -> int:
 
 
 def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> list[str]:
-    """Op types outside the folds with fewer kernels on the target at that opset than now."""
+    """Return the op types outside the folds with fewer kernels on the target at that opset than now."""
     if not target_of(target).limits_types:
         return []
-    going = {node for fold in folds for node in fold.nodes}
+    going = set[int]().union(*(fold.nodes for fold in folds))
     staying = {
         node.key: node.signature for node in graph.nodes if node.index not in going
     }
@@ -268,7 +269,7 @@ def _losers(graph: Graph, folds: Sequence[Fold], target: str, opset: int) -> lis
 def _why_late(
     graph: Graph, late: Sequence[Fold], target: str, ceiling: int | None
 ) -> str:
-    """Why folds have to be left."""
+    """Return the reason why folds are left, as a sentence."""
     opset = min(fold.opset for fold in late)
     text = f"{told(late)} {'stays' if len(late) == 1 else 'stay'} decomposed: that needs opset {opset}"
     if ceiling is not None and opset > ceiling:
@@ -277,11 +278,9 @@ def _why_late(
         version = version_meant(target)
         return f"{text}, but ONNX Runtime {version} loads no opset beyond {_newest(target)}."
     losers = _losers(graph, late, target, opset)
-    return (
-        f"{text}, where {', '.join(losers)} would lose kernels on {target}."
-        if losers
-        else f"{text}."
-    )
+    if not losers:
+        return f"{text}."
+    return f"{text}, where {', '.join(losers)} would lose kernels on {target}."
 
 
 def told(folds: Sequence[Fold]) -> str:

@@ -60,7 +60,10 @@ Array = NDArray[Any]
 
 
 def batch_norms(graph: Graph) -> list[Fold]:
-    """All that can be folded. Complexity: each weight that changes is read here, and again when it is computed."""
+    """Return the folds of batch normalizations into weights.
+
+    Complexity: each weight that changes is read here, and again when it is computed.
+    """
     folds = []
     for producer, node in constant_batch_norms(
         graph, graph.constants.tensors.__contains__
@@ -89,10 +92,11 @@ def batch_norms(graph: Graph) -> list[Fold]:
 def _weights(
     graph: Graph, producer: Node, node: Node
 ) -> tuple[NewWeight, NewWeight] | None:
-    """Weight and bias of the producer with the normalization in them.
+    """Return the weight and the bias of the producer with the normalization in them.
 
-    None if their shapes do not fit, or if a number would be NaN or exceed float32.
+    Return None if their shapes do not fit, or if a number would be NaN or exceed float32.
     """
+    # In float64, so that the new weights are rounded once.
     scale, shift, mean, variance = (
         _read(graph, value).astype(np.float64) for value in node.inputs[1:]
     )
@@ -134,18 +138,17 @@ def _bias(graph: Graph, producer: Node, channels: int) -> Array | None:
     if producer.key != "Gemm":
         return bias if bias.shape == (channels,) else None
     beta = attribute(producer.proto, "beta")
-    per_channel = bias.size == 1 or bias.shape in ((channels,), (1, channels))
-    return (
-        np.broadcast_to(bias.reshape(-1), channels) * (1.0 if beta is None else beta)
-        if per_channel
-        else None
-    )
+    is_per_channel = bias.size == 1 or bias.shape in ((channels,), (1, channels))
+    if not is_per_channel:
+        return None
+    factor = 1.0 if beta is None else beta
+    return np.broadcast_to(bias.reshape(-1), channels) * factor
 
 
 def _shapes(
     producer: Node, weight: tuple[int, ...], channels: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shapes in which weight and factor are multiplied; None if the weight does not have that many output channels."""
+    """Return the shapes in which weight and factor are multiplied; None if the output channels do not match."""
     if producer.key == "Gemm":
         axis = 0 if attribute(producer.proto, "transB") else 1
         fits = len(weight) == 2 and weight[axis] == channels
@@ -194,12 +197,13 @@ def _folded(
 
 
 _AXIS_BY_ITSELF = 13
-"""First opset at which Softmax is along one axis, and not along all from that one on."""
+"""First opset at which Softmax works along one axis, not along all axes from that one on."""
 
 
 def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the activation that the form is. A number without an axis would gain one by constants of shape [1]: it
-    stays.
+    """Return the fold of an activation; None for a number without an axis.
+
+    The constants of the form may have the shape [1] and give the result an axis, which the op would not.
     """
     x = match.values["x"]
     if graph.shapes[x] == ():
@@ -208,7 +212,7 @@ def activation(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the softmax along one axis."""
+    """Return the fold of a softmax along one axis; None for several axes."""
     x = match.values["x"]
     if len(match.axes) != 1:
         return None
@@ -221,11 +225,11 @@ def softmax(graph: Graph, kind: Kind, match: Match) -> Fold | None:
 
 
 _ONES: Final = 1 << 16
-"""Elements up to which a gain of ones is created."""
+"""Most elements of a gain of ones that a fold creates."""
 
 
 def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
-    """Return the normalization that the form is, with gain and bias; None if it is none."""
+    """Return the fold of a normalization with its gain and bias; None if the form does not compute one."""
     count = len(match.axes)
     epsilon = graph.constants.scalar(match.values["epsilon"])
     if (
@@ -245,6 +249,7 @@ def norm(graph: Graph, kind: Kind, match: Match) -> Fold | None:
     }
     if None in weights.values():
         return None
+    # Twice: for the gain, and for the bias after it.
     for _ in range(2):
         match = _with_next(
             graph, match, dims, weights, has_bias=kind.op == "LayerNormalization"
@@ -279,16 +284,15 @@ def _narrowed(graph: Graph, match: Match) -> Match:
     """Return the form with the Casts around it, if they are from and to the same low type and nothing else reads the
     values between.
     """
-    before, (between, _, behind) = (
-        graph.producer(match.values["x"]),
-        only_reader(graph, graph.nodes[match.core].outputs[0]),
-    )
+    before = graph.producer(match.values["x"])
+    between, _, behind = only_reader(graph, graph.nodes[match.core].outputs[0])
     if before is None or behind is None or not before.key == behind.key == "Cast":
         return match
     low = graph.types[before.inputs[0]]
     if low != graph.types[behind.outputs[0]] or low not in LOW_TENSORS:
         return match
-    if {"gain", "bias"} & match.values.keys():  # applied before the result is rounded
+    # Gain and bias of the form are applied before the result is rounded.
+    if {"gain", "bias"} & match.values.keys():
         return match
     values = {**match.values, "x": before.inputs[0]}
     return replace(
@@ -300,7 +304,7 @@ def _narrowed(graph: Graph, match: Match) -> Match:
 
 
 def _normalized(graph: Graph, match: Match) -> tuple[int | None, ...]:
-    """The shape over which is normalized, as far as it is known."""
+    """Return the sizes of the normalized axes, None where they are unknown."""
     shape = graph.shapes[match.values["x"]]
     count = len(match.axes)
     return (None,) * count if shape is None else tuple(shape[-count:])
@@ -314,7 +318,7 @@ def _with_next(
     *,
     has_bias: bool,
 ) -> Match:
-    """Include the multiplication by the gain, or the addition of the bias, that follows."""
+    """Return the match with the multiplication by the gain, or the addition of the bias, that follows."""
     nodes, value, node = only_reader(graph, graph.nodes[match.core].outputs[0])
     if node is None or "bias" in weights:
         return match
@@ -346,6 +350,7 @@ def _suiting(
     rank = len(dims) if shape is None else len(shape)
     if len(sizes) > rank:
         return None
+    # Leading axes of size 1 broadcast, and change no number.
     while len(sizes) > len(dims) and sizes[0] == 1:
         del sizes[0]
     if len(sizes) != len(dims) or any(
@@ -401,7 +406,7 @@ def find_folds(graph: Graph, *, with_weights: bool = True) -> Sequence[Fold]:
     folds = batch_norms(graph) if with_weights else []
     if with_weights and not folds:
         return graph.ask(find_folds, with_weights=False)
-    taken = {node for fold in folds for node in fold.nodes}
+    taken = set[int]().union(*(fold.nodes for fold in folds))
     for core, found in find_forms(graph):
         if core.index in taken:
             continue

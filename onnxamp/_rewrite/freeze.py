@@ -12,20 +12,20 @@ from onnxamp._graph.editor import WEIGHTS_ALONE
 from onnxamp._model.protos import all_nodes, copy_without
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 _FLOATS: Final = {TensorProto.FLOAT, *LOW_ELEMS}
 _SEVERAL: Final = 8
-"""Weights that make a habit, if tools added others: settings that a caller means to override are fewer."""
+"""Fewest weights that prove the habit if tools added others: a caller has fewer settings to override."""
 _ADDED: Final = 0.1
 """Share of the weights that tools may have added without listing them as inputs, as they do with folded constants."""
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Remove the weights from the graph's inputs: by default, only if nearly every float initializer is one.
 
-    That is an exporter's habit, not a caller's wish, and what tools stored since is no exception. Scalars alone may
-    well be settings.
+    Exporters list weights out of habit, and weights that tools added later do not change that. Scalars alone may be
+    settings that callers override.
     """
     asked = options.freeze_defaults
     model = draft.proto
@@ -34,9 +34,9 @@ def apply(draft: Draft, options: Options) -> Passed:
     frozen = {tensor.name for tensor in weights if tensor.name in inputs}
     if asked is None:
         asked = options.level != Level.O0 and bool(frozen) and _is_habit(model, frozen)
-    # Before, all are listed, and none can be overridden.
+    # Before that IR version, all weights are listed, and none can be overridden.
     if not asked or not frozen or model.ir_version < WEIGHTS_ALONE:
-        return Passed(draft)
+        return PassResult(draft)
     result = copy_without(model, "input")
     result.graph.input.extend(
         entry for entry in model.graph.input if entry.name not in frozen
@@ -48,7 +48,7 @@ def apply(draft: Draft, options: Options) -> Passed:
         note = f"{count} were also graph inputs and are now only weights."
     if not options.freeze_defaults:
         note += " --keep-overridable lets callers override them as before."
-    return Passed(Draft(result, draft.folder), (note,))
+    return PassResult(Draft(result, draft.folder), (note,))
 
 
 def _is_habit(model: ModelProto, inputs: AbstractSet[str]) -> bool:

@@ -6,18 +6,18 @@ from onnxamp._base.errors import ModelError
 from onnxamp._graph.view import inline_functions
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Inline all functions that can be."""
     is_kept = options.keep_functions or options.level == Level.O0
     if is_kept or not draft.proto.functions:
-        return Passed(draft)
+        return PassResult(draft)
     result, note = inline(draft.proto)
     if result is not draft.proto:
         draft = Draft(result, draft.folder)
-    return Passed(draft, (note,))
+    return PassResult(draft, (note,))
 
 
 def inline(model: ModelProto) -> tuple[ModelProto, str]:

@@ -16,16 +16,16 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Origin
 from onnxamp._options.options import Options
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.verify import Conflict, all_conflicts, disagreement
 
 _SHOWN = 3
-"""Values that a note names."""
+"""Most values that a note names."""
 _NO_NUMBERS = frozenset({TensorProto.UNDEFINED, TensorProto.STRING})
 """Element types that no Cast of floats makes."""
 
 
-def apply(draft: Draft, options: Options) -> Passed:  # noqa: ARG001 - every pass gets the options
+def apply(draft: Draft, options: Options) -> PassResult:  # noqa: ARG001 - every pass gets the options
     """Mend declarations; return the same draft if there is nothing to mend.
 
     Raises:
@@ -36,7 +36,7 @@ def apply(draft: Draft, options: Options) -> Passed:  # noqa: ARG001 - every pas
     graph = draft.graph
     conflicts = graph.ask(_conflicts)
     if not conflicts and not any(_misdeclared_weights(graph)):
-        return Passed(draft)
+        return PassResult(draft)
     if why := next(_beyond_repair(graph, conflicts), ""):
         raise ModelError(
             f"The model contradicts itself, so no runtime loads it: {why}. Insert a Cast there, or export the model again."
@@ -44,9 +44,9 @@ def apply(draft: Draft, options: Options) -> Passed:  # noqa: ARG001 - every pas
     mender = _Mender(graph, GraphEditor(graph))
     notes = [*mender.outputs(), *mender.declarations()]
     if not notes:
-        return Passed(draft)
+        return PassResult(draft)
     result = Draft(mender.editor.finish(), graph.folder)
-    return Passed(result, tuple(notes), requested=True)
+    return PassResult(result, tuple(notes), requested=True)
 
 
 def _conflicts(graph: Graph) -> tuple[Conflict, ...]:
@@ -84,8 +84,9 @@ class _Mender:
                 continue
             name = graph.values[value].name
             told = f"{readable_types(actual)}, but declared {readable_types(declared)}"
+            # ONNX Runtime returns an input as it is, regardless of the declaration.
             if graph.producer(value) is None:
-                continue  # ONNX Runtime returns an input as it is, whatever is declared
+                continue
             if {elem_of(declared), elem_of(actual)} & _NO_NUMBERS:
                 raise ModelError(
                     f"The model contradicts itself, so no runtime loads it: its output {name!r} is {told}."
@@ -118,7 +119,7 @@ class _Mender:
         yield f"Declared types contradicted those of values, which no runtime loads, and were corrected: {listed}{more}."
 
     def _removed(self) -> Iterator[str]:
-        """Remove wrong declarations of what nodes make."""
+        """Remove wrong declarations of node outputs, and yield their names."""
         graph = self.graph
         for scope in graph.scopes:
             for entry in () if scope.opaque else scope.proto.value_info:
@@ -129,7 +130,7 @@ class _Mender:
                     yield entry.name
 
     def _corrected(self) -> Iterator[str]:
-        """Correct what bodies declare of their inputs and outputs, and the model of inputs that are weights."""
+        """Correct declarations of bodies' inputs and outputs and of weights that are inputs, and yield their names."""
         graph = self.graph
         for scope, edited in zip(graph.scopes, self.editor.graphs, strict=True):
             is_main = scope.index == 0
@@ -158,7 +159,7 @@ def _misdeclared_weights(graph: Graph) -> Iterator[bool]:
 
 
 def _contradicts(declared: TypeProto, actual: str | None) -> bool:
-    """Return whether a declaration names another type than the one that is there."""
+    """Return whether a declaration differs from the actual type, if both are known."""
     return (
         None not in (declared_type(declared), actual)
         and declared_type(declared) != actual

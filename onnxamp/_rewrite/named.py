@@ -1,4 +1,4 @@
-"""The pass that refuses models whose nodes name values in attributes: new names and Casts would leave these behind."""
+"""The pass that refuses models whose nodes name values in attributes, which new names and Casts would invalidate."""
 
 from itertools import chain
 
@@ -7,17 +7,17 @@ from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._model.protos import all_nodes
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Refuse such models, unless nothing will be changed.
 
     Raises:
         ModelError: a node names values in its attributes.
     """
     if options.level == Level.O0:
-        return Passed(draft)
+        return PassResult(draft)
     found = op_facts().value_names
     main = (node.proto for node in draft.graph.nodes_of(found))
     inner = chain.from_iterable(all_nodes(one.node) for one in draft.proto.functions)
@@ -32,4 +32,4 @@ def apply(draft: Draft, options: Options) -> Passed:
             f" attributes ({names}), which changes of the graph would break: convert the model before gradients are"
             " added to it."
         )
-    return Passed(draft)
+    return PassResult(draft)

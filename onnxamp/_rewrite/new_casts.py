@@ -1,4 +1,4 @@
-"""The second step of planning edits: new Casts, and the copies and nodes that stand in their place.
+"""The second step of planning edits: new Casts, and the copies and nodes that replace Casts.
 
 Complexity: linear in the versions of values.
 """
@@ -17,7 +17,7 @@ from onnxamp._rewrite.value_names import How, Names, Version
 
 
 class NewCasts(NamedTuple):
-    """What makes the second versions of values.
+    """The Casts, copies and nodes that make the second versions of values.
 
     Attributes:
         casts: the Casts.
@@ -37,7 +37,7 @@ class NewCasts(NamedTuple):
 def find_casts(
     problem: Problem, decision: Decision, names: Names, new: NewNames
 ) -> NewCasts:
-    """Return what makes the versions that values need.
+    """Return the Casts, copies and nodes that make the versions that values need.
 
     Args:
         problem: the problem.
@@ -113,6 +113,7 @@ def _dequantize(
     is_low = decision.is_low(problem.ports.produced[node.outputs[0]])
     return NewDequantize(
         node=index,
+        # The type of the scale is that of the result, and this node has the other one.
         scale=names.of[node.inputs[1]][not is_low],
         target=version.name,
         name=new.fresh(f"{version.name}/{node.proto.op_type}"),

@@ -32,6 +32,7 @@ from onnxamp._rewrite.value_names import STORED, Names, find_names, low_source
 def plan_edits(problem: Problem, decision: Decision) -> Edits:
     """Plan the edits that carry out a decision."""
     new = NewNames(problem.graph.all_names())
+    # The steps take new names one after another, so their order determines the names in the result.
     names = find_names(problem, decision, new)
     casts = find_casts(problem, decision, names, new)
     inputs = _inputs(problem, decision, names)
@@ -177,7 +178,7 @@ def _halved(problem: Problem, decision: Decision) -> frozenset[int]:
     """Return constants with sentinels on low mask paths: half the range keeps mask + score finite."""
     graph, constants = problem.graph, problem.graph.constants
     halved = set[int]()
-    for index in {node for path in problem.sentinels for node in path}:
+    for index in set(chain.from_iterable(problem.sentinels)):
         variables = problem.ports.consumed[index]
         for value, variable in zip(graph.nodes[index].inputs, variables, strict=True):
             stats = constants.stats(value) if decision.is_low(variable) else None
@@ -189,7 +190,7 @@ def _halved(problem: Problem, decision: Decision) -> frozenset[int]:
 def _kept_positive(
     problem: Problem, weights: AbstractSet[int], casts: NewCasts
 ) -> dict[int, Chosen]:
-    """Return the numbers of low weights that must not become 0: the smallest number stands for what would."""
+    """Return the numbers of low weights that must not become 0: the smallest number replaces zeros of rounding."""
     low = problem.options.low
     stored = weights | {copy.value for copy in casts.copies}
     held = (kind.low_numbers(problem.graph, low) for kind in kinds())
@@ -198,12 +199,13 @@ def _kept_positive(
         if value in stored:
             flat = numbers.reshape(-1)
             bits, counts = lower(flat, low, low.max_finite, Scratch(flat.size))
+            # The bits of the smallest positive number of a float format are those of the integer 1.
             bits[(bits == 0) & (flat != 0)] = 1
             kept[value] = Chosen(bits, counts)
     return kept
 
 
-class _Sums(NamedTuple):
+class _BoundedSums(NamedTuple):
     """Sums that are bounded: new names of the outputs of their nodes, the names of the bounded results by node, and
     the name of the bound.
     """
@@ -215,7 +217,7 @@ class _Sums(NamedTuple):
 
 def _bounded_sums(
     problem: Problem, decision: Decision, names: Names, new: NewNames
-) -> _Sums:
+) -> _BoundedSums:
     """Bound low sums of scores and a mask among the inputs.
 
     Where a type is narrow, a score beside its largest number overflows, or leaves traces, by which a fully masked
@@ -235,4 +237,4 @@ def _bounded_sums(
             name = names.outputs.get((index, 0), graph.values[value].name)
             outputs[index, 0] = new.fresh(f"{name}_unbounded")
             results[index] = name
-    return _Sums(outputs, results, new.fresh("sum_floor") if results else "")
+    return _BoundedSums(outputs, results, new.fresh("sum_floor") if results else "")

@@ -11,7 +11,7 @@ from onnxamp._options.options import Options
 from onnxamp._rewrite import (
     Draft,
     Pass,
-    Passed,
+    PassResult,
     casts,
     compute,
     fold,
@@ -38,11 +38,15 @@ PASSES: Final = (
     split_k.apply,
     casts.apply,
 )
-"""All passes, in their order."""
+"""All passes, in their order.
+
+Functions go first, because passes rewrite no nodes in them. Weights are frozen before constants are computed and
+folded, because a weight that callers can override is no constant.
+"""
 
 _UNCHECKED: Final = (mend.apply, compute.apply, casts.apply)
 _CHECKED: Final = tuple(one for one in PASSES if one not in _UNCHECKED)
-"""The passes before checks, which name the faults that others remove."""
+"""The passes before checks. Checks report the faults that the other passes would remove."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,8 @@ class Prepared:
         pairs: number of redundant pairs of Casts that were removed.
         casts: number of all Casts that went: those of pairs, idle ones and duplicates.
         widened: bytes that its weights take more than those of the model.
-        refused: upgrades to newer opsets that were not taken, and why, in sentences.
-        unfolded: folds that were asked for and not made, and why, in sentences.
+        refused: sentences about upgrades to newer opsets that were not taken, with reasons.
+        unfolded: sentences about requested folds that were not made, with reasons.
     """
 
     graph: Graph
@@ -93,8 +97,9 @@ def with_casts(model: Model, options: Options) -> Prepared:
 
 
 def _passed(model: Model, options: Options, passes: Iterable[Pass]) -> Prepared:
+    """Return the result of these passes, one after another."""
     given = Draft(model.proto, model.folder, lambda: model.ask(graph_of))
-    done = Passed(given, notes=model.repairs)
+    done = PassResult(given, notes=model.repairs)
     for apply in passes:
         done = apply(done.draft, options).after(done)
     return Prepared(

@@ -1,4 +1,4 @@
-"""The third step of planning edits: original Casts that nothing reads once inputs and results have their new names.
+"""The third step of planning edits: the original Casts that nothing reads once inputs and results have new names.
 
 Complexity: linear in ports.
 """
@@ -44,7 +44,7 @@ def _dead_raised(
         if any(results.get(key, name) == name for key in returned):
             continue
         reads = [key for key in uses if key[0] not in removed]
-        # A Cast that nothing read in the original is none of our business.
+        # A Cast that nothing read in the original stays as it is.
         is_used = bool(returned or uses)
         if is_used and all(inputs.get(key, name) != name for key in reads):
             yield value

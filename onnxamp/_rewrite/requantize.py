@@ -1,4 +1,4 @@
-"""Requantizes what a Concat joins before it, so that integers are joined.
+"""The pass that quantizes the inputs of a Concat instead of its result, so that the Concat joins integers.
 
 ONNX Runtime's CPU provider fuses dequantized inputs, Concat and QuantizeLinear into a kernel that takes float32 scales
 alone. Rounding each input by the scale of the result gives the same integers, and nothing is fused.
@@ -17,20 +17,20 @@ from onnxamp._graph.view import Node
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Requantize before each Concat that may be low; return the same draft if there is none.
 
     Complexity: linear in nodes.
     """
     if target_of(options.target).fuses_quantized or options.level == Level.O0:
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     pairs = list(_pairs(graph, options))
     if not pairs:
-        return Passed(draft)
+        return PassResult(draft)
     editor = GraphEditor(graph)
     for node, quantize in pairs:
         made = dict[str, str]()
@@ -48,12 +48,13 @@ def apply(draft: Draft, options: Options) -> Passed:
         editor.remove(quantize.index)
     what = "a Concat" if len(pairs) == 1 else f"{len(pairs):,} Concats"
     note = f"Quantized the inputs of {what} instead of the result: ONNX Runtime fuses a dequantized Concat only in float32."
-    return Passed(Draft(editor.finish(), graph.folder), (note,))
+    return PassResult(Draft(editor.finish(), graph.folder), (note,))
 
 
 def _pairs(graph: Graph, options: Options) -> Iterator[tuple[Node, Node]]:
     """Yield float32 nodes that are fused blindly, each with the node that quantizes its result by a single scale."""
     fused = list(fused_blindly(graph))
+    # Overrides take longer to find than the nodes that they may be about.
     kept = set[int]()
     if fused:
         kept.update(find_overrides(graph, options).of_node)

@@ -21,11 +21,11 @@ from onnxamp._model.sources import scaled_tensor
 from onnxamp._model.weights import blocks_of, read_array, store_exponents, times_power
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
-from onnxamp._rewrite import Draft, Passed
+from onnxamp._rewrite import Draft, PassResult
 from onnxamp._rewrite.apply import set_value, stored_value
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Apply the exponents of the options.
 
     Raises:
@@ -34,7 +34,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     """
     rescaling = options.rescaling
     if rescaling is None or not rescaling.scaled or options.level == Level.O0:
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     equations = find_equations(graph)
     exponents = complete(equations, rescaling)
@@ -46,7 +46,7 @@ def apply(draft: Draft, options: Options) -> Passed:
     model = changes.editor.finish()
     store_exponents(model, changes.stored)
     notes = tuple(changes.notes(rescaling))
-    return Passed(Draft(model, graph.folder), notes, requested=True)
+    return PassResult(Draft(model, graph.folder), notes, requested=True)
 
 
 class _Rescaling:
@@ -60,7 +60,11 @@ class _Rescaling:
         self.exponents = exponents
         self.editor = GraphEditor(graph)
         self.names = self.editor.names
-        self.touched = self.split = self.moved = self.muls = self.adds = 0
+        self.touched = 0
+        self.split = 0
+        self.moved = 0
+        self.muls = 0
+        self.adds = 0
         self.stored = _computed(equations, exponents)
         """Name of a value that nodes compute -> its exponent."""
         self.lost: dict[str, int] = {}
@@ -79,9 +83,10 @@ class _Rescaling:
         for value, by_exponent in readers.items():
             returned = bool(self.graph.results[value])
             own = self.exponents[self.equations.values[value]] if returned else None
-            first = (
-                own if own is not None else next(iter(sorted(by_exponent, key=abs)), 0)
-            )
+            # The constant itself takes the smallest exponent, 0 if it can: then it stays as it is.
+            first = own
+            if first is None:
+                first = min(by_exponent, key=abs, default=0)
             for exponent, uses in by_exponent.items():
                 if exponent != first:
                     self.copy(value, exponent, uses)
@@ -98,16 +103,14 @@ class _Rescaling:
         return read_array(tensor, self.graph.folder)
 
     def scaled(self, value: int, exponent: int, name: str) -> TensorProto:
-        """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when they are read."""
+        """Return a constant multiplied by ``2**-exponent``; data in a file are multiplied when the file is read."""
         array = self.array(value)
         tensor = self.graph.constants.tensors.get(value)
         if lost := sum(_lost(block, exponent) for block in blocks_of(array)):
             self.lost[self.graph.values[value].name] = lost
-        result = (
-            None
-            if tensor is None
-            else scaled_tensor(tensor, self.graph.folder, exponent)
-        )
+        result = None
+        if tensor is not None:
+            result = scaled_tensor(tensor, self.graph.folder, exponent)
         if result is None:
             return numpy_helper.from_array(times_power(array, exponent), name)
         result.name = name
@@ -131,10 +134,8 @@ class _Rescaling:
             self.editor.add_weight(held.scope, self.scaled(value, exponent, name))
         else:
             second = copied(self.editor.node(held.producer))
-            second.name, second.output[0] = (
-                self.names.fresh(f"{second.name or held.name}_scaled"),
-                name,
-            )
+            second.name = self.names.fresh(f"{second.name or held.name}_scaled")
+            second.output[0] = name
             set_value(second, self.scaled(value, exponent, ""))
             self.editor.insert(held.scope, held.producer, second)
         for node, port in uses:
@@ -142,7 +143,7 @@ class _Rescaling:
         self.split += 1
 
     def attributes(self) -> None:
-        """Move epsilons and the like along."""
+        """Multiply numbers in attributes, such as epsilons, by the powers of two of their terms."""
         for item in self.equations.attributes:
             exponent = sum(
                 self.exponents[variable] * number for variable, number in item.terms
@@ -153,9 +154,8 @@ class _Rescaling:
             if not exponent or not number:
                 continue
             result = float(np.ldexp(np.float32(number), -exponent))
-            if np.float32(np.ldexp(np.float32(result), exponent)) != np.float32(
-                number
-            ):
+            back = np.float32(np.ldexp(np.float32(result), exponent))
+            if back != np.float32(number):
                 self.lost[f"{self.graph.nodes[item.node].label}.{item.name}"] = 1
             set_attribute(proto, item.name, result)
             self.moved += 1
@@ -191,7 +191,7 @@ class _Rescaling:
             self.muls += 1
 
     def logarithms(self) -> None:
-        """Insert the Add that a factor becomes after a logarithm."""
+        """Insert an Add after each logarithm of a multiplied value: log(2**-n x) = log(x) - n log(2)."""
         for node, variable in self.equations.logarithms.items():
             if not self.exponents[variable]:
                 continue
@@ -258,6 +258,7 @@ def _computed(equations: Equations, exponents: Sequence[int]) -> dict[str, int]:
 def _lost(array: NDArray[np.float32], exponent: int) -> int:
     """Return how many numbers leave float32's range when multiplied by ``2**-exponent``."""
     back = times_power(times_power(array, exponent), -exponent)
+    # NaN differs from itself, although nothing of it is lost.
     return int(np.count_nonzero(back != array)) - int(
         np.count_nonzero(np.isnan(array))
     )

@@ -21,32 +21,33 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
-from onnxamp._rewrite import Draft, Passed, Site
+from onnxamp._rewrite import Draft, PassResult, Site
 
 _AXES_ARE_INPUT: Final = 13
 """First opset at which the axes of a sum are an input."""
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Split products that are too long; return the same draft if there are none.
 
     Complexity: linear in nodes.
     """
     if not may_split(options):
-        return Passed(draft)
+        return PassResult(draft)
     graph = draft.graph
     found = product_splits(draft.graph, options)
     if not found:
-        return Passed(draft)
+        return PassResult(draft)
     splitter = _Splitter(graph, found, GraphEditor(graph))
     for index in found:
         splitter.editor.replace(index, splitter.nodes(graph.nodes[index]))
     splitter.reshape()
     result = Draft(splitter.editor.finish(), graph.folder)
-    return Passed(result, (_note(graph, found, options),))
+    return PassResult(result, (_note(graph, found, options),))
 
 
 def _note(graph: Graph, found: Mapping[int, int], options: Options) -> str:
+    """Return the sentence about the split products."""
     most = max(terms_of(graph.nodes[index], graph.shapes) or 0 for index in found)
     profile = profile_of(options.target)
     assert profile is not None
@@ -77,7 +78,7 @@ class _Splitter:
         }
 
     def stored(self, value: int) -> tuple[int, ...]:
-        """Return the dimensions that all readers of a weight want; none if it is no weight, or if they differ."""
+        """Return the dimensions that all readers of a weight want; none if they differ, or it is not a weight."""
         graph = self.graph
         held = self.graph.values[value]
         listed = graph.scopes[held.scope].inputs
@@ -94,7 +95,7 @@ class _Splitter:
         return wanted.pop() if len(wanted) == 1 else ()
 
     def dims(self, node: Node) -> tuple[int, ...]:
-        """The parts of the second factor with its terms split."""
+        """Return the dimensions of the second factor with its terms split."""
         parts = self.found[node.index]
         shape = self.graph.shapes[node.inputs[1]]
         assert shape is not None
@@ -113,7 +114,7 @@ class _Splitter:
             self.editor.undeclare(held.scope, [held.name])
 
     def nodes(self, node: Node) -> list[NodeProto]:
-        """Return the nodes that stand in the place of a product."""
+        """Return the nodes that replace a product."""
         site = Site(self.graph, node, self.editor)
         made = list[NodeProto]()
         proto = node.proto
@@ -134,16 +135,18 @@ class _Splitter:
         return made
 
     def rows(self, site: Site, made: list[NodeProto]) -> str:
-        """Return the first factor with its terms split: dimensions before them are copied, whatever they are."""
+        """Return the first factor with its terms split. Dimensions before them are copied, known or not."""
         node = site.node
         parts = self.found[site.node.index]
         shape = site.shape_of(node.proto.input[0])
         terms = terms_of(node, self.graph.shapes)
         assert shape is not None
         assert terms is not None
+        # In the shape of a Reshape, 0 copies the size of the input.
         before = [0] * (len(shape) - 1)
         size = terms // parts
-        if len(shape) == 1 or shape[-2] == 1:  # there is nothing to transpose
+        # With one row, the parts are in the order of a batch already.
+        if len(shape) == 1 or shape[-2] == 1:
             return _reshaped(
                 site, made, node.proto.input[0], [*before[:-1], parts, 1, size], "rows"
             )
@@ -160,14 +163,12 @@ class _Splitter:
         name = node.proto.input[1]
         if node.inputs[1] not in self.turned:
             name = _reshaped(site, made, name, self.dims(node), "weight")
-        return (
-            _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
-            if _is_turned(node)
-            else name
-        )
+        if not _is_turned(node):
+            return name
+        return _added(site, made, "Transpose", [name], "columns", perm=[1, 2, 0])
 
     def total(self, site: Site, partial: str, name: str) -> NodeProto:
-        """Yield nodes that add the results, and remove the dimensions of size 1 that come from vectors."""
+        """Return the node that adds the results, and removes the dimensions of size 1 that come from vectors."""
         shapes = [self.graph.shapes[value] or () for value in site.node.inputs[:2]]
         rank = max(2, *map(len, shapes))
         axes = [

@@ -15,13 +15,13 @@ from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.graph import Graph
 from onnxamp._model.protos import all_nodes, copied, default_domain
 from onnxamp._options.options import Options
-from onnxamp._rewrite import Draft, Passed, Site, StuckError, take_attribute
-from onnxamp._rewrite.upgrade_rules import RULES, Step, is_silent, steps_of
+from onnxamp._rewrite import Draft, PassResult, Site, StuckError, take_attribute
+from onnxamp._rewrite.upgrade_rules import RULES, UpgradeStep, is_silent, steps_of
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A node that cannot take the step to ``opset``, in the words of ``why``."""
+    """A node that cannot take the step to ``opset``, with the reason."""
 
     opset: int
     node: str
@@ -35,8 +35,9 @@ class Obstacle:
 def upgraded_nodes(
     site: Site, current: int, wanted: int
 ) -> list[NodeProto] | Obstacle:
-    """Return the nodes that stand in the place of the site's node at a newer opset, or why it cannot take a step."""
+    """Return the nodes that replace the site's node at a newer opset, or the obstacle of a step."""
     done = list[NodeProto]()
+    # A step may replace a node by several, each of which takes its own further steps.
     waiting = [(copied(site.node.proto), current)]
     while waiting:
         proto, version = waiting.pop()
@@ -52,7 +53,7 @@ def upgraded_nodes(
     return done
 
 
-def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
+def _taken(step: UpgradeStep, proto: NodeProto, site: Site) -> list[NodeProto]:
     """Return the nodes that a node becomes by one step.
 
     Raises:
@@ -75,11 +76,11 @@ def _taken(step: Step, proto: NodeProto, site: Site) -> list[NodeProto]:
     return RULES[row["call"]](proto, site) if "call" in row else [proto]
 
 
-def _checked(step: Step, proto: NodeProto, site: Site) -> Mapping[str, Any]:
+def _checked(step: UpgradeStep, proto: NodeProto, site: Site) -> Mapping[str, Any]:
     """Return the row of a step; drop outputs that nothing reads.
 
     Raises:
-        StuckError: the node uses what the new version lacks, or does in another way.
+        StuckError: the node uses a feature that the new version lacks or changes.
     """
     row = step.row
     if row is None:
@@ -116,7 +117,9 @@ def _is_read(site: Site, name: str) -> bool:
     return bool(site.graph.uses[value] or site.graph.results[value])
 
 
-def _move(moved: Mapping[str, Any], step: Step, proto: NodeProto, site: Site) -> None:
+def _move(
+    moved: Mapping[str, Any], step: UpgradeStep, proto: NodeProto, site: Site
+) -> None:
     """Turn an attribute into an input."""
     name = moved["from"]
     position = moved["at"]
@@ -133,6 +136,7 @@ def _move(moved: Mapping[str, Any], step: Step, proto: NodeProto, site: Site) ->
 def _constant(
     moved: Mapping[str, Any], value: Any, proto: NodeProto, site: Site
 ) -> str:
+    """Return the name of a constant with the value of an attribute, in the form that the input has."""
     form = moved["as"]
     base = site.named(moved["from"])
     if form == "ints":
@@ -187,6 +191,7 @@ def plan_upgrade(graph: Graph, opset: int) -> Upgrade:
         if found is None:
             return Upgrade(graph, opset, obstacle, editor)
         obstacle = found
+        # Every node can take the steps before the first obstacle.
         opset = found.opset - 1
     return Upgrade(graph, current, obstacle)
 
@@ -251,7 +256,7 @@ def upgraded(graph: Graph, opset: int) -> Graph:
     return plan.result
 
 
-def apply(draft: Draft, options: Options) -> Passed:
+def apply(draft: Draft, options: Options) -> PassResult:
     """Upgrade a model to the opset that the user asks for, if its own is older.
 
     Raises:
@@ -259,12 +264,12 @@ def apply(draft: Draft, options: Options) -> Passed:
     """
     opset = options.opset
     if not isinstance(opset, int):
-        return Passed(draft)
+        return PassResult(draft)
     current = draft.graph.book.opsets[""]
     if opset <= current:
         note = (
             f"The model already has opset {current}; --opset {opset} changes nothing."
         )
-        return Passed(draft, (note,))
+        return PassResult(draft, (note,))
     note = f"Upgraded from opset {current} to {opset}."
-    return Passed(Draft.of(upgraded(draft.graph, opset)), (note,), requested=True)
+    return PassResult(Draft.of(upgraded(draft.graph, opset)), (note,), requested=True)

@@ -22,7 +22,7 @@ Rule = Callable[[NodeProto, Site], list[NodeProto]]
 
 
 def _type_number(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Cast-6 has the number of the type in place of its name."""
+    """Replace the name of a type by its number, which Cast-6 has."""
     name = take_attribute(proto, "to", b"")
     name = name.decode() if isinstance(name, bytes) else name
     if isinstance(name, str):
@@ -35,13 +35,13 @@ def _type_number(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _pads(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Pad-2 calls the paddings "pads"."""
+    """Rename the paddings to "pads", as Pad-2 calls them."""
     set_attribute(proto, "pads", take_attribute(proto, "paddings"))
     return [proto]
 
 
 def _one_input(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Split-2 has its sizes in the attribute alone."""
+    """Drop an omitted input of sizes, because Split-2 has them in the attribute alone."""
     if len(proto.input) > 1 and proto.input[1]:
         raise StuckError(
             "its sizes are an input, which the op does not have at that opset"
@@ -51,7 +51,7 @@ def _one_input(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _whole_p(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """The exponent of LpPool-2 is an integer."""
+    """Make the exponent an integer, as LpPool-2 has it."""
     if attribute(proto, "kernel_shape") is None and proto.op_type == "LpPool":
         raise StuckError("it has no kernel_shape")
     p = take_attribute(proto, "p", 2.0)
@@ -62,7 +62,7 @@ def _whole_p(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _broadcast(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """From version 7 on, shapes are aligned at the end; ``axis`` gave the place of the second operand's first axis."""
+    """Align shapes at the end, as from version 7 on; ``axis`` gave the place of the second operand's first axis."""
     is_broadcast = take_attribute(proto, "broadcast", 0)
     axis = take_attribute(proto, "axis")
     if not is_broadcast or axis is None:
@@ -74,7 +74,7 @@ def _broadcast(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _slope(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """Slopes of PRelu-7 are aligned at the end; before, they were one for each channel, or one."""
+    """Align slopes at the end, as PRelu-7 does; before, there was one for each channel, or one for all."""
     shape = site.shape_of(proto.input[1])
     if shape is not None and all(size == 1 for size in shape):
         return [proto]
@@ -96,7 +96,7 @@ def _widened(proto: NodeProto, site: Site, rank: int, wanted: int) -> list[NodeP
 
 
 def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Upsample-7 has one list of scales."""
+    """Gather the scales in one list, as Upsample-7 has it."""
     height = take_attribute(proto, "height_scale")
     width = take_attribute(proto, "width_scale")
     set_attribute(proto, "scales", [1.0, 1.0, float(height), float(width)])
@@ -104,7 +104,7 @@ def _scales(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """Resize-11 has a region between data and scales, which only one of its modes reads, and a choice of pixels.
+    """Insert the region of Resize-11, which only one of its modes reads, and choose how it rounds coordinates.
 
     ONNX Runtime rounded coordinates of Resize-10 up when shrinking images, and down otherwise
     (``GetNearestPixelFromOriginal`` in core/providers/cpu/tensor/upsamplebase.h: SIMPLE).
@@ -123,7 +123,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Resize-13 can omit its region, and has either scales or sizes; before, unused inputs were empty."""
+    """Omit unused inputs, as Resize-13 can: the region, and scales beside sizes; before, they were empty."""
     names = [*proto.input]
     if attribute(proto, "coordinate_transformation_mode") != b"tf_crop_and_resize":
         names[1] = ""
@@ -134,11 +134,12 @@ def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """From version 13 on, Softmax and similar ops work along one axis; before, along this and all following axes
-    together.
+    """Give Softmax and similar ops the one axis that they work along from version 13 on; before, they worked along this
+    and all following axes together.
     """
     axis = take_attribute(proto, "axis", 1)
     shape = site.shape_of(proto.input[0])
+    # Axes of size 1 make no difference, so one wide axis is as good as all of them.
     if shape is not None and len(shape):
         start = axis + len(shape) if axis < 0 else axis
         wide = [
@@ -170,7 +171,7 @@ def _coerced(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """From version 22 on, pools with ceil_mode leave out windows that begin in the padding after the data.
+    """Refuse pools with windows that begin in the padding after the data: ceil_mode leaves them out from version 22 on.
 
     The last window begins less than a stride after the last that fits, so there is none if a window is longer than a
     stride and that padding together.
@@ -193,14 +194,14 @@ def _windows(proto: NodeProto, _: Site) -> list[NodeProto]:
 
 
 def _parts(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Split-18 has the number of equal parts as an attribute, which used to be that of the outputs."""
+    """Write the number of equal parts as an attribute, as Split-18 has it; it used to be that of the outputs."""
     if len(proto.input) < 2 or not proto.input[1]:
         set_attribute(proto, "num_outputs", len(proto.output))
     return [proto]
 
 
 def _per_channel(proto: NodeProto, site: Site) -> list[NodeProto]:
-    """GroupNormalization-21 has a scale and a bias for each channel; before, for each group."""
+    """Repeat scale and bias for each channel, as GroupNormalization-21 has them; before, each group had one."""
     shape = site.shape_of(proto.input[0])
     groups = attribute(proto, "num_groups")
     channels = shape[1] if shape is not None and len(shape) > 1 else None
@@ -247,8 +248,8 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """The change of nodes of one op along with its schema.
+class UpgradeStep:
+    """The change from one schema of an op to the next, and how its nodes follow.
 
     ``op`` and ``version`` are those of the new schema, ``defaults`` those of attributes in the old one. ``lost`` has
     the ports, as ("inputs", 0), that admit fewer types in the new one, with these. ``row`` is that of the table, which
@@ -281,12 +282,12 @@ _CONDITIONS: Final = frozenset({"only", "types", "outputs"})
 
 
 @cache
-def steps_of(op: str, current: int, wanted: int) -> tuple[Step, ...]:
+def steps_of(op: str, current: int, wanted: int) -> tuple[UpgradeStep, ...]:
     """Return the steps of an ai.onnx op between two opsets, in order; none for an op that has no schema there.
 
     A step to another op, as from Upsample to Resize, is followed by the steps of that one.
     """
-    steps = list[Step]()
+    steps = list[UpgradeStep]()
     version = current
     while version < wanted:
         version += 1
@@ -328,13 +329,16 @@ def _schema(op: str, version: int) -> OpSchema | None:
 
 @cache
 def _table() -> tuple[int, Mapping[tuple[str, int], Mapping[str, Any]]]:
-    """The newest opset that was checked; (op, version) -> row."""
+    """Return the newest opset that was checked, and (op, version) -> row."""
     table = read_table("upgrades")
-    rows = ((op, row) for row in table["step"] for op in row["ops"])
-    return table["checked"], {(op, row["to"]): row for op, row in rows}
+    rows = dict[tuple[str, int], Mapping[str, Any]]()
+    for row in table["step"]:
+        for op in row["ops"]:
+            rows[op, row["to"]] = row
+    return table["checked"], rows
 
 
-def _step(old: OpSchema, new: OpSchema) -> Step:
+def _step(old: OpSchema, new: OpSchema) -> UpgradeStep:
     """Return the step between two schemas of an op."""
     checked, rows = _table()
     version = new.since_version
@@ -347,24 +351,22 @@ def _step(old: OpSchema, new: OpSchema) -> Step:
         if item.default_value.type
     }
     if target is None or version > checked or (row is None and _differ(old, target)):
-        return Step(name, version, None, defaults, {})
+        return UpgradeStep(name, version, None, defaults, {})
     row = row or {}
-    return Step(name, version, row, defaults, _lost(old, target, row))
+    return UpgradeStep(name, version, row, defaults, _lost(old, target, row))
 
 
 def _differ(old: OpSchema, new: OpSchema) -> bool:
     """Return whether more than types and documentation differ."""
 
     def shape(schema: OpSchema) -> Any:
-        ports = (
-            [(port.option, port.is_homogeneous) for port in ports]
-            for ports in (schema.inputs, schema.outputs)
-        )
+        inputs = [(port.option, port.is_homogeneous) for port in schema.inputs]
+        outputs = [(port.option, port.is_homogeneous) for port in schema.outputs]
         attributes = {
             name: (item.type, item.required, item.default_value.SerializeToString())
             for name, item in schema.attributes.items()
         }
-        return schema.deprecated, *ports, attributes
+        return schema.deprecated, inputs, outputs, attributes
 
     return bool(shape(old) != shape(new))
 

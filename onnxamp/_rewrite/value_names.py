@@ -2,7 +2,7 @@
 
 A value is produced in one precision, and read in that one, in the other one, or in both. Readers of the other one need
 a second version of it: a Cast, a second copy of a constant, or a second node that dequantizes. This module names both,
-and says which original Casts are needless once values have these names. :mod:`onnxamp._rewrite.new_casts` makes the
+and finds the original Casts that are needless once values have these names. :mod:`onnxamp._rewrite.new_casts` makes the
 versions.
 
 Complexity: linear in ports.
@@ -25,7 +25,7 @@ STORED: Final = (Origin.INITIALIZER, Origin.DEFAULT)
 
 
 class How(Enum):
-    """How the second version of a value comes about."""
+    """The way in which the second version of a value is made."""
 
     CAST = "a Cast of the value, or of the integers that it is cast from"
     COPY = "a second copy of a constant, or of what is computed from constants"
@@ -40,7 +40,7 @@ class Version(NamedTuple):
         name: the name of the version.
         source: the name of what a Cast reads.
         low: whether it is low precision.
-        how: how it comes about.
+        how: the way in which it is made.
     """
 
     value: int
@@ -148,17 +148,23 @@ class _Namer:
     """
 
     def __init__(self, problem: Problem, decision: Decision, new: NewNames) -> None:
-        self.problem, self.decision, self.new = problem, decision, new
-        self.graph, self.ports = problem.graph, problem.ports
+        self.problem = problem
+        self.decision = decision
+        self.new = new
+        self.graph = problem.graph
+        self.ports = problem.ports
         self.suffix = problem.options.low.suffix
         self.is_low = decision.is_low
         self.low_of = decision.of_ports()
         self.names = dict[int, dict[bool, str]]()
         self.versions = list[Version]()
         self.outputs = dict[tuple[int, int], str]()
-        self.renamed, self.aliases = dict[int, str](), dict[int, int]()
-        self.low_names, self.low_stores = set[int](), set[int]()
-        self.low_casts, self.needless = set[int](), set[int]()
+        self.renamed = dict[int, str]()
+        self.aliases = dict[int, int]()
+        self.low_names = set[int]()
+        self.low_stores = set[int]()
+        self.low_casts = set[int]()
+        self.needless = set[int]()
         self.moved = dict[int, int]()
         self.shadowed = self.graph.ask(shadowing)
         self.hidden = {self.graph.values[value].name for value in self.graph.hidden}
@@ -179,8 +185,9 @@ class _Namer:
         consumed = self.ports.consumed
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
+            # A node that dequantizes twice reads its scale in both precisions.
             if node in self.doubled:
-                return {False, True}  # its scale
+                return {False, True}
             variable = consumed[node][port]
             is_own_cast = variable == LOW and self.graph.nodes[node].key == "Cast"
             if variable != NONE and not is_own_cast:
@@ -215,16 +222,16 @@ class _Namer:
         """Name a value in the precisions in which it is read, and add the version that it needs."""
         index = value.index
         is_low = self.is_low(self.ports.produced[index])
-        if (
-            self.graph.types[index] != FLOAT
-        ):  # a sequence or an optional: no Cast can follow
+        # No Cast can follow a sequence or an optional.
+        if self.graph.types[index] != FLOAT:
             own = self.own_name(value, is_low=is_low)
             self.names[index] = {False: own, True: own}
             if is_low:
                 self.make_low(index)
             return
+        # The output of an original Cast from low precision: see name_raised.
         if index in self.ports.lowered:
-            return  # the output of an original Cast from low precision: see name_raised
+            return
         needed = self.needs(index)
         if index in self.ports.free and len(needed) == 1:
             # A Constant, or a Cast of integers, is made in the precision of its readers, whatever it is pinned to:
@@ -265,7 +272,8 @@ class _Namer:
         is_renamed = own != value.name and self.public(index) is not None
         if is_renamed and value.origin in STORED:
             self.renamed[index] = own
-        elif is_renamed:  # the Cast's output takes the public name
+        elif is_renamed:
+            # The output of the Cast takes the public name.
             self.outputs[value.producer, value.port] = own
             self.low_names.discard(index)
             if not is_low:
@@ -392,8 +400,8 @@ class _Namer:
         self.versions.append(version)
 
     def bypass_idle(self) -> None:
-        """Let readers of float32-to-float32 Casts that read and write low precision read what these read, unless the
-        model returns them.
+        """Let readers of a Cast from float32 to float32 read its input, if both become low precision and the model does
+        not return the output.
         """
         # Producers come first: a Cast of a bypassed Cast reads its input.
         for node in self.graph.order:

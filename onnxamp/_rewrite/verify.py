@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 import onnx.defs
@@ -46,7 +47,7 @@ class Typing:
 
 
 def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
-    """Return the types of a node, to be held against :func:`inference_fault`; None where onnx has nothing to say.
+    """Return the types of a node, to check by :func:`inference_fault`; None where onnx infers nothing.
 
     That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
     """
@@ -60,6 +61,7 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
         or key in facts.uninferable
     ):
         return None
+    # An omitted input has no type. An input of unknown type leaves nothing to infer.
     if None in inputs and any(
         node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None
     ):
@@ -72,13 +74,14 @@ def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
 
 @lru_cache(maxsize=1 << 12)
 def inference_fault(typing: Typing) -> str:
-    """Return the types that onnx infers for a node instead, in words; "" if they agree."""
+    """Return how the types that onnx infers for a node differ from its own, in words; "" if they agree."""
     given = {
         f"in{port}": type_proto(kind)
         for port, kind in enumerate(typing.inputs)
         if kind is not None
     }
     types = {name: kind for name, kind in given.items() if kind is not None}
+    # A type that no TypeProto expresses cannot be asked about.
     if len(types) < len(given):
         return ""
     inferred = _inferred(typing, types)
@@ -87,11 +90,8 @@ def inference_fault(typing: Typing) -> str:
     for port, (kind, name) in enumerate(
         zip(typing.outputs, typing.example.output, strict=True)
     ):
-        found = (
-            declared_type(inferred[f"out{port}"])
-            if name and f"out{port}" in inferred
-            else None
-        )
+        is_inferred = name and f"out{port}" in inferred
+        found = declared_type(inferred[f"out{port}"]) if is_inferred else None
         if None not in (kind, found) and kind != found:
             return f"outputs {kind} by its schema, but onnx infers {found}"
     return ""
@@ -117,11 +117,9 @@ def _inferred(
         )
     except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
         text = str(error)
-        return (
-            f"is refused by onnx: {text.strip().splitlines()[0]}"
-            if _WRONG_TYPE.search(text)
-            else {}
-        )
+        if not _WRONG_TYPE.search(text):
+            return {}
+        return f"is refused by onnx: {text.strip().splitlines()[0]}"
 
 
 _WRONG_TYPE: Final = re.compile(
@@ -137,7 +135,7 @@ def _nodes_around(
     faults: Sequence["Conflict"],
     suspected: AbstractSet[str],
 ) -> tuple[str, ...]:
-    """Return the outputs of the original's nodes that stand around faults.
+    """Return the outputs of the original's nodes around faults.
 
     These are the nodes at fault, all producers and consumers of their values, and those of the values at fault. Nodes
     that the edits added, or that were suspected before, are replaced by their neighbors.
@@ -160,8 +158,8 @@ def _nodes_around(
     seen -= {ABSENT}
     for index in sorted(seen):
         seen.update(neighbors(result, result.nodes[index]))
-    for value in {value for fault in faults for value in (fault.output, fault.value)}:
-        if value != ABSENT:
+    for fault in faults:
+        for value in {fault.output, fault.value} - {ABSENT}:
             seen.update(one.index for one in result.around(value))
     found = set[int]()
     stack = list(seen)
@@ -180,9 +178,8 @@ def _nodes_around(
 
 def neighbors(graph: Graph, node: Node) -> Iterator[int]:
     """Yield the nodes around the values that a node reads and writes, and those that its bodies return."""
-    returned = (
-        value for _, body in node.bodies for value in graph.scopes[body].outputs
-    )
+    outputs = (graph.scopes[body].outputs for _, body in node.bodies)
+    returned = chain.from_iterable(outputs)
     for value in {*node.inputs, *node.outputs, *returned} - {ABSENT}:
         yield from (other.index for other in graph.around(value))
 
@@ -197,6 +194,7 @@ def verify(
         ModelError: it is not, because the original is not either.
     """
     graph = Graph.of(result)
+    # The faults of the original are asked for only where there are some, as for hardly any model.
     faults = list(all_conflicts(graph))
     known = {fault.where for fault in all_conflicts(original)} if faults else set()
     new = [fault for fault in faults if fault.where not in known]
@@ -306,7 +304,7 @@ def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
 
 
 def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str:
-    """Return the first input that contradicts the schema, in words. Not all agree."""
+    """Return the first input that contradicts the schema, in words. At least one does."""
     if text := disagreement(signature, inputs):
         return text
     for position, found in enumerate(inputs):
@@ -350,7 +348,7 @@ def _is_consistent(signature: Signature, inputs: Types) -> bool:
 
 
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
-    """Conflicts of body inputs and outputs with their declarations, and of branches with each other."""
+    """Yield conflicts of body inputs and outputs with their declarations, and of branches with each other."""
     for name, body in node.bodies:
         scope = graph.scopes[body]
         suffix = f" of {name} of {node.label!r}"
@@ -364,10 +362,9 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
             if outer != ABSENT and (text := _mismatch(entry, graph.types[outer])):
                 yield Conflict(f"input {entry.name!r}{suffix}", text, value=outer)
     if node.key == "If":
-        branches = [
-            [graph.types[value] for value in graph.scopes[body].outputs]
-            for _, body in node.bodies
-        ]
+        branches = list[list[str | None]]()
+        for _, body in node.bodies:
+            branches.append(graph.types_of(graph.scopes[body].outputs))
         if any(None not in (a, b) and a != b for a, b in zip(*branches, strict=False)):
             yield Conflict(
                 f"the branches of {node.label!r}",
@@ -377,7 +374,7 @@ def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:
 
 
 def _declarations(graph: Graph) -> Iterator[Conflict]:
-    """Declarations that contradict the types of values, of outer ones in bodies as well."""
+    """Yield declarations that contradict the types of values, also those of outer values in bodies."""
     for scope in graph.scopes:
         for entry in () if scope.opaque else scope.proto.value_info:
             value = graph.visible(entry.name, scope.index)
@@ -390,7 +387,7 @@ def _declarations(graph: Graph) -> Iterator[Conflict]:
 
 
 def _outputs(graph: Graph, scope: int, suffix: str) -> Iterator[Conflict]:
-    """Conflicts of a graph's outputs with their declarations."""
+    """Yield conflicts of a graph's outputs with their declarations."""
     for value, entry in zip(
         graph.scopes[scope].outputs, graph.scopes[scope].proto.output, strict=True
     ):

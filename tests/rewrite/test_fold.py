@@ -27,7 +27,7 @@ import onnxamp
 from onnxamp import convert_file
 from onnxamp._convert.plan import load_plan
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.match import Choice, Form, Number, Op, Pattern, Var, form_table
+from onnxamp._graph.match import Choice, Form, Op, Pattern, Scalar, Var, form_table
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._runtime.random_inputs import random_inputs
 from onnxamp._runtime.samples import load_samples
@@ -90,7 +90,7 @@ class Writer:
             return self.value(pattern.options[pick])
         if isinstance(pattern, Var):
             return self.variable(pattern.name)
-        if isinstance(pattern, Number):
+        if isinstance(pattern, Scalar):
             name = f"number{len(self.weights)}"
             self.weights[name] = np.array(pattern.value, np.float32)
             return name
