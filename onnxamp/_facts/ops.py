@@ -183,6 +183,7 @@ class OpFacts:
     region: Mapping[str, Mapping[str, int]]
     scales: Mapping[str, tuple[int, ...]]
     guarded: Mapping[str, tuple[int, ...]]
+    moments: Mapping[str, tuple[int, ...]]
     input_numbers: Mapping[str, tuple[str, ...]]
     result_numbers: Mapping[str, tuple[str, ...]]
     squashed_by: Mapping[str, tuple[str, ...]]

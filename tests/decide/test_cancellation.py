@@ -8,10 +8,11 @@ from onnx import ModelProto
 
 import onnxamp
 
-NUMBERS = """<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float e = {1e-6}, float one = {1}, float two = {2},
-    float size = {64}, float twenty = {20}, float little = {0.01}, float hundred = {100}, float shift = {-2000},
-    int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1}, int64[1] after = {2}, int64[1] last = {-1},
-    int64[1] end = {64}>"""
+NUMBERS = """<float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] two3 = {2, 2, 2},
+    float[3] means = {20, 20, 20}, float[3] variances = {0.0001, 0.0001, 0.0001},
+    float e = {1e-6}, float one = {1}, float two = {2}, float size = {64}, float twenty = {20}, float little = {0.01},
+    float hundred = {100}, float shift = {-2000}, int64[1] axis = {1}, int64[1] first = {0}, int64[1] next = {1},
+    int64[1] after = {2}, int64[1] last = {-1}, int64[1] end = {64}>"""
 IMAGE = "(float[2,3,16,16] x) => (float[2,C,16,16] y)"
 ROWS = "(float[4,64] x) => (float[4,64] y)"
 MEAN = "ReduceMean <axes = [1]>"
@@ -30,6 +31,7 @@ NORMS = {
         n = Div (d, r) y = Conv (n, c) }}""",
     "in training": f"""{IMAGE} {{ n, u, v = BatchNormalization <training_mode = 1> (x, s, b, b, s)
         y = Conv (n, c) }}""",
+    "by stored moments": f"""{IMAGE} {{ n = BatchNormalization (x, s, b, means, variances) y = Conv (n, c) }}""",
     "MeanVarianceNormalization": f"{IMAGE} {{ n = MeanVarianceNormalization (x) y = Conv (n, c) }}",
     "LayerNormalization": f"{ROWS} {{ n = LayerNormalization (x, g) y = MatMul (n, w) }}",
     "decomposed": f"""{ROWS} {{ m = {MEAN} (x) d = Sub (x, m) q = Pow (d, two) v = {MEAN} (q) r = Sqrt (v)
@@ -106,6 +108,7 @@ FREE = {
     "a mask": f"{ROWS} {{ d = Sub (x, one) k = Mul (d, hundred) y = MatMul (k, w) }}",
     "inputs of products": """(float[4,64] x, float[4,64] z) => (float[4,64] y) { f = MatMul (x, w) o = MatMul (z, w)
         d = Sub (f, o) y = MatMul (d, w) }""",
+    "by moments of a few units": f"{IMAGE} {{ n = BatchNormalization (x, s, two3, two3, s) y = Conv (n, c) }}",
     "a sigmoid": f"{ROWS} {{ m = Neg (x) f = Exp (m) a = Add (f, one) y = Div (x, a) }}",
     "square of a sum": """(float[4,64] x) => (float[4,1] y) { h = MatMul (x, w) t = ReduceSum (h, axis) p = Mul (t, t)
         q = Mul (h, h) a = ReduceSum (q, axis) y = Sub (p, a) }""",

@@ -136,12 +136,24 @@ class _Raw:
         channel = self.channels[value]
         shape = self.graph.shapes[value]
         if channel is None:
-            return True
+            return not self._is_shifted_little(node)
         if node.key in facts.centering_axes:
             first = attribute_of(node.proto, "axis", -1)
             return bool(shape and channel % len(shape) < first % len(shape))
         is_trained = bool(attribute(node.proto, "training_mode"))
         return node.key in facts.centering_channels or is_trained
+
+    def _is_shifted_little(self, node: Node) -> bool:
+        """Return whether a node subtracts stored means that are no more than a few deviations: few digits cancel."""
+        ports = op_facts().moments.get(node.key)
+        if ports is None or attribute(node.proto, "training_mode"):
+            return False
+        constants = self.graph.constants
+        mean, variance = (constants.numbers(node.input(port)) for port in ports)
+        if mean is None or variance is None:
+            return False
+        deviation = np.sqrt(np.maximum(variance.astype(np.float64), 0.0))
+        return bool((np.abs(mean) <= _LITTLE * deviation).all())
 
     def _sources(self, value: int) -> set[int]:
         """Return the value, and what is passed on as it."""
@@ -231,6 +243,8 @@ class _AffineInputs:
 
 _ROUNDED: Final = 1 / 32
 """Rounding error of an input, relative to the result, from which on the result is noise: a few percent."""
+_LITTLE: Final = 4.0
+"""Deviations of a stored mean up to which what is left of an input is off by a few of its own roundings at most."""
 _NEAR: Final = 1.0
 """Centers up to which inputs may be zeros and ones, fractions or colors, which are no larger than their deviations."""
 _DIGITS: Final = float(1 << 22)
