@@ -389,7 +389,7 @@ class Comparison:
             report = replace(report, not_run=(*report.not_run, clause))
         if found.samples is not None:
             what = found.samples.description
-            session = self.reference.anew({})
+            session = self.reference.alone()
             self._hard.append(Excursion(what, found.samples, session, is_hard=True))
         for excursion in self._hard:
             there = compared(excursion)

@@ -380,7 +380,7 @@ class Loader(Child):
         kernels = ("kernel", "session") if is_excused else ("kernel",)
         if provider is None and plain.fault and plain.stage in kernels:
             return Loaded(plain.by, limit=plain.fault)
-        return Loaded(plain.by, found.fault, disabled=blamed)
+        return Loaded(plain.by or found.by, found.fault, disabled=blamed)
 
     def _tried(
         self,

@@ -376,7 +376,7 @@ def test_a_crash_of_what_loads_is_a_fault_of_the_result(place: Path) -> None:
         output, said = process.communicate(timeout=_HANGS)
     assert process.returncode == 1, said
     fault = "ONNX Runtime does not load the result: the process that loads it was ended by SIGABRT."
-    assert fault in " ".join(output.split())
+    assert fault in " ".join(output.split()), output
     assert not (place / "out" / "low.onnx").exists()
 
 
