@@ -75,6 +75,11 @@ class Bound:
         return max(abs(self.low), abs(self.high))
 
     @property
+    def bare(self) -> "Bound":
+        """The range of the elements alone, for a tensor whose vectors are others."""
+        return Bound(low=self.low, high=self.high)
+
+    @property
     def is_unbounded(self) -> bool:
         """Whether nothing is known of the elements."""
         return self.magnitude == inf

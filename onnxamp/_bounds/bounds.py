@@ -159,7 +159,7 @@ class Bounds:
         source = body_sources(owner, len(scope.inputs))[value.port]
         if source != ABSENT:
             entering = self[owner.input(source)]
-            return between(entering.low, entering.high)
+            return entering.bare
         return between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0)
 
     def solve(self, nodes: Sequence[Node]) -> None:
@@ -213,9 +213,7 @@ class Bounds:
                     if target in initial
                     else self[value]
                 )
-                self.of[result] = between(known.low, known.high).sized(
-                    _width(self.graph, result)
-                )
+                self.of[result] = known.bare.sized(_width(self.graph, result))
 
     def _grown(
         self, states: Sequence[tuple[int, int]], *, is_last: bool

@@ -3,16 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import defs, helper
 
 from onnxamp._bounds.bound import Bound
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, declared_default
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
 
@@ -52,7 +51,9 @@ class Call:
         """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
         value = attribute(self.node.proto, name)
         if value is None:
-            value = _default(self.node.key, self.graph.book.opsets.get("", 1), name)
+            value = declared_default(
+                self.node.key, self.graph.book.opsets.get("", 1), name
+            )
         value = default if value is None else value
         return value.decode() if isinstance(value, bytes) else value
 
@@ -76,13 +77,11 @@ class Call:
         value = self.node.input(position)
         return None if value == ABSENT else self.graph.constants.integers(value)
 
-    def axes(self, position: int = 1, *, rank: int) -> list[int] | None:
-        """Return the axes of a reduction, none negative, from its attribute or input; None if they are computed."""
-        given = attribute(self.node.proto, "axes")
-        if given is None and self.has(position):
-            given = self.integers(position)
-            if given is None:
-                return None
+    def axes(self, *, rank: int) -> list[int] | None:
+        """Return the axes of a reduction, none negative; None if they are computed."""
+        given = declared_axes(self.graph, self.node)
+        if given is None:
+            return None
         if not given:
             return [] if self.attribute("noop_with_empty_axes") else list(range(rank))
         return [axis % rank for axis in given]
@@ -92,17 +91,6 @@ class Call:
         value = self.node.input(position)
         is_constant = value != ABSENT and self.graph.constants.is_constant(value)
         return self.graph.constants.numbers(value) if is_constant else None
-
-
-@cache
-def _default(key: str, opset: int, name: str) -> Any:
-    """Return the default of an attribute by onnx's schema; None if there is none."""
-    if not defs.has(key):
-        return None
-    declared = defs.get_schema(key, opset).attributes.get(name)
-    if declared is None or not declared.default_value.type:
-        return None
-    return helper.get_attribute_value(declared.default_value)
 
 
 Rule: TypeAlias = Callable[[Call], "Bound | Sequence[Bound]"]

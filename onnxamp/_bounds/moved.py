@@ -59,7 +59,7 @@ def _transposed(call: Call) -> Bound:
     perm = call.attribute("perm")
     if perm is None:
         if shape is None:
-            return between(x.low, x.high)
+            return x.bare
         perm = list(reversed(range(len(shape))))
     norms = {len(perm) - 1: x.row, len(perm) - 2: x.column}
     last = perm[-1] if perm else 0
@@ -80,7 +80,7 @@ def _concatenated(call: Call) -> Bound:
     axis = call.attribute("axis")
     joined = hull(parts)
     if shape is None or axis is None or not shape:
-        return between(joined.low, joined.high)
+        return joined.bare
     behind = axis % len(shape) - len(shape)
     row, column, total = joined.row, joined.column, joined.total
     if behind == -1:
@@ -107,7 +107,7 @@ def _gathered(call: Call) -> Bound:
     shape = call.shape(0)
     axis = call.attribute("axis", 0)
     if shape is None or axis % max(len(shape), 1) == len(shape) - 1:
-        return between(x.low, x.high)
+        return x.bare
     row = x.row
     if call.graph.constants.is_constant(
         call.node.inputs[0]
@@ -120,7 +120,7 @@ def _gathered(call: Call) -> Bound:
 def _repeated(call: Call) -> Bound:
     """Return the bound of a tensor that is repeated along axes, the last of which may be among them."""
     x = call[0]
-    bare = Bound(low=x.low, high=x.high)
+    bare = x.bare
     if x.width is None or x.width != call.width():
         return bare.sized(call.width())
     return replace(bare, row=x.row, total=x.total)
@@ -141,7 +141,7 @@ def _padded(call: Call) -> Bound:
     """Return the bound after padding, with zeros unless a number is given."""
     x = call[0]
     if call.attribute("mode", "constant") != "constant":
-        return between(x.low, x.high)
+        return x.bare
     pad = call[2] if call.has(2) else _number(call.attribute("value", 0.0))
     joined = hull([x, pad])
     is_zero = pad.low == pad.high == 0.0
@@ -159,14 +159,14 @@ def _interpolated(call: Call) -> Bound:
     if call.attribute("mode", "nearest") == "cubic":
         return UNKNOWN
     outside = _number(call.attribute("extrapolation_value", 0.0))
-    return hull([between(x.low, x.high), outside])
+    return hull([x.bare, outside])
 
 
 def _sampled(call: Call) -> Bound:
     """Return the bound of an interpolation on a grid, with zeros outside of the image."""
     if call.attribute("mode", "linear") in ("cubic", "bicubic"):
         return UNKNOWN
-    return hull([between(call[0].low, call[0].high), _number(0.0)])
+    return hull([call[0].bare, _number(0.0)])
 
 
 def _scattered(call: Call) -> Bound:
@@ -177,13 +177,13 @@ def _scattered(call: Call) -> Bound:
 
 
 def _one_hot(call: Call) -> Bound:
-    return between(call[2].low, call[2].high)
+    return call[2].bare
 
 
 def _top(call: Call) -> Bound:
     """Return the bound of the largest elements along an axis: others in each vector along it."""
     x = call[0]
-    bare = between(x.low, x.high)
+    bare = x.bare
     is_last = call.attribute("axis", -1) == -1
     return replace(bare, row=x.row, total=x.total) if is_last else bare
 

@@ -51,7 +51,7 @@ def _layer(call: Call) -> Sequence[Bound]:
     if call.has(2):
         result += call[2]
     deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
-    return [result, between(call[0].low, call[0].high), deviation]
+    return [result, call[0].bare, deviation]
 
 
 def _root_mean_square(call: Call) -> Sequence[Bound]:
@@ -97,7 +97,7 @@ def _by_channel(call: Call, x: Bound, scale: int, bias: int) -> Bound:
         high=times(x.high, limit),
         row=times(x.row, limit),
     ).sized(call.width())
-    return scaled + between(call[bias].low, call[bias].high)
+    return scaled + call[bias].bare
 
 
 def _batch(call: Call) -> Sequence[Bound]:
@@ -208,7 +208,7 @@ def _square_sum(x: Bound, elements: float, is_last: bool) -> Bound:
 
 def _hull(x: Bound, elements: float, _is_last: bool) -> Bound:
     """Return the bound of a mean or an extreme; that of no elements is infinite."""
-    return between(x.low, x.high) if elements else UNKNOWN
+    return x.bare if elements else UNKNOWN
 
 
 def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
@@ -221,12 +221,12 @@ def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
 
 
 def _global_pool(call: Call) -> Bound:
-    return between(call[0].low, call[0].high)
+    return call[0].bare
 
 
 def _average_pool(call: Call) -> Bound:
     """Return the bound of means of windows. They may take in zeros of the padding."""
-    return hull([between(call[0].low, call[0].high), between(0.0, 0.0)])
+    return hull([call[0].bare, between(0.0, 0.0)])
 
 
 def _cumulative(call: Call) -> Bound:

@@ -157,7 +157,7 @@ def _per_channel(call: Call, position: int) -> Bound:
     if not call.has(position):
         return between(0.0, 0.0)
     bias = call[position]
-    return between(bias.low, bias.high)
+    return bias.bare
 
 
 def _conv(call: Call) -> Bound:
@@ -230,9 +230,9 @@ _SPLIT_RANK: Final = 4
 def _multi_head(call: Call) -> Sequence[Bound]:
     """Return the bounds of ONNX Runtime's attention; values may be packed beside keys, or beside queries and keys."""
     last = max(port for port in range(3) if call.has(port))
-    values = between(call[last].low, call[last].high)
+    values = call[last].bare
     if call.has(3):
-        values += between(call[3].low, call[3].high)
+        values += call[3].bare
     values = _cached(call, values, 7)
     return [_attended(call, values), UNKNOWN, values]
 
@@ -240,7 +240,7 @@ def _multi_head(call: Call) -> Sequence[Bound]:
 def _group_query(call: Call) -> Sequence[Bound]:
     """Return the bounds of ONNX Runtime's attention with caches; all may be packed into the first input."""
     values = call[2] if call.has(2) else call[0]
-    values = _cached(call, between(values.low, values.high), 4)
+    values = _cached(call, values.bare, 4)
     return [_attended(call, values), UNKNOWN, values]
 
 

@@ -62,7 +62,7 @@ def _size(call: Call) -> Bound:
 
 def _range(call: Call) -> Bound:
     """Return the bound of equally spaced numbers: they begin at the first input and end before the second."""
-    return hull([between(call[port].low, call[port].high) for port in range(2)])
+    return hull([call[port].bare for port in range(2)])
 
 
 def _position(call: Call) -> Bound:
@@ -101,10 +101,10 @@ def _eye(_call: Call) -> Bound:
 
 def _dequantized(call: Call) -> Bound:
     """Return the bound of integers times their scale."""
-    integers = between(call[0].low, call[0].high)
+    integers = call[0].bare
     if call.has(2):
-        integers -= between(call[2].low, call[2].high)
-    return integers * between(call[1].low, call[1].high)
+        integers -= call[2].bare
+    return integers * call[1].bare
 
 
 def _modulo(call: Call) -> Bound:
@@ -122,7 +122,7 @@ def _states(call: Call) -> Sequence[Bound]:
     if call.node.key == "GRU" and call.has(
         _INITIAL
     ):  # a mean of the last state and a tanh
-        states = hull([states, between(call[_INITIAL].low, call[_INITIAL].high)])
+        states = hull([states, call[_INITIAL].bare])
     return [states, states]
 
 

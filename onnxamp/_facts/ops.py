@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from onnx import NodeProto, helper
+import numpy as np
+from onnx import NodeProto, defs, helper
 
 from onnxamp._facts.tables import read_table
 
@@ -298,6 +299,20 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return default if value is None else value
+
+
+@cache
+def declared_default(key: str, opset: int, name: str) -> Any:
+    """Return the default of an attribute by onnx's schema; None if there is none."""
+    if not defs.has(key):
+        return None
+    declared = defs.get_schema(key, opset).attributes.get(name)
+    if declared is None or not declared.default_value.type:
+        return None
+    value = helper.get_attribute_value(declared.default_value)
+    if isinstance(value, float):  # 0.9, not the nearest float32
+        value = float(str(np.float32(value)))
+    return value
 
 
 def type_giver(node: NodeProto) -> int | None:

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, defs, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnxamp._base.errors import GradientError
 from onnxamp._facts.dtypes import FLOAT_ELEMS, elem_of, tensor_type
-from onnxamp._facts.ops import attribute
+from onnxamp._facts.ops import attribute, declared_default
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.shapes import Dims
 from onnxamp._graph.types import output_types
@@ -345,13 +345,9 @@ class Call:
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or else the schema's default, or ``default``. Bytes are decoded."""
         value = attribute(self.node.proto, name)
-        opset = self.writer.editor.view.book.opsets[""]
-        if value is None and defs.has(self.node.key):
-            declared = defs.get_schema(self.node.key, opset).attributes.get(name)
-            if declared is not None and declared.default_value.type:
-                value = helper.get_attribute_value(declared.default_value)
-                if isinstance(value, float):  # 0.9, not the nearest float32
-                    value = float(str(np.float32(value)))
+        if value is None:
+            opset = self.writer.editor.view.book.opsets[""]
+            value = declared_default(self.node.key, opset, name)
         value = default if value is None else value
         return value.decode() if isinstance(value, bytes) else value
 
