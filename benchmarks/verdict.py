@@ -1,4 +1,4 @@
-"""What a verdict rests on: the share of values that is proven, and overflow that random inputs do not show.
+"""Measure the share of values that is proven, and find overflow that random inputs do not show.
 
 Each model is converted with one command, with and without inputs that are made to be hard, and the value with the least
 headroom is looked at on a hundred random inputs. Planted networks stay below 20,000 on a thousand random inputs,

@@ -32,7 +32,7 @@ from onnxamp._model.weights import read_array
 from onnxamp._options.values import Range
 
 _SMALL: Final = 1 << 20
-"""Elements up to which a constant is looked at as a whole; of larger ones, the largest magnitude is known."""
+"""Elements up to which a constant is looked at as a whole; of larger ones, only the range is known."""
 
 _TURNS: Final = 3
 """Turns of a loop after which a state whose bound still grows is unknown. A bound that settles does so in two."""

@@ -18,7 +18,7 @@ from onnxamp._graph.view import ABSENT
 
 
 class Stage(Enum):
-    """What is known of a value that is computed from another one, its source."""
+    """The relation between a value and the one that it is computed from, its source."""
 
     EACH = "each element is a power of one of the source"
     SUM = "it is no less than a share of the sum of these powers"
@@ -27,7 +27,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """What is known of a value that is computed from its source.
+    """A value and its relation to the source that it is computed from.
 
     Attributes:
         source: the value.

@@ -1,7 +1,7 @@
 """What bounds need to know of a weight: sums along its axes, read block by block, once for each weight."""
 
 from collections.abc import Sequence
-from math import inf, prod, sqrt
+from math import inf, isnan, prod, sqrt
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ class Sums(NamedTuple):
 def weight_of(graph: Graph, value: int) -> NDArray[Any] | None:
     """Return the numbers of a float weight in its own shape, stored, transposed or dequantized; None if it has none.
 
-    What a tensor stores is not copied: large external data are memory-mapped.
+    Numbers that a tensor stores are not copied: large external data are memory-mapped.
     """
     tensor = graph.constants.tensors.get(value)
     if tensor is not None:
@@ -119,7 +119,12 @@ def range_of(array: NDArray[Any]) -> tuple[float, float]:
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK].astype(np.float32, copy=False)
-        low, high = min(low, float(block.min())), max(high, float(block.max()))
+        least, most = float(block.min()), float(block.max())
+        if isnan(
+            least
+        ):  # NumPy passes a NaN on; Python's own min and max would drop it
+            return -inf, inf
+        low, high = min(low, least), max(high, most)
     return (low, high) if low <= high else (-inf, inf)
 
 

@@ -15,6 +15,7 @@ from strategies.table import all_ops
 
 from onnxamp import convert_model
 from onnxamp._bounds.bounds import find_bounds, rules
+from onnxamp._bounds.weights import _BLOCK, range_of
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run
@@ -226,3 +227,10 @@ def test_bounds_allow_for_rounding():
     weights(model, w=np.full(64, 65504.0, np.float32))
     graph = Graph.of(model)
     assert find_bounds(graph, FLOAT16)[graph.scopes[0].names["y"]].high > 65504
+
+
+def test_a_nan_in_a_large_constant_leaves_its_range_unknown():
+    numbers = np.zeros(_BLOCK + 1, np.float32)
+    assert range_of(numbers) == (0, 0)
+    numbers[3] = np.nan
+    assert range_of(numbers) == (-np.inf, np.inf)
