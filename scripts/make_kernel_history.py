@@ -1,13 +1,12 @@
 """Write history.json in the folders of targets: how ONNX Runtime's kernels differ from those of the newest release.
 
-    python scripts/make_kernel_history.py --unpack DIR   write the registries of all releases that are known into DIR
-    python scripts/make_kernel_history.py --dump DIR     add the registry of the installed onnxruntime to DIR
-    python scripts/make_kernel_history.py DIR            write the history of all releases in DIR
+    python scripts/make_kernel_history.py --dump    add the registry of the installed onnxruntime to scripts/registries
+    python scripts/make_kernel_history.py           write the history of all releases in scripts/registries
 
-Run the second once per release, in an environment with its onnxruntime-gpu and the libraries of CUDA, and with the
-last patch of each release; or with the wheel onnxruntime, which has the same kernels for the CPU and none for CUDA.
-DIR then holds DIR/VERSION/{cuda,cpu}.json, in the form that make_kernel_tables.py reads, with the newest IR version and
-opset that the release loads.
+Run the first once per release (scripts/refresh_runtime.py does), with the last patch of each. scripts/registries holds
+VERSION/{cuda,cpu}.json.xz, in the form that make_kernel_tables.py reads, with the newest IR version and opset that the
+release loads. Those up to 1.30 were reconstructed from the history: their rows are merged as in the tables, which accept
+the same.
 
 The history goes backwards: under "changes", a release maps the ops that differ from the release after it to their rows
 at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the hash of
@@ -17,17 +16,16 @@ the table that results (:func:`fingerprint`).
 import argparse
 import hashlib
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from make_kernel_tables import PROVIDERS, ROOT, TARGETS, UnreadableError, read_dumps, read_runtime, table
+from make_kernel_tables import PROVIDERS, ROOT, TARGETS, UnreadableError, dump_file, read_dumps, read_runtime, table
 
-if TYPE_CHECKING:
-    from onnxamp._facts.kernels import Kernel
+REGISTRIES = ROOT / "scripts" / "registries"
 
 # since, until, type parameter -> names of types
 Rows = list[tuple[int, int | None, Mapping[str, list[str]]]]
@@ -121,50 +119,29 @@ def dump_installed(folder: Path) -> None:
     """Add the registry of the installed onnxruntime to a folder."""
     limits = json.loads(subprocess.run([sys.executable, "-c", ASK], capture_output=True, check=True).stdout)
     for name, dump in read_runtime().items():
-        _write(folder, name, {**dump, **limits})
+        path = dump_file(folder / dump["onnxruntime"], name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The same registry gives the same bytes: xz holds no time.
+        path.write_bytes(lzma.compress(json.dumps({**dump, **limits}).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def unpack(folder: Path) -> None:
-    """Write the registries of all known releases into a folder, with rows merged as in the tables."""
-    sys.path.insert(0, str(ROOT))
-    from onnxamp._facts.kernels import kernel_table  # noqa: PLC0415
-
-    for name in PROVIDERS:
-        known = json.loads((TARGETS / name / "history.json").read_text(encoding="utf-8"))
-        for version, facts in known["versions"].items():
-            kernels = [_raw(op, row) for op, rows in kernel_table(f"{name}@{version}").items() for row in rows]
-            dump = {"onnxruntime": facts["release"], "provider": PROVIDERS[name], "kernels": kernels}
-            _write(folder, name, {**dump, "ir": facts["ir"], "opset": facts["opset"]})
-
-
-def _raw(op: str, row: "Kernel") -> dict:
-    domain, _, op_type = op.rpartition("::")
-    types = {param: sorted(names) for param, names in row.types.items()}
-    return {"domain": domain, "op": op_type, "since": row.since, "until": row.until, "types": types}
-
-
-def _write(folder: Path, name: str, dump: Mapping) -> None:
-    path = folder / dump["onnxruntime"] / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dump), encoding="utf-8")
+def read_releases(folder: Path) -> dict[str, dict[str, dict]]:
+    """Release -> target -> the dump, of all releases in a folder."""
+    return {path.name: read_dumps(path) for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Dump a registry or write the history; the exit code is 0, or 1 with nothing written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of dumps")
-    parser.add_argument("--dump", action="store_true", help="add the registry of the installed onnxruntime to DIR")
+    parser.add_argument("--dumps", type=Path, metavar="DIR", default=REGISTRIES, help="the folder of dumps")
+    parser.add_argument("--dump", action="store_true", help="add the registry of the installed onnxruntime to it")
     parser.add_argument("--to", type=Path, metavar="DIR", default=TARGETS, help="write DIR/TARGET/history.json")
-    parser.add_argument("--unpack", action="store_true", help="write the registries of all known releases into DIR")
     options = parser.parse_args(argv)
     try:
-        if options.unpack:
-            unpack(options.folder)
-            return 0
         if options.dump:
-            dump_installed(options.folder)
+            dump_installed(options.dumps)
             return 0
-        releases = {path.name: read_dumps(path) for path in options.folder.iterdir() if path.is_dir()}
+        releases = read_releases(options.dumps)
     except UnreadableError as error:
         print(error, file=sys.stderr)
         return 1

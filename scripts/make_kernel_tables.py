@@ -1,11 +1,11 @@
 """Write kernels.json in the folders of targets: the kernels of ONNX Runtime, with their opsets and types.
 
     python scripts/make_kernel_tables.py               read the registry of the installed onnxruntime
-    python scripts/make_kernel_tables.py --from DIR    read raw dumps of it, DIR/cuda.json and DIR/cpu.json, if there
+    python scripts/make_kernel_tables.py --from DIR    read dumps of it, DIR/cuda.json.xz and DIR/cpu.json.xz, if there
     python scripts/make_kernel_tables.py --plugin webgpu    read that of a plugin provider, and write its table alone
 
-A raw dump holds one row per registration: {"domain", "op", "since", "until", "types"}. A table holds one
-line per op:
+A dump holds one row per registration: {"domain", "op", "since", "until", "types"}; scripts/registries has those of the
+releases that are known. A table holds one line per op:
 
     "Abs":[[6,12,{"T":[3,4,5]}],[13,null,{"T":[2,3,4,5]}]]
 
@@ -21,6 +21,7 @@ tables of what was read could be made.
 
 import argparse
 import json
+import lzma
 import re
 import subprocess
 import sys
@@ -126,16 +127,21 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def dump_file(folder: Path, name: str) -> Path:
+    """The dump of a target in a folder."""
+    return folder / f"{name}.json.xz"
+
+
 def read_dumps(folder: Path) -> dict[str, dict]:
-    """Read the raw dumps of a folder: of the CPU, and of CUDA if there is one."""
+    """Read the dumps of a folder: of the CPU, and of CUDA if there is one."""
     dumps = {}
     for name, provider in PROVIDERS.items():
-        path = folder / f"{name}.json"
+        path = dump_file(folder, name)
         if name != "cpu" and not path.exists():
             continue
         try:
-            dumps[name] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            dumps[name] = json.loads(lzma.decompress(path.read_bytes()))
+        except (OSError, ValueError, lzma.LZMAError) as error:
             message = f"{path} is not a dump of a kernel registry: {error}."
             raise UnreadableError(message) from error
         if dumps[name].get("provider") != provider or not dumps[name].get("kernels"):
@@ -228,7 +234,7 @@ def _tied(row: dict) -> list[dict]:
 def main(argv: list[str] | None = None) -> int:
     """Make the tables; the exit code is 0, or 1 with nothing written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--from", dest="dumps", type=Path, metavar="DIR", help="read the raw dumps in DIR")
+    parser.add_argument("--from", dest="dumps", type=Path, metavar="DIR", help="read the dumps in DIR")
     parser.add_argument(
         "--to", dest="tables", type=Path, metavar="DIR", default=TARGETS, help="write DIR/TARGET/kernels.json"
     )

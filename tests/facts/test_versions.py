@@ -27,17 +27,27 @@ from onnxamp._facts.targets import (
 )
 
 
-@pytest.fixture(scope="module")
-def script():
+def load(name):
+    """A module of the folder of scripts, which import each other."""
     folder = ROOT / "scripts"
     sys.path.insert(0, str(folder))
     try:
-        spec = importlib.util.spec_from_file_location("make_kernel_history", folder / "make_kernel_history.py")
+        spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(folder))
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load("make_kernel_history")
+
+
+@pytest.fixture(scope="module")
+def refresh():
+    return load("refresh_runtime")
 
 
 def names(kernels):
@@ -94,12 +104,29 @@ def test_the_history_of_small_dumps(script):
 
 
 @pytest.mark.slow
-def test_the_history_is_rewritten_byte_by_byte_from_what_it_holds(script, tmp_path):
-    assert script.main([str(tmp_path / "dumps"), "--unpack"]) == 0
-    assert script.main([str(tmp_path / "dumps"), "--to", str(tmp_path / "targets")]) == 0
+def test_the_history_is_rewritten_byte_by_byte_from_the_registries(script, tmp_path):
+    assert script.main(["--to", str(tmp_path)]) == 0
     for name in with_versions():
         known = ROOT / "onnxamp" / "_data" / "targets" / name / "history.json"
-        assert (tmp_path / "targets" / name / "history.json").read_bytes() == known.read_bytes()
+        assert (tmp_path / name / "history.json").read_bytes() == known.read_bytes()
+
+
+def test_a_refresh_says_what_a_release_changed(refresh):
+    text = refresh.entry("1.32.0")
+    assert text.startswith("* The facts about ONNX Runtime 1.32.0:\n  * cuda: no wheel of this release;")
+    assert "  * cpu: the kernels of 19 ops differ from 1.31.1.\n" in text
+    assert "    * Pad: + 21 T: bfloat16; 23 T: bfloat16; 24 T: bfloat16; 25 T: bfloat16\n" in text
+    lost = refresh.changes({"A": [(1, None, {"T": ["tensor(float)", "tensor(double)"]}), (3, 4, {})]},
+                           {"A": [(1, None, {"T": ["tensor(float)"]})]})  # fmt: skip
+    assert list(lost) == [("A", "", "1 T: double; 3")]
+
+
+def test_a_new_patch_takes_the_place_of_the_older_one(refresh, tmp_path, monkeypatch):
+    for release in ("1.9.0", "1.10.0", "1.10.1"):
+        (tmp_path / release).mkdir()
+    monkeypatch.setattr(refresh, "REGISTRIES", tmp_path)
+    refresh.forget_older_patches("1.10.1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.10.1", "1.9.0"]
 
 
 # Their names

@@ -1,8 +1,11 @@
 """Builds the stand-in for CUDA (cuda.c).
 
-python tests/standin/build.py FOLDER        then run with LD_LIBRARY_PATH=FOLDER
+python tests/standin/build.py FOLDER               then run with LD_LIBRARY_PATH=FOLDER
+python tests/standin/build.py FOLDER --tensorrt    for TensorRT's libraries as well
 
-One library under all the names that ONNX Runtime's CUDA provider asks for. Linux, a C compiler and nm.
+One library under all the names that ONNX Runtime's CUDA provider asks for. Linux, a C compiler and nm. With --tensorrt,
+ONNX Runtime's TensorRT provider loads as well; if one provider does not load, listing the kernels of all of them ends the
+process.
 """
 
 import re
@@ -15,6 +18,11 @@ import onnxruntime as ort
 
 HERE = Path(__file__).parent
 DRIVER, CUDNN = "libcuda.so.1", "libcudnn.so.9"
+TENSORRT = {
+    "libnvinfer.so.10": r"(?:create|get)Infer\w+|getPluginRegistry",
+    "libnvonnxparser.so.10": r"createNvOnnx\w+",
+}
+"""Library of TensorRT -> the functions of it that ONNX Runtime's provider calls; they have no versions."""
 CALLED = {"cuInit", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"}
 """What onnxamp itself calls of the driver, besides what cuda.c has."""
 
@@ -23,8 +31,8 @@ class NotHereError(Exception):
     """The stand-in cannot be built here; the message says why."""
 
 
-def build(folder: Path) -> Path:
-    """Build the library in a folder; returns it.
+def build(folder: Path, *, tensorrt: bool = False) -> Path:
+    """Build the library in a folder, for ONNX Runtime's TensorRT provider as well if asked to; returns it.
 
     Raises:
         NotHereError: ONNX Runtime has no CUDA provider here, or there is no compiler.
@@ -35,6 +43,9 @@ def build(folder: Path) -> Path:
     written = (HERE / "cuda.c").read_text(encoding="utf-8")
     own = defined(written)
     wanted = wanted_symbols(provider, own)
+    if tensorrt:
+        for library, found in tensorrt_symbols(provider.with_name("libonnxruntime_providers_tensorrt.so"), own).items():
+            wanted[library] = wanted.get(library, set()) | found
     names = {name for found in wanted.values() for name in found}
     source, script, library = folder / "all.c", folder / "versions", folder / "libstandin.so"
     source.write_text(written + "".join(trivial(name) for name in sorted(names - own)), encoding="utf-8")
@@ -74,6 +85,15 @@ def wanted_symbols(provider: Path, own: set[str]) -> dict[str, set[str]]:
     return dict(found)
 
 
+def tensorrt_symbols(provider: Path, own: set[str]) -> dict[str, set[str]]:
+    """Library -> functions of it that the TensorRT provider calls."""
+    found = {library: symbols for library, symbols in wanted_symbols(provider, own).items() if library != DRIVER}
+    named = subprocess.run(["nm", "-D", str(provider)], check=True, capture_output=True, text=True).stdout
+    for library, functions in TENSORRT.items():
+        found[library] = set(re.findall(rf"^ +U ({functions})$", named, re.MULTILINE))
+    return found
+
+
 def defined(source: str) -> set[str]:
     """Functions that the source defines."""
     return set(re.findall(r"^[a-z][\w *]*?\b(\w+)\(", source, re.MULTILINE))
@@ -93,8 +113,9 @@ def version(library: str, names: set[str]) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
+    with_tensorrt = "--tensorrt" in sys.argv[2:]
     target.mkdir(parents=True, exist_ok=True)
     try:
-        sys.stdout.write(f"{build(target)}\n")
+        sys.stdout.write(f"{build(target, tensorrt=with_tensorrt)}\n")
     except NotHereError as reason:
         sys.exit(f"The stand-in for CUDA cannot be built here: {reason}.")
