@@ -5,8 +5,8 @@
 
 Run the first once per release (scripts/refresh_runtime.py does), with the last patch of each. scripts/registries holds
 VERSION/{cuda,cpu}.json.xz, in the form that make_kernel_tables.py reads, with the newest IR version and opset that the
-release loads. Those up to 1.30 were reconstructed from the history: their rows are merged as in the tables, which accept
-the same.
+release loads. Those up to 1.30 were reconstructed from the history: their rows are merged as in the tables, which
+accept the same.
 
 The history goes backwards: under "changes", a release maps the ops that differ from the release after it to their rows
 at the time, as in the tables of make_kernel_tables.py, or to null if it had no kernel of them. "sha256" is the hash of

@@ -122,8 +122,8 @@ def test_a_refresh_says_what_a_release_changed(refresh):
 
 
 def test_a_new_patch_takes_the_place_of_the_older_one(refresh, tmp_path, monkeypatch):
-    for release in ("1.9.0", "1.10.0", "1.10.1"):
-        (tmp_path / release).mkdir()
+    for version in ("1.9.0", "1.10.0", "1.10.1"):
+        (tmp_path / version).mkdir()
     monkeypatch.setattr(refresh, "REGISTRIES", tmp_path)
     refresh.forget_older_patches("1.10.1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.10.1", "1.9.0"]

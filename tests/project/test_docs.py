@@ -44,6 +44,7 @@ FOREIGN = {
     "encoder-decoders": {"--task"},  # optimum-cli
     "transformers-js": {"--task"},
     "index": {"--fp16"},
+    "new-runtime": {"--minutes"},  # scripts/refresh_runtime.py
     "int8": {"--int8", "--fp16"},
     "tensorrt": {"--fp16", "--stronglyTyped"},
     "webgpu": {"--check"},  # scripts/ask_engine.py

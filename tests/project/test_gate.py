@@ -210,10 +210,20 @@ def test_files_fit_their_schemas(tmp_path: Path) -> None:
         pytest.skip("check-jsonschema is not installed, or not for this version of click")
     clientlib = pytest.importorskip("pre_commit.clientlib", reason="pre-commit is not installed")
     clientlib.load_manifest(ROOT / ".pre-commit-hooks.yaml")
+    clientlib.load_config(ROOT / ".pre-commit-config.yaml")
     workflow, config = PAGE
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     clientlib.load_config(tmp_path / "config.yaml")
-    subprocess.run([*schema, "vendor.github-actions", ROOT / "action.yml"], check=True, capture_output=True)
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    files = {
+        "vendor.github-actions": [ROOT / "action.yml"],
+        "vendor.github-workflows": [ROOT / ".github" / "workflows" / "ci.yml"],
+        "vendor.github-issue-config": [path for path in forms if path.stem == "config"],
+        "vendor.github-issue-forms": [path for path in forms if path.stem != "config"],
+        "vendor.citation-file-format": [ROOT / "CITATION.cff"],
+    }
+    for name, paths in files.items():
+        subprocess.run([*schema, name, *paths], check=True, capture_output=True)
     words = {"on" if key is True else key: value for key, value in workflow.items()}  # in YAML 1.1, "on" is true
     (tmp_path / "workflow.yml").write_text(yaml.safe_dump(words))
     subprocess.run([*schema, "vendor.github-workflows", tmp_path / "workflow.yml"], check=True, capture_output=True)

@@ -4,8 +4,8 @@ python tests/standin/build.py FOLDER               then run with LD_LIBRARY_PATH
 python tests/standin/build.py FOLDER --tensorrt    for TensorRT's libraries as well
 
 One library under all the names that ONNX Runtime's CUDA provider asks for. Linux, a C compiler and nm. With --tensorrt,
-ONNX Runtime's TensorRT provider loads as well; if one provider does not load, listing the kernels of all of them ends the
-process.
+ONNX Runtime's TensorRT provider loads as well; if one provider does not load, listing the kernels of all of them ends
+the process.
 """
 
 import re
