@@ -238,8 +238,11 @@ def parse(line: str, *, whole: bool) -> None:
     """Parse a command as the program does; one that is not ``whole`` may lack arguments or have placeholders."""
     name, *arguments = shlex.split(line)[1:]
     try:
-        with contextlib.suppress(click.exceptions.Exit):  # --help
-            SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
+        with contextlib.suppress(click.exceptions.Exit):  # --help, --version
+            if name.startswith("-"):
+                group.make_context("onnxamp", [name, *arguments])
+            else:
+                SUBCOMMANDS[name].make_context(name, list(arguments), parent=CONTEXT)
     except click.MissingParameter:
         assert not whole, line
     except click.BadParameter:
