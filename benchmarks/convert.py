@@ -2,8 +2,8 @@
 
 python benchmarks/convert.py [--check] [--quick] [--runs N] [--limit SECONDS] [--models NAME ...] [--tools NAME ...]
 
-benchmarks/README.md says what is measured and how to read it. Writes benchmarks/results/convert.json and draws
-docs/benchmark.svg.
+benchmarks/README.md says what is measured and how to read it. Writes benchmarks/results/convert.json, the README's
+table and docs/benchmark.svg. --update measures the tools of --tools alone, and keeps the figures of the others.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import checks
+import pages
 import picture
 import worker
-from measure import machine, warm, watched
+from measure import engine_commit, machine, warm, watched
 from subjects import FULL, QUICK, Spec
 from tools import ROOT, TOOLS, Tool, interpreter
 
@@ -40,6 +41,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=16.0, help="GB of anonymous memory that a run may take [16]")
     parser.add_argument("--models", nargs="+", choices=[spec.name for spec in FULL], help="only these")
     parser.add_argument("--tools", nargs="+", choices=[tool.name for tool in TOOLS], help="only these")
+    parser.add_argument("--update", action="store_true", help="put these tools' figures among those that are kept")
     parser.add_argument("--out", type=Path, help="where the JSON goes [benchmarks/results/convert.json]")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnxamp-benchmarks"
     parser.add_argument("--cache", type=Path, default=cache, help="where models and environments are kept")
@@ -140,15 +142,11 @@ def summaries(
         for tool in dict.fromkeys(run["tool"] for run in runs if run["model"] == spec.name):
             own = [run for run in runs if (run["model"], run["tool"]) == (spec.name, tool)]
             tools[tool] = summary(own, verdicts.get(f"{spec.name} {tool}", {}))
-        ours = tools.get("onnxamp", {}).get("seconds")
-        for facts in tools.values():
-            if ours and facts.get("seconds"):
-                facts["times_onnxamp"] = facts["seconds"] / ours
         files = list(source.parent.iterdir())
         rows.append({
             "model": spec.name, "title": spec.title, "nodes": nodes_of(source), "sizes": spec.sizes,
             "bytes": sum(path.stat().st_size for path in files), "external": spec.external, "blocked": spec.blocked,
-            "tools": tools,
+            "tools": times_ours(tools),
         })  # fmt: skip
     return rows
 
@@ -169,6 +167,31 @@ def summary(runs: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any]) -> di
     return facts | {name: verdict[name] for name in kept if name in verdict} | not_judged
 
 
+def updated(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that are kept, with those of the tools that were measured now; "machine" must be the same."""
+    if kept["machine"]["processor"] != facts["machine"]["processor"]:
+        raise SystemExit(f"The other figures are from a {kept['machine']['processor']}: measure all of them here.")
+    now = set(facts["tools"])
+    new = {row["model"]: row for row in facts["models"]}
+    rows = [{**row, "tools": times_ours({**row["tools"], **new[row["model"]]["tools"]})} for row in kept["models"]]
+    return {
+        **kept,
+        "versions": {**kept["versions"], **facts["versions"]},
+        "tools": {**kept["tools"], **facts["tools"]},
+        "models": rows,
+        "runs": [run for run in kept["runs"] if run["tool"] not in now] + facts["runs"],
+    }
+
+
+def times_ours(tools: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How many times as long as onnxamp each tool takes, put among its facts."""
+    ours = tools.get("onnxamp", {}).get("seconds")
+    return {
+        name: {**facts, "times_onnxamp": facts["seconds"] / ours} if ours and facts.get("seconds") else facts
+        for name, facts in tools.items()
+    }
+
+
 def nodes_of(path: Path) -> int:
     import onnx  # noqa: PLC0415
 
@@ -182,21 +205,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found, missing = pythons(tools, options.cache / "environments", quick=options.quick)
     runs, verdicts = measured(specs, found, options)
     versions = {run["tool"]: run["versions"] for run in runs if "versions" in run}
+    when, commit = datetime.now(UTC).isoformat(timespec="seconds"), engine_commit()
     facts = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions,
+        "machine": machine(), "versions": versions,
         "judged_with": worker.versions(),
         "limit": options.limit, "memory_limit": options.memory * 1e9, "black_list": sorted(black_list()),
-        "tools": {tool.name: {"title": tool.title, "calls": tool.calls, "needs": tool.needs} for tool in tools},
+        "tools": {tool.name: {"title": tool.title, "calls": tool.calls, "needs": tool.needs, "when": when,
+                              **({"commit": commit} if tool.name == "onnxamp" else {})} for tool in tools},
         "not_available": missing, "models": summaries(specs, runs, verdicts, options.cache),
         "runs": [{name: item for name, item in run.items() if name != "versions"} for run in runs],
     }  # fmt: skip
-    whole = not (options.quick or options.models or options.tools or options.out)
-    out = options.out or (HERE / "results" / "convert.json" if whole else None)
+    if options.update:
+        facts = updated(json.loads(pages.RESULTS.read_text(encoding="utf-8")), facts)
+    whole = options.update or not (options.quick or options.models or options.tools or options.out)
+    out = options.out or (pages.RESULTS if whole else None)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(facts, indent=1).replace(str(ROOT), ".") + "\n", encoding="utf-8")
     if whole:
         (ROOT / "docs" / "benchmark.svg").write_text(picture.draw(facts), encoding="utf-8")
+        pages.main([])
     sys.stdout.write(picture.table(facts))
     broken = checks.broken(facts, whole=not options.quick) if options.check else []
     for text in broken:

@@ -64,6 +64,20 @@ def warm(path: Path) -> None:
             pass
 
 
+def engine_commit() -> str:
+    """The last commit that changed the package, with "+" if there are changes since; "" without git."""
+    root = Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words, "--", "onnxamp"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        return git("log", "-1", "--format=%h", "--abbrev=8") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     info = Path("/proc/cpuinfo")

@@ -183,6 +183,32 @@ def test_kept_results_are_drawn() -> None:
     assert (FOLDER.parent / "docs" / "benchmark.svg").read_text(encoding="utf-8") == picture.draw(facts)
 
 
+def test_the_readme_shows_the_kept_results() -> None:
+    import pages
+
+    facts = json.loads((FOLDER / "results" / "convert.json").read_text(encoding="utf-8"))
+    _, shown, _ = pages.split((FOLDER.parent / "README.md").read_text(encoding="utf-8"))
+    assert shown == pages.comparison(facts)
+
+
+def test_some_tools_are_measured_anew_among_the_others() -> None:
+    import convert
+
+    kept, now = results(), results(bert__onnxamp__seconds=2.0)
+    kept |= {"versions": {"peer": 1, "onnxamp": 1}, "runs": [{"tool": "peer"}, {"tool": "onnxamp", "old": True}]}
+    now |= {"versions": {"onnxamp": 2}, "runs": [{"tool": "onnxamp"}]}
+    now["tools"] = {"onnxamp": {"title": "the onnxamp"}}
+    for row in now["models"]:
+        row["tools"] = {"onnxamp": row["tools"]["onnxamp"]}
+    made = convert.updated(kept, now)
+    bert = made["models"][0]["tools"]
+    assert (bert["onnxamp"]["seconds"], bert["peer"]["times_onnxamp"]) == (2.0, 3.0)
+    assert made["versions"] == {"peer": 1, "onnxamp": 2}
+    assert made["runs"] == [{"tool": "peer"}, {"tool": "onnxamp"}]
+    with pytest.raises(SystemExit, match="measure all of them here"):
+        convert.updated(kept | {"machine": {"processor": "another"}}, now)
+
+
 @pytest.mark.slow
 def test_a_small_decoder_is_tuned(tmp_path: Path) -> None:
     command = [

@@ -283,7 +283,8 @@ def test_a_command_with_an_unknown_option_fails() -> None:
 
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.sub(r"<!--.*?-->", "", text).split()) <= 1000
 
 
 def test_the_readme_names_the_command_that_ci_runs() -> None:
