@@ -26,7 +26,9 @@ class Tool:
 
 
 TOOLS = (
-    Tool("onnxamp", "onnxamp", (f"-e{ROOT}",), "onnxamp.convert_file(source, target, validate=False)", shares=True),
+    Tool(
+        "onnxamp", "onnxamp", (f"-e{ROOT}[cpu]",), "onnxamp.convert_file(source, target, validate=False)", shares=True
+    ),
     Tool(
         "onnxruntime",
         "onnxruntime.transformers",

@@ -22,13 +22,12 @@ PACKAGES = (
 
 
 def onnxamp() -> Convert:
-    import onnx_ir.external_data
     import onnxruntime
     import scipy.sparse.csgraph
 
     from onnxamp import convert_file
 
-    del onnx_ir, onnxruntime, scipy  # imported here because onnxamp does so when it needs them
+    del onnxruntime, scipy  # imported here because onnxamp does so when it needs them
 
     def convert(source: str, target: str, external: bool, blocked: list[str]) -> None:
         del external, blocked  # it sees to both by itself: its own black list is the one that the others get
@@ -107,10 +106,10 @@ def main() -> None:
     name, source, target, facts = sys.argv[1:]
     options = json.loads(facts)
     convert = globals()[name.replace("-", "_")]()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     convert(source, target, options["external"], options["blocked"])
-    seconds = time.perf_counter() - start
-    sys.stdout.write("\n" + json.dumps({"seconds": seconds, "peak": peak(), "versions": versions()}) + "\n")
+    seconds, cpu = time.perf_counter() - start, time.process_time() - busy
+    sys.stdout.write("\n" + json.dumps({"seconds": seconds, "cpu": cpu, "peak": peak(), "versions": versions()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -183,6 +183,36 @@ def test_kept_results_are_drawn() -> None:
     assert (FOLDER.parent / "docs" / "benchmark.svg").read_text(encoding="utf-8") == picture.draw(facts)
 
 
+def test_the_scoreboard_shows_the_kept_results() -> None:
+    import scoreboard
+
+    facts = json.loads(scoreboard.RESULTS.read_text(encoding="utf-8"))
+    assert scoreboard.PAGE.read_text(encoding="utf-8") == scoreboard.page(facts)
+    assert [row["model"] for row in facts["models"]] == list(scoreboard.subjects())
+
+
+def test_the_scoreboard_gives_each_failure_its_reason() -> None:
+    import scoreboard
+
+    good = {"loads": True, "verdict": "within limits", "error": 1e-3, "casts_added": 2, "cpu": 1.0, "bytes": 50}
+    cells = {
+        "onnxamp": good,
+        "stopped": {"failure": "stopped after 300 s"},
+        "closed": good | {"loads": False, "verdict": "type mismatch"},
+        "wrong": good | {"verdict": "y: relative error 0.5"},
+    }
+    row = {"model": "m", "title": "a model", "from": "a wheel", "bytes": 100, "tools": cells}
+    text = scoreboard.page({
+        "tools": {name: {"title": f"the {name}"} for name in cells}, "models": [row], "versions": {}, "commit": "c0",
+        "when": "2026-01-02T03:04", "machine": {"processor": "processor", "cores": 2},
+    })  # fmt: skip
+    assert "| [✔ 0.001, +2 Casts, 1.0 s, 50%](#m) | [✘ no result](#m) | [✘ does not open](#m) | [✘ wrong, " in text
+    assert (
+        "* the stopped: stopped after 300 s\n* the closed: type mismatch\n* the wrong: y: relative error 0.5\n" in text
+    )
+    assert "Right of 1: the onnxamp 1, the stopped 0, the closed 0, the wrong 0." in text
+
+
 def test_the_readme_shows_the_kept_results() -> None:
     import pages
 
