@@ -17,8 +17,9 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
+from onnxamp._decide.exponent_rows import value_names
 from onnxamp._decide.kinds import find_hazards
-from onnxamp._decide.rescaling import find_rescaling, value_names
+from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.providers import profile_of
@@ -30,13 +31,7 @@ from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.judging import misses_parts
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import measured_ranges, with_ranges
-from onnxamp._numerics.results import (
-    Cure,
-    DiffReport,
-    OutOfRange,
-    RangeFit,
-    RunCheck,
-)
+from onnxamp._numerics.results import Cure, DiffReport, OutOfRange, RangeFit, RunCheck
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level, Rescaling

@@ -12,8 +12,10 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnxamp._base.executor import Memory
 from onnxamp._base.state import fingerprint
 from onnxamp._convert.raising import raised
+from onnxamp._decide.exponent_rows import value_names
+from onnxamp._decide.exponent_windows import Partial
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
+from onnxamp._decide.rescaling import Ranges, find_rescaling
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.providers import Profile, emulated_arithmetic
