@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from onnxamp._job.api import tune_model as tune_model
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
-    from onnxamp._numerics.diff import diff_models as diff_models
+    from onnxamp._numerics.diff_models import diff_models as diff_models
     from onnxamp._numerics.limits import Limits as Limits
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
@@ -123,7 +123,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
     "_facts.signature": ("CustomOp",),
-    "_numerics.diff": ("diff_models",),
+    "_numerics.diff_models": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),

@@ -17,10 +17,10 @@ import numpy as np
 from click.core import ParameterSource
 
 from onnxamp._base.errors import ArgumentError, OnnxAmpError, OutputError, printable
-from onnxamp._base.executor import Place
 from onnxamp._base.extensions import extensions
 from onnxamp._base.identity import Identity, identity
 from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.place import Place
 from onnxamp._cli.door import note_report, printing
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._facts.dtypes import low_type

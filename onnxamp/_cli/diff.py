@@ -24,8 +24,8 @@ from onnxamp._cli.common import (
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport

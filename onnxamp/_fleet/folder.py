@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._base.errors import warn
-from onnxamp._base.executor import Crash, Failed, Memory, Place, Work, run
+from onnxamp._base.executor import Crash, Failed, Memory, Work, run
 from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.place import Place
 from onnxamp._base.signals import cleaned_up
 from onnxamp._base.state import Part, State, as_data, opened
 from onnxamp._convert.misspelled import refuse_or_warn

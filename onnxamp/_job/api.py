@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overloa
 from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentTypeError, warn
-from onnxamp._base.executor import Place
 from onnxamp._base.paths import as_path
+from onnxamp._base.place import Place
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
 from onnxamp._facts.targets import AUTO

@@ -28,7 +28,7 @@ from onnxamp._tuning.results import Search
 if TYPE_CHECKING:
     from onnxamp._gradients.expected import Known
     from onnxamp._job.writing import Conversion, Sink, StagedConversion
-    from onnxamp._numerics.diff import Comparison
+    from onnxamp._numerics.comparison import Comparison
     from onnxamp._numerics.results import DiffReport
     from onnxamp._runtime.samples import Samples
     from onnxamp._tuning.results import Tuned
@@ -229,7 +229,7 @@ def _compared(
     """Compare a result with the original, which it may replace, on the samples of the job; None if not asked for."""
     if layers is None:
         return None
-    from onnxamp._numerics.diff import Comparison  # noqa: PLC0415 - few conversions are compared without limits
+    from onnxamp._numerics.comparison import Comparison  # noqa: PLC0415 - few conversions are compared without limits
 
     comparison = Comparison.of(job.model, replace(job.run, workers=None, state=None))
     with staged.saved.stage.shown() as written:

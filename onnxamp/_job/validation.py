@@ -19,8 +19,8 @@ from onnxamp._job import Job, Request, Validation
 from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.cure import as_float16
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
-from onnxamp._base.executor import Place
+from onnxamp._base.place import Place
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource

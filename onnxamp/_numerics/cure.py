@@ -27,7 +27,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import Check
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import misses_parts
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import measured_ranges, with_ranges

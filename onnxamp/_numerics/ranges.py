@@ -27,7 +27,7 @@ from onnxamp._graph.view import Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.compare import measure as measured
+from onnxamp._numerics.measure import measure as measured
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine

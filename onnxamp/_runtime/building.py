@@ -22,9 +22,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._base.executor import Once, ending, temporary_folder
+from onnxamp._base.executor import ending
 from onnxamp._base.paths import is_remote
 from onnxamp._base.signals import at_end
+from onnxamp._base.temporary import temporary_folder
+from onnxamp._base.threads import Once
 from onnxamp._graph.optimizers import known_optimizers, suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (

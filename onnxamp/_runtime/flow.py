@@ -15,9 +15,9 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._base.errors import ArgumentError
-from onnxamp._base.executor import temporary_folder
 from onnxamp._base.paths import as_path
 from onnxamp._base.public import no_collections
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._facts.dtypes import (
     ELEM_NAMES,
     ELEM_NUMBERS,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Once
+from onnxamp._base.threads import Once
 from onnxamp._facts.tables import target_names, target_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 

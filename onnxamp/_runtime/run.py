@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxamp._base.executor import Place
+from onnxamp._base.place import Place
 from onnxamp._runtime import BUDGET
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Once
 from onnxamp._base.optional import require_runtime
+from onnxamp._base.threads import Once
 from onnxamp._model.model import Model
 from onnxamp._runtime.plugins import (
     device_present,

@@ -19,10 +19,11 @@ from onnxamp._base.errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
-from onnxamp._base.executor import temporary_folder, thread_limit
 from onnxamp._base.optional import require_runtime
 from onnxamp._base.paths import as_path, is_remote, reason_of
 from onnxamp._base.public import active_within
+from onnxamp._base.temporary import temporary_folder
+from onnxamp._base.threads import thread_limit
 from onnxamp._facts.signature import DECLARED, CustomOpsLike, declared_ops
 from onnxamp._graph.optimizers import faulty_optimizers
 from onnxamp._model.model import Model, find_data_files

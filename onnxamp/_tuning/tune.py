@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import InternalError, OnnxAmpError
-from onnxamp._base.executor import temporary_folder
 from onnxamp._base.state import Facts
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import ATTEMPTS, all_unsound, around_fault, decide
@@ -30,8 +30,8 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.detections import listed_outputs
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
