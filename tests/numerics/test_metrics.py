@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp._numerics.compare import _PART as PART
+from onnxamp._numerics.blocks import PART
 from onnxamp._numerics.compare import compare
 from onnxamp._numerics.merge import merge
 from onnxamp._numerics.metrics import Bad
