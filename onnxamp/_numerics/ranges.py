@@ -31,12 +31,7 @@ from onnxamp._numerics.measure import measure as measured
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
 from onnxamp._runtime.engines import Engine
-from onnxamp._runtime.fingerprints import (
-    SentModel,
-    model_print,
-    sample_print,
-    versions,
-)
+from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print
 from onnxamp._runtime.loop import (
     KeptSamples,
     LoadedSample,
@@ -48,6 +43,7 @@ from onnxamp._runtime.loop import (
 from onnxamp._runtime.pieces import observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import check_inputs, shapes_of
+from onnxamp._runtime.versions import versions
 
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""
