@@ -32,7 +32,7 @@ from onnxamp._report.html import check_page
 from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples
+from onnxamp._runtime.samples import Samples, requested_samples
 
 
 def run(given: Given) -> None:
@@ -67,7 +67,7 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     check_dims(opened, given)
     samples = None
     if given.build or not given.static:  # an engine is built for their shapes
-        samples = run_options_of(given).draw(opened)
+        samples = requested_samples(run_options_of(given), opened)
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(

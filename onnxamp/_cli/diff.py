@@ -35,6 +35,7 @@ from onnxamp._report.formats import diff_facts, diff_json, load_diff
 from onnxamp._report.html import diff_page
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import requested_samples
 from onnxamp._runtime.session import choose_provider
 
 _LIMITS: Final = {
@@ -105,7 +106,7 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
         limits,
         metric=given.metric,
         target=given.target,
-        draw=partial(run_options_of(given).draw, original, given.target),
+        draw=partial(requested_samples, run_options_of(given), original, given.target),
         beyond="named",
     )
     run = comparison.run

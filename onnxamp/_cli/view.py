@@ -17,7 +17,7 @@ from onnxamp._cli.common import (
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._facts.dtypes import low_type
-from onnxamp._job.pipeline import foreseen
+from onnxamp._job.expecting import foreseen
 from onnxamp._job.writing import preview
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources

@@ -156,14 +156,15 @@ class Check:
         samples = self.run.samples
         if run.state is None:
             return None
-        options = run.engine.name(), sorted(self.keep), run.budget, active_libraries()
+        engine = choose_engine(run.provider)
+        options = engine.name(), sorted(self.keep), run.budget, active_libraries()
         facts = print_facts({"the model": self.model}, samples, *options)
         return KeptSamples(run.state.part("check", facts), samples, CheckedSample)
 
     def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:
         """Return what :func:`check_run` does."""
         run = self.run
-        engine = self.run.engine
+        engine = choose_engine(self.run.provider)
         samples = self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         groups = list[ValueMeasurements]()

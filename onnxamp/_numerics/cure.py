@@ -36,6 +36,7 @@ from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level, Rescaling
 from onnxamp._runtime import CURE_SECONDS
+from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.run import Report, Run
 
 _FEW: Final = 4
@@ -315,8 +316,9 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
     source = Model.of(model)
-    is_emulated = trial.run.engine.is_reference
-    known = None if is_emulated else profile_of(trial.run.engine.provider)
+    engine = choose_engine(trial.run.provider)
+    is_emulated = engine.is_reference
+    known = None if is_emulated else profile_of(engine.provider)
     target = known.name if known is not None else "any"
     nodes: dict[str, None] = {}
     most = CHECKS if is_emulated else TRIALS
@@ -399,7 +401,8 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
     is_faulty = any(row.fault in _FAULTS for row in wide)
     if not (reaches > FLOAT16.max_finite or is_faulty):
         return None
-    run = replace(run, provider=run.provider if run.engine.is_reference else None)
+    is_emulated = choose_engine(run.provider).is_reference
+    run = replace(run, provider=run.provider if is_emulated else None)
     try:
         graph, ranges = measured_ranges(model, _OPTIONS, run)
         rescaling = find_rescaling(graph, _OPTIONS, ranges)

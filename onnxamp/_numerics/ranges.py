@@ -30,7 +30,7 @@ from onnxamp._model.weights import SENTINEL
 from onnxamp._numerics.measure import measure as measured
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
-from onnxamp._runtime.engines import Engine
+from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print
 from onnxamp._runtime.loop import (
     KeptSamples,
@@ -446,7 +446,7 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
 
     Arguments and errors as :func:`with_ranges`.
     """
-    engine = run.engine.reference
+    engine = choose_engine(run.provider).reference
     kept = None
     if run.state is not None:
         # Several models of a job have their ranges in one part of its state.

@@ -13,7 +13,7 @@ from repository import ROOT
 
 from onnxamp import Plan, apply_plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
 from onnxamp._convert.plan import ExpectedError
-from onnxamp._job.pipeline import foreseen
+from onnxamp._job.expecting import foreseen
 from onnxamp._model.model import Model
 from onnxamp._runtime.run import RunOptions
 
