@@ -58,11 +58,9 @@ def run(given: Given) -> None:
         is_auto(given.level, given.tolerance, None, "auto", validates=validates)
     options = plan.options if plan else options_of(given)
     if validates and has_runtime():
-        from onnxamp._runtime.building import the_loader  # noqa: PLC0415 - only what validates runs models
-        from onnxamp._runtime.session import choose_provider  # noqa: PLC0415
+        from onnxamp._runtime.building import begin_loading  # noqa: PLC0415 - only what validates runs models
 
-        the_loader().start()  # before ONNX Runtime is loaded here
-        choose_provider(given.provider)  # fails before anything is read
+        begin_loading(given.provider)
     model = Model.of(given.model)
     if plan is None:
         options = in_its_folder(given, options, model)

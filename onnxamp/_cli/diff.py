@@ -19,7 +19,6 @@ from onnxamp._cli.common import (
     sampling_arguments,
     show,
     target_of_engine,
-    write_page,
 )
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
@@ -33,9 +32,10 @@ from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.formats import diff_facts, diff_json, load_diff
 from onnxamp._report.html import diff_page
+from onnxamp._report.html.render import write_page
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import requested_samples
 from onnxamp._runtime.session import choose_provider
 
 _LIMITS: Final = {

@@ -12,7 +12,6 @@ from onnxamp._cli.common import (
     options_of,
     show,
     tell,
-    write_page,
 )
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
@@ -24,6 +23,7 @@ from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html import preview_page
+from onnxamp._report.html.render import write_page
 from onnxamp._report.parts import Report
 from onnxamp._runtime.run import RunOptions
 

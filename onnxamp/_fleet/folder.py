@@ -17,6 +17,7 @@ from onnxamp._base.place import Place
 from onnxamp._base.signals import cleaned_up
 from onnxamp._base.state import Part, State, as_data, opened
 from onnxamp._convert.misspelled import refuse_or_warn
+from onnxamp._facts.providers import is_plugin
 from onnxamp._fleet.entries import (
     NAME,
     Entry,
@@ -43,7 +44,7 @@ from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.versions import own_version, runtime_version
 
@@ -251,7 +252,7 @@ def run_folder(
         shipped=shipped,
     )
     if index is not None:
-        from onnxamp._fleet.report import write_index  # noqa: PLC0415 - only pages need it
+        from onnxamp._fleet.index import write_index  # noqa: PLC0415 - only pages need it
 
         write_index(report, index)
     return report

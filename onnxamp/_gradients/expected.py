@@ -40,8 +40,8 @@ from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run, RunOptions
-from onnxamp._runtime.samples import requested_samples
 from onnxamp._runtime.session import Provider
 
 Numbers: TypeAlias = npt.NDArray[np.float64]

@@ -15,8 +15,8 @@ from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.rounding import rounder_of
 from onnxamp._runtime.engines import choose_engine
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import requested_samples
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:

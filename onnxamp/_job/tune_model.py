@@ -9,7 +9,7 @@ from onnxamp._job import Request
 from onnxamp._job.in_memory import convert_in_memory
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
-from onnxamp._numerics.limits import Accept
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level
 from onnxamp._runtime import BUDGET
@@ -18,7 +18,7 @@ from onnxamp._tuning.results import RUNS, SECONDS, Search, TunedModel
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
-    from onnxamp._numerics.limits import AcceptLike
+    from onnxamp._numerics.user_functions import AcceptLike
     from onnxamp._runtime.samples import SamplesLike
     from onnxamp._runtime.session import Provider
     from onnxamp._tuning.metric import MetricLike

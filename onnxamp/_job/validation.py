@@ -38,8 +38,9 @@ from onnxamp._runtime.building import (
     the_loader,
 )
 from onnxamp._runtime.engines import Session
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
-from onnxamp._runtime.samples import Samples, requested_samples
+from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
 

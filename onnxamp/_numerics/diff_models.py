@@ -9,14 +9,9 @@ from onnxamp._base.state import StateLike, opened
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
 from onnxamp._numerics.comparison import Comparison
-from onnxamp._numerics.limits import (
-    Accept,
-    AcceptLike,
-    LimitLike,
-    Limits,
-    with_tolerance,
-)
+from onnxamp._numerics.limits import LimitLike, Limits, with_tolerance
 from onnxamp._numerics.results import DiffReport
+from onnxamp._numerics.user_functions import Accept, AcceptLike
 from onnxamp._options.values import DiffMetric
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session, choose_engine

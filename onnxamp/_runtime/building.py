@@ -38,7 +38,7 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.sources import external_tensor
 from onnxamp._runtime.flow import take_weights
-from onnxamp._runtime.session import Provider, provider_options
+from onnxamp._runtime.session import Provider, choose_provider, provider_options
 from onnxamp._runtime.starting import active_libraries, reason, save_spilled
 
 
@@ -519,3 +519,13 @@ def the_loader() -> Loader:
     loader = Loader()
     at_end(loader.end)
     return loader
+
+
+def begin_loading(provider: Provider | None) -> None:
+    """Start the process that loads results before ONNX Runtime is loaded here, which takes as long.
+
+    Raises:
+        ArgumentError, RuntimeFailure: the provider cannot be used, which is known before a model is read.
+    """
+    the_loader().start()
+    choose_provider(provider)

@@ -1,7 +1,6 @@
 """Fingerprints of everything that measurements depend on: models, samples, functions of the user, and versions."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +86,6 @@ def print_facts(
         "the options": fingerprint(repr(options)),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
-
-
-def source_print(function: Callable[..., Any]) -> str:
-    """Return the fingerprint of the file that a function is in; of nothing if it is in none."""
-    try:
-        return fingerprint(Path(inspect.getfile(function)).read_bytes())
-    except (OSError, TypeError):
-        return fingerprint()
 
 
 @dataclass(slots=True)

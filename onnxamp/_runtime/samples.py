@@ -48,10 +48,9 @@ from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
-from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
 from onnxamp._runtime.suited import suited
-from onnxamp._runtime.values import Feed, Feeds, as_array, check_inputs, is_array
+from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
 
 
 def is_dataset(given: Any) -> bool:
@@ -452,42 +451,6 @@ def as_samples(
         samples = given_samples(samples, model)
     if not samples.has(0):
         raise ArgumentError("There is no sample to run the model on.")
-    return samples
-
-
-def requested_samples(
-    asked: RunOptions,
-    model: Model,
-    target: str | None = None,
-    reference: Session | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
-) -> Samples:
-    """Return the samples that a user asks for.
-
-    Args:
-        asked: the wishes for a run.
-        model: the model that they are for.
-        target: the target of the results, if they are judged.
-        reference: the model to compare with, if any; it keeps its outputs of the first sample.
-        ranges: the ranges of random inputs by name.
-
-    Raises:
-        ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
-    """
-    samples = as_samples(
-        asked.samples,
-        model,
-        count=asked.count,
-        seed=asked.seed,
-        dims=asked.dims,
-        ranges=ranges,
-        reference=reference,
-        engines=(target, asked.provider),
-    )
-    if asked.samples is not None:
-        check_inputs(model.proto, samples[0])
-    elif asked.dims or ranges:
-        samples[0]  # names a dimension or an input that the model lacks
     return samples
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.detections import compare_matched
-from onnxamp._numerics.limits import Accept, called, imported, name_of
 from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.user_functions import Accept, called, imported, name_of
 from onnxamp._runtime.engines import Outputs
 
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]

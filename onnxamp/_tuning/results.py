@@ -8,13 +8,13 @@ from onnx import ModelProto
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.public import Shown
 from onnxamp._convert.plan import Plan
-from onnxamp._facts.devices import device_called, device_titled
-from onnxamp._facts.targets import AUTO, target_of
+from onnxamp._facts.devices import device_called
+from onnxamp._facts.targets import AUTO
 from onnxamp._options.values import TOLERANCE
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
-    from onnxamp._numerics.limits import Accept
+    from onnxamp._numerics.user_functions import Accept
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
@@ -25,19 +25,6 @@ RUNS: Final = 12
 
 SECONDS: Final = 60.0
 """Default time for all runs of a search; each run of a large model takes some seconds."""
-
-
-def meant_device(name: str, target: str = "") -> str:
-    """Return the device to estimate times for. "auto" is the target's device, else the installed GPU, else an A100.
-
-    Raises:
-        ArgumentError: there is no device of that name.
-    """
-    if name != AUTO:
-        return device_called(name).name
-    from onnxamp._runtime.plugins import device_name  # noqa: PLC0415 - loads ONNX Runtime
-
-    return (target_of(target).device if target else "") or device_titled(device_name())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from onnxamp import convert_model
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._model.model import Model
 from onnxamp._numerics.stress import Stress
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.samples import given_samples, requested_samples
+from onnxamp._runtime.samples import given_samples
 
 WIDTH = 64
 

@@ -25,7 +25,7 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._numerics.limits import Accept
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.run import RunOptions
