@@ -299,15 +299,14 @@ def unlike_target(given: Given, target: str) -> list[str]:
 
 
 def _changed(given: Given) -> dict[str, Any]:
-    """Return the options for random inputs that differ from their defaults."""
-    options = click.get_current_context().command.params
-    defaults = {
-        item.name: item.row.default
-        for item in options
-        if isinstance(item, DataOption) and item.name in ("samples", "seed")
-    }
-    values = {name: getattr(given, name) for name in defaults}
-    return {name: now for name, now in values.items() if now != defaults[name]}
+    """Return the flags of options for random inputs whose values differ from their defaults, with these values."""
+    changed = dict[str, Any]()
+    for item in click.get_current_context().command.params:
+        if isinstance(item, DataOption) and item.name in ("count", "seed"):
+            value = getattr(given, item.name)
+            if value != item.row.default:
+                changed[item.row.flags] = value
+    return changed
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
@@ -321,8 +320,8 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     words = list[str]()
     for name, size in given.dims.items():
         words += "--dim", f"{name}={size}"
-    for name, value in _changed(given).items():
-        words += f"--{name}", str(value)
+    for flag, value in _changed(given).items():
+        words += flag, str(value)
     return *words, *judge
 
 
@@ -382,7 +381,7 @@ def check_dims(model: Model, given: Given) -> None:
 def sink_of(given: Given, target: Path) -> Sink:
     """Return where a converted model goes, and how."""
     names = given.data_names or "onnx"
-    return Sink(target, given.external_data, given.shard_size, names)
+    return Sink(target, given.external_data, given.shard_bytes, names)
 
 
 def options_of(given: Given, level: str | None = None) -> Options:
@@ -459,7 +458,7 @@ def _package_of(model: Model) -> tuple[Path, FolderKind] | None:
 def random_run_options(given: Given) -> RunOptions:
     """Return how models run on random inputs, as far as models and folders have the same options for it."""
     return RunOptions(
-        count=given.samples, seed=given.seed, dims=given.dims, provider=given.provider
+        count=given.count, seed=given.seed, dims=given.dims, provider=given.provider
     )
 
 
