@@ -265,7 +265,7 @@ def _sampling(
 
 
 def _hazards(plan: Plan) -> Counter[str]:
-    """Return how many nodes stay float32 for each hazard."""
+    """Return how many nodes stay in float32 for each hazard."""
     reasons = {row.node: row.reason for row in plan.rows if not row.low}
     known = {kind.value for kind in kinds()}
     return Counter(reason for reason in reasons.values() if reason in known)

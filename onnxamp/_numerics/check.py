@@ -224,7 +224,7 @@ class Check:
         )
 
     def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
-        """Return the values of the op types that are looked at."""
+        """Return the values of the op types to check."""
         return [row for row in rows if self.ops.takes(row.op)]
 
 

@@ -224,7 +224,7 @@ class Comparison:
         """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
         if self._beyond is None:
             samples = self.run.samples
-            # A function of the user may not be meant for anything but the samples.
+            # A function of the user may be meant for the samples only.
             runs = self.beyond == "compared" and self.limits.accept is None
             self._beyond = find_beyond(self.reference, samples, tally.taken, runs=runs)
         report = replace(report, not_run=self._beyond.not_run)
@@ -296,7 +296,7 @@ class Comparison:
         is_asked = self.limits.tolerance is not None or self.limits.coarse is not None
         if report.passed or is_asked or report.lowest == "float32":
             return False
-        # From now on it counts as measured, whatever comes of it.
+        # From now on it counts as measured, even if the measurement fails.
         self.limits = replace(self.limits, coarse=0.0)
         exact = without_grids(self.reference.model)
         if exact is None:

@@ -302,7 +302,7 @@ CHECKS: Final = 24
 
 
 def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
-    """Find nodes that must stay float32 for a checked model to run without faults.
+    """Find nodes that must stay in float32 for a checked model to run without faults.
 
     On an engine that computes low precision itself, the model is converted again as far as its kernels and its
     arithmetic allow, then with more and more nodes in float32, and each result is checked there.
@@ -364,7 +364,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
-    """Return the model converted as far as a target allows, but for some nodes."""
+    """Return the model converted as far as a target allows, except for some nodes."""
     kept = tuple(map(re.escape, nodes))
     options = Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)
     return Model(convert(model, options).embedded())
@@ -434,7 +434,7 @@ def _out_of_range(
         exponent = exponents.get(name, 0)
         why = unfit.get(name, "")
         if not why and reach * 2.0**-exponent > FLOAT16.max_finite:
-            why = hazards.get(producer, "it stays float32")
+            why = hazards.get(producer, "it stays in float32")
         op = "" if producer == ABSENT else graph.nodes[producer].key
         yield OutOfRange(name, op, reach, 0 if why else exponent, why)
 

@@ -1,4 +1,4 @@
-"""Watching every float of a model that runs, to find the first op that goes wrong although its inputs are fine.
+"""Watching every float of a model that runs, to find the first op that goes wrong on correct inputs.
 
 Each low-precision value is compared with the exact result of its op on the same inputs: emulation computes both. So
 overflow and underflow are told apart from their consequences downstream. On an engine that computes low precision

@@ -125,7 +125,7 @@ class Child:
         return None
 
     def finish(self, question: dict[str, Any], *, seconds: float) -> None:
-        """Let the process, if it runs, end by itself as it is told; end it after that many seconds."""
+        """Ask a running process to end, and kill it after that many seconds."""
         with self._turn:
             try:
                 if self._process is not None and self._process.poll() is None:

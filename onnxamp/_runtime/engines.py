@@ -199,7 +199,7 @@ def choose_engine(provider: Provider | None) -> Engine:
 
 @dataclass(slots=True)
 class OutputCache:
-    """Outputs of a reference by number of the sample, as many as fit, so that it need not run again."""
+    """Outputs of a reference by number of the sample, as many as fit in memory, so that it need not run again."""
 
     room: int = 64 << 20
     """Bytes that are left."""
@@ -307,7 +307,7 @@ class Session:
         return is_plain and all(feed is not None for feed in feeds.values())
 
     def alone(self) -> "Session":
-        """Return the same model with outputs of its own; what is prepared serves both."""
+        """Return the same model with outputs of its own; both share what is prepared."""
         return replace(self, outputs=OutputCache(), _prepared=None)
 
     def anew(self, forced: Mapping[str, bool]) -> "Session":
@@ -367,7 +367,7 @@ class Session:
         return self._fits[1]
 
     def _fits_whole(self, flow: DataflowGraph) -> bool:
-        """Return whether one session of the model computes what its pieces do, in the memory that there is."""
+        """Return whether one session computes the same as the pieces of the model, within the available memory."""
         if flow.is_altered:
             return False
         nodes = range(len(flow.nodes))
@@ -394,7 +394,7 @@ class Session:
         return self.engine.run(self._given, feeds)
 
     def parts_of(self, flow: DataflowGraph, other: DataflowGraph) -> tuple[str, ...]:
-        """Return the values that come beside the outputs of this model, and that another form of it computes, too."""
+        """Return the values that this model returns beside its outputs, and that another form also computes."""
         joined = flow.ask(joined_parts).values() if self.parts else ()
         names = dict.fromkeys(chain.from_iterable(joined))
         return tuple(name for name in names if name in other.maker)

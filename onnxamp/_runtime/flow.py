@@ -256,13 +256,13 @@ class DataflowGraph(Asked):
     exponents: Mapping[str, int]
     """Value -> e, where it is stored as a multiple by 2^-e."""
     is_altered: bool
-    """Whether nodes are other than in the model: they round, or compute what the model leaves to the engine."""
+    """Whether nodes differ from those of the model: they round, or compute what the model leaves to the engine."""
     choices: tuple[tuple[str, bool], ...] = ()
     """Conditions, and optional inputs that are empty, as the sample has them that the branches were settled for."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of all Ifs of the model that are no constants."""
     taken: frozenset[Branch] = frozenset()
-    """The branches that the sample takes, as far as they are known."""
+    """The branches that the sample takes, where they are known."""
 
     def reads_of(self, nodes: Iterable[int]) -> list[str]:
         """Return the values that nodes read, apart from constants; a value occurs once per node that reads it."""

@@ -445,7 +445,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
 
 @contextmanager
 def _printed() -> Iterator[Callable[[], str]]:
-    """Catch what libraries print to standard error, where drivers report what is missing; the result reads it."""
+    """Capture standard error, where drivers report what is missing; the result reads what was captured."""
     # Native code writes to the file descriptor itself, so that replacing sys.stderr would catch nothing.
     sys.stderr.flush()
     with TemporaryFile() as file:

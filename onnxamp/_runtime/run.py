@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Receives what a job is doing, how much is done, and the total (0 if unknown)."""
+"""Receives the activity of a job, the amount done, and the total (0 if unknown)."""
 
 
 def silent(activity: str, done: int, total: int) -> None:
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def runs_models(self) -> bool:
-        """Whether models run at all."""
+        """Whether any model runs."""
         return self.inputs is not None
 
     @property

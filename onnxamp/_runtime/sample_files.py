@@ -199,7 +199,7 @@ def json_samples(path: Path) -> list[Span]:
 
 
 _MARK: Final = "\u00ef\u00bb\u00bf"
-"""The bytes that tell UTF-8, which some editors put first."""
+"""The byte order mark of UTF-8, which some editors write first."""
 _GAP: Final = re.compile(r"[ \t\n\r]*")
 
 

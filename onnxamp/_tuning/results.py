@@ -91,8 +91,8 @@ class Candidate:
         low: keys of these nodes, including exact ops.
         nodes: how many of them compute.
         predicted: the error predicted from sensitivities.
-        error: the error of the converted model on all samples if it is ``verified``, otherwise the error that other
-            converted models let expect; None if there were none.
+        error: the error of the converted model on all samples if it is ``verified``, otherwise the error to
+            expect from those of other converted models; None if there were none.
         time: estimated microseconds per run, with launches and Casts.
         flops, bytes: the shares of the model's arithmetic and of its float traffic that are in low precision.
         casts: how many values are cast.
@@ -184,7 +184,7 @@ class Tuned(Shown):
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
         candidates: the frontier of estimated time and expected error, fastest first; float32 is the last.
         chosen: position of the candidate that was written.
-        kept: nodes that stay float32 because of a measurement.
+        kept: nodes that stay in float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
         held: whether ``error`` is within the tolerance.
         stopped: whether the search ended because its time was over.

@@ -192,7 +192,7 @@ def converted_error(
     ) as errors:
         for error in errors:
             worst = max(worst, error)
-            if worst == inf:  # no other sample can make it better
+            if worst == inf:  # other samples cannot reduce it
                 break
     return worst
 
