@@ -371,9 +371,6 @@ def _differ(old: OpSchema, new: OpSchema) -> bool:
     return bool(shape(old) != shape(new))
 
 
-_VARIADIC: Final = OpSchema.FormalParameterOption.Variadic
-
-
 def _lost(
     old: OpSchema, new: OpSchema, row: Mapping[str, Any]
 ) -> dict[tuple[str, int], frozenset[str]]:

@@ -409,23 +409,18 @@ class Session:
             return found
         return self.outputs.kept[number]
 
-    def run_together(
-        self,
-        samples: Sequence[Feeds],
-        progress: Progress | None = None,
-        also: Sequence[str] = (),
-    ) -> list[Outputs]:
+    def run_together(self, samples: Sequence[Feeds]) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         is_one = any(map(self.runs_whole, samples))
         if is_one or all(map(self.runs_as_given, samples)):
-            return [self.run(feeds, also=also) for feeds in samples]
-        return self._run_pieces(samples, progress, also)
+            return list(map(self.run, samples))
+        return self._run_pieces(samples)
 
     def _run_pieces(
         self,
         samples: Sequence[Feeds],
-        progress: Progress | None,
-        also: Sequence[str],
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
     ) -> list[Outputs]:
         """Return the outputs of several samples, each in pieces."""
         found: list[Outputs] = []

@@ -55,11 +55,6 @@ class Run:
     budget: int = BUDGET
 
     @property
-    def runs_models(self) -> bool:
-        """Whether any model runs."""
-        return self.inputs is not None
-
-    @property
     def samples(self) -> "Samples":
         """The samples that models run on."""
         assert self.inputs is not None, "this job runs no model"
