@@ -411,7 +411,7 @@ def measure_times(job: TuningJob, device: str) -> str:
     )
     if job.engine.emulates:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
-        return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
+        return f"measured in float32 on the CPU, node by node; the savings of low precision are estimated for {device}"
     if not high:
         return f"estimates for {device}, because {where} does not report kernel times"
     lowered = job.converted(space.all_low)
