@@ -16,8 +16,8 @@ agreement the larger error is at most twice the smaller one; or it is at most 1e
 missed    a result that passes emulated on all samples and is beyond the default limit on the engine on one. Each sample
           is judged alone, so that few numbers pass emulated only with a part of that limit.
 
-Models that draw random numbers are left out. Results that stay float32 have no emulated error: how many there are and
-which of them fail on the engine is told apart.
+Models that draw random numbers are left out. Results that stay in float32 have no emulated error: their
+number, and that of those that fail on the engine, are listed separately.
 """
 
 import argparse

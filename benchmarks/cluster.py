@@ -35,7 +35,8 @@ from measure import machine
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxamp
-from onnxamp._base.executor import Memory, Place, run
+from onnxamp._base.executor import Memory, run
+from onnxamp._base.place import Place
 
 RESULTS: Final = Path(__file__).parent / "results" / "cluster.json"
 say: Final = partial(print, flush=True)

@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from onnxamp._fleet.folder import convert_folder as convert_folder
     from onnxamp._fleet.outcome import FolderReport as FolderReport
     from onnxamp._job.api import apply_plan as apply_plan
-    from onnxamp._job.api import convert_file as convert_file
     from onnxamp._job.api import convert_model as convert_model
     from onnxamp._job.api import plan_model as plan_model
-    from onnxamp._job.api import tune_model as tune_model
+    from onnxamp._job.convert_file import convert_file as convert_file
+    from onnxamp._job.tune_model import tune_model as tune_model
     from onnxamp._job.writing import Conversion as Conversion
     from onnxamp._numerics.check import check_run as check_run
-    from onnxamp._numerics.diff import diff_models as diff_models
+    from onnxamp._numerics.diff_models import diff_models as diff_models
     from onnxamp._numerics.limits import Limits as Limits
     from onnxamp._numerics.limits import make_limits as make_limits
     from onnxamp._numerics.results import DiffReport as DiffReport
@@ -81,13 +81,9 @@ __version__ = VERSION
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "": ("amp", "compat", "debugging", "train"),
-    "_job.api": (
-        "apply_plan",
-        "convert_file",
-        "convert_model",
-        "plan_model",
-        "tune_model",
-    ),
+    "_job.api": ("apply_plan", "convert_model", "plan_model"),
+    "_job.convert_file": ("convert_file",),
+    "_job.tune_model": ("tune_model",),
     "_audit.audit": ("audit_model",),
     "_audit": ("Audit",),
     "_fleet.folder": ("convert_folder",),
@@ -123,7 +119,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "_job.writing": ("Conversion",),
     "_numerics.check": ("check_run",),
     "_facts.signature": ("CustomOp",),
-    "_numerics.diff": ("diff_models",),
+    "_numerics.diff_models": ("diff_models",),
     "_numerics.limits": ("Limits", "make_limits"),
     "_numerics.results": ("DiffReport", "RunCheck"),
     "_options.options": ("Options",),

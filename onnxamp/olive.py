@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxamp._base.optional import require
 from onnxamp._facts.targets import targets
-from onnxamp._job.api import convert_file
+from onnxamp._job.convert_file import convert_file
 from onnxamp._options.command_line import spelled_fields
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level

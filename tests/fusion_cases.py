@@ -24,15 +24,15 @@ WISHES: dict[str, dict[str, Any]] = {
 NAMES = {"BiasGelu": "Gelu", "FastGelu": "Gelu", "SkipRMSNormalization": "RMSNormalization"}
 """Fused ops that do the work of another one."""
 LOST = {
-    # At O1 arithmetic stays float32: the factor that FusedMatMul takes in is multiplied there.
+    # At O1 arithmetic stays in float32: the factor that FusedMatMul takes in is multiplied there.
     "O1": {"decoder", "encoder", "function", "function_in_branch", "function_in_function", "function_used_twice"},
-    # Weights that are dequantized stay float32, and the product is low: a Cast stands between.
+    # Weights that are dequantized stay in float32, and the product is low: a Cast stands between.
     "any": {"dequantized_weights"},
     # The factor is beyond the range of float16: it keeps its multiplication in float32.
     "large_constant": {"large_constant"},
     # ONNX Runtime does not know this form of Gelu: its last factor went into FusedMatMul, and is float32 with its Pow.
     "Pow": {"gelu_tanh"},
-    # What is cast to double is not rounded: the Transpose that FusedMatMul takes in stays float32.
+    # What is cast to double is not rounded: the Transpose that FusedMatMul takes in stays in float32.
     "double": {"cast_to_double_beside_low_readers"},
 }
 

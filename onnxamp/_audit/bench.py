@@ -25,8 +25,8 @@ from onnxamp._audit.timing import (
     warm_up,
 )
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import temporary_folder
 from onnxamp._base.paths import as_path, is_remote
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.types import lowest_precision
 from onnxamp._model.model import Model, load_model

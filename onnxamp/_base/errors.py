@@ -23,7 +23,7 @@ helpers that build their messages.
 
     OnnxAmpWarning (UserWarning)
     ├── OptionWarning                      an option matches nothing, cannot be followed, or breaks something
-    └── HazardWarning                      a level would lower nodes that are known to break; they stay float32
+    └── HazardWarning                      a level would lower nodes that are known to break; they stay in float32
 
 Each message says what is wrong, where, and what to do. Files on disk are intact when an error is raised.
 """
@@ -182,7 +182,7 @@ class OptionWarning(OnnxAmpWarning):
 
 
 class HazardWarning(OnnxAmpWarning):
-    """Nodes that a level of ``mindspore.amp`` would lower stay float32, because low precision is known to break them.
+    """Nodes that a level of ``mindspore.amp`` would lower stay in float32, since low precision is known to break them.
 
     Example:
         >>> import onnxamp, warnings

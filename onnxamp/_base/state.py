@@ -65,6 +65,16 @@ def fingerprint(*parts: str | bytes | memoryview) -> str:
     return digest.hexdigest()[:24]
 
 
+def file_print(path: Path) -> str:
+    """Return the fingerprint of the name, the size and the time of a file.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = path.stat()
+    return fingerprint(f"{path.name} {status.st_size} {status.st_mtime_ns}")
+
+
 @dataclass(slots=True, eq=False)
 class Part(Mapping[str, Any]):
     """The results of one kind of work: JSON values by key."""

@@ -25,7 +25,7 @@ def run(given: Given) -> None:
                 cuda_graph=given.cuda_graph,
                 threads=given.threads,
                 seconds=given.seconds,
-                profile=not given.no_profile,
+                profile=given.profile,
             ),
             told=partial(progress, "timing"),
         )

@@ -18,7 +18,6 @@ from onnxamp._cli.common import (
     place_of,
     run_options_of,
     show,
-    write_page,
 )
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.targets import target_of, targets
@@ -29,8 +28,10 @@ from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, fin
 from onnxamp._numerics.results import RunCheck
 from onnxamp._report.check import check_facts, check_report, check_status
 from onnxamp._report.html import check_page
+from onnxamp._report.html.render import write_page
 from onnxamp._report.parts import Status
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 
@@ -67,7 +68,7 @@ def _checked(path: Path, given: Given) -> tuple[Audit, RunCheck | None]:
     check_dims(opened, given)
     samples = None
     if given.build or not given.static:  # an engine is built for their shapes
-        samples = run_options_of(given).draw(opened)
+        samples = requested_samples(run_options_of(given), opened)
     feeds = first_arrays(samples)
     shapes = {name: feed.shape for name, feed in feeds.items()}
     audit = audit_model(

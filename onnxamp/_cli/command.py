@@ -45,12 +45,10 @@ def make_command(name: str, summary: str) -> click.Command:
 def run_command(command: str, /, **words: Any) -> None:
     """Import the module of a command, and run it with the custom ops that its options name."""
     with no_collections():  # modules stay, so that there is nothing to collect
-        from onnxamp._model.sources import watched_sources  # noqa: PLC0415 - imports onnx
-        from onnxamp._runtime.starting import custom_ops  # noqa: PLC0415
+        from onnxamp._cli.setting import setting  # noqa: PLC0415 - imports onnx
 
         run = _module_of(command).run
-    custom = custom_ops(words.get("custom_ops"), library=words.get("libraries", ()))
-    with door(), watched_sources(), custom:
+    with door(), setting(words):
         run(SimpleNamespace(**words))
 
 

@@ -17,13 +17,13 @@ import numpy as np
 from click.core import ParameterSource
 
 from onnxamp._base.errors import ArgumentError, OnnxAmpError, OutputError, printable
-from onnxamp._base.executor import Place
 from onnxamp._base.extensions import extensions
 from onnxamp._base.identity import Identity, identity
 from onnxamp._base.paths import as_path, is_remote, made_folder
-from onnxamp._cli.door import note_report, printing
+from onnxamp._base.place import Place
 from onnxamp._cli.options import IN_FOLDER, DataOption
 from onnxamp._facts.dtypes import low_type
+from onnxamp._facts.providers import is_plugin
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import targets
 from onnxamp._job import Validation, failed_name
@@ -39,7 +39,6 @@ from onnxamp._runtime.run import Report, RunOptions, silent
 if TYPE_CHECKING:
     from onnxamp._job.pipeline import Outcome
     from onnxamp._report import parts
-    from onnxamp._report.html import Page
     from onnxamp._runtime.samples import Samples, SampleSource
 
 Given: TypeAlias = SimpleNamespace
@@ -69,9 +68,9 @@ class FolderKind(Protocol):
 def tell(warnings: Iterable[str]) -> None:
     """Print warnings on standard error, -q or not: a mistake in an option must not stay unseen."""
     for text in warnings:
-        from onnxamp._report.terminal import fitted  # noqa: PLC0415 - quiet commands print nothing
+        from onnxamp._cli.printing import print_warning  # noqa: PLC0415 - few commands warn
 
-        click.echo(f"Warning: {fitted(printable(text), 'Warning: ')}", err=True)
+        print_warning(text)
 
 
 def show(
@@ -87,23 +86,10 @@ def show(
     """
     if getattr(given, "quiet", None):  # some commands have no such option
         return
-    from onnxamp._report.terminal import print_report  # noqa: PLC0415 - quiet commands print nothing
+    from onnxamp._cli.printing import print_in  # noqa: PLC0415 - quiet commands print nothing
 
     verbose = getattr(given, "verbose", False)
-    with printing():
-        if given.format == "json":
-            from onnxamp._report.formats import document  # noqa: PLC0415
-
-            text = document(kind, facts())
-            note_report()
-            click.echo(text)
-        elif given.format == "markdown":
-            from onnxamp._report.formats import as_markdown  # noqa: PLC0415
-
-            click.echo(f"{as_markdown(report(), verbose=verbose)}\n")
-        else:
-            brief = given.format == "line"
-            print_report(report(), verbose=verbose, brief=brief)
+    print_in(given.format, report, kind, facts, verbose=verbose)
 
 
 def validation_options(given: Given) -> Validation:
@@ -116,20 +102,13 @@ def validation_options(given: Given) -> Validation:
     )
 
 
-def write_page(page: "Page", path: Path) -> None:
-    """Write an HTML page."""
-    from onnxamp._report.html.render import write  # noqa: PLC0415 - only pages need jinja2
-
-    write(page, path)
-
-
 def keep_outcome(given: Given, outcome: "Outcome") -> None:
     """Write the plan and the page of a conversion, if they were requested."""
     conversion = outcome.conversion
     if given.save_plan:
         conversion.plan.save(given.save_plan)
     if given.html:
-        from onnxamp._report.html.render import write_conversion  # noqa: PLC0415
+        from onnxamp._report.html.conversion import write_conversion  # noqa: PLC0415 - few conversions have a page
 
         feeds = first_arrays(outcome.samples)
         write_conversion(
@@ -303,8 +282,6 @@ def target_of_engine(given: Given, target: str) -> str:
     """Return the target of the engine of ``--provider``, unless another one was requested; ``target`` if it has
     none.
     """
-    from onnxamp._runtime.session import is_plugin  # noqa: PLC0415 - only what runs models needs it
-
     engine = (given.provider or "cpu").partition(":")[0]
     asked = "target" in typed_options()
     own = is_plugin(engine) and engine in targets()
@@ -322,15 +299,14 @@ def unlike_target(given: Given, target: str) -> list[str]:
 
 
 def _changed(given: Given) -> dict[str, Any]:
-    """Return the options for random inputs that differ from their defaults."""
-    options = click.get_current_context().command.params
-    defaults = {
-        item.name: item.row.default
-        for item in options
-        if isinstance(item, DataOption) and item.name in ("samples", "seed")
-    }
-    values = {name: getattr(given, name) for name in defaults}
-    return {name: now for name, now in values.items() if now != defaults[name]}
+    """Return the flags of options for random inputs whose values differ from their defaults, with these values."""
+    changed = dict[str, Any]()
+    for item in click.get_current_context().command.params:
+        if isinstance(item, DataOption) and item.name in ("count", "seed"):
+            value = getattr(given, item.name)
+            if value != item.row.default:
+                changed[item.row.flags] = value
+    return changed
 
 
 def sampling_arguments(given: Given) -> tuple[str, ...]:
@@ -344,8 +320,8 @@ def sampling_arguments(given: Given) -> tuple[str, ...]:
     words = list[str]()
     for name, size in given.dims.items():
         words += "--dim", f"{name}={size}"
-    for name, value in _changed(given).items():
-        words += f"--{name}", str(value)
+    for flag, value in _changed(given).items():
+        words += flag, str(value)
     return *words, *judge
 
 
@@ -405,7 +381,7 @@ def check_dims(model: Model, given: Given) -> None:
 def sink_of(given: Given, target: Path) -> Sink:
     """Return where a converted model goes, and how."""
     names = given.data_names or "onnx"
-    return Sink(target, given.external_data, given.shard_size, names)
+    return Sink(target, given.external_data, given.shard_bytes, names)
 
 
 def options_of(given: Given, level: str | None = None) -> Options:
@@ -482,7 +458,7 @@ def _package_of(model: Model) -> tuple[Path, FolderKind] | None:
 def random_run_options(given: Given) -> RunOptions:
     """Return how models run on random inputs, as far as models and folders have the same options for it."""
     return RunOptions(
-        count=given.samples, seed=given.seed, dims=given.dims, provider=given.provider
+        count=given.count, seed=given.seed, dims=given.dims, provider=given.provider
     )
 
 

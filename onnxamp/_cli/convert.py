@@ -48,30 +48,27 @@ def run(given: Given) -> None:
         return
     if given.retry:
         raise ArgumentError("--retry is for a folder of models.")
-    validates = not given.no_validate
-    if given.accept is not None and not validates and given.level != Level.AUTO:
+    if given.accept is not None and not given.validate and given.level != Level.AUTO:
         raise ArgumentError(
             "--accept judges the validation, but --no-validate skips it: drop one of the two."
         )
     plan = strict(load_plan(given.plan_file)) if given.plan_file else None
     if plan is None:
-        is_auto(given.level, given.tolerance, None, "auto", validates=validates)
+        is_auto(given.level, given.tolerance, None, "auto", validates=given.validate)
     options = plan.options if plan else options_of(given)
-    if validates and has_runtime():
-        from onnxamp._runtime.building import the_loader  # noqa: PLC0415 - only what validates runs models
-        from onnxamp._runtime.session import choose_provider  # noqa: PLC0415
+    if given.validate and has_runtime():
+        from onnxamp._runtime.building import begin_loading  # noqa: PLC0415 - only what validates runs models
 
-        the_loader().start()  # before ONNX Runtime is loaded here
-        choose_provider(given.provider)  # fails before anything is read
+        begin_loading(given.provider)
     model = Model.of(given.model)
     if plan is None:
         options = in_its_folder(given, options, model)
     check_dims(model, given)
     if plan is not None:
         tell(_overridden())
-    elif validates:
+    elif given.validate:
         tell(unlike_target(given, options.target))
-    target = target_of(model, given, options.dtype, may_fail=validates)
+    target = target_of(model, given, options.dtype, may_fail=given.validate)
     with progress_bar(quiet=given.quiet) as progress:
         request = Request(
             model=model,
@@ -83,7 +80,7 @@ def run(given: Given) -> None:
                 metric=search_metric(given.metric),
                 accept=given.accept,
             ),
-            validation=_validation(given, model) if validates else None,
+            validation=_validation(given, model) if given.validate else None,
             expects=given.expected_error,
             explains=not given.quiet or bool(given.html),
             # The warnings of a plan were printed when it was made.

@@ -19,13 +19,12 @@ from onnxamp._cli.common import (
     sampling_arguments,
     show,
     target_of_engine,
-    write_page,
 )
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
@@ -33,7 +32,9 @@ from onnxamp._options.options import Options
 from onnxamp._report.comparison import diff_report
 from onnxamp._report.formats import diff_facts, diff_json, load_diff
 from onnxamp._report.html import diff_page
+from onnxamp._report.html.render import write_page
 from onnxamp._report.progress import progress_bar
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
 
@@ -105,7 +106,7 @@ def _run(original: Model, result: Model, limits: Limits, given: Given) -> DiffRe
         limits,
         metric=given.metric,
         target=given.target,
-        draw=partial(run_options_of(given).draw, original, given.target),
+        draw=partial(requested_samples, run_options_of(given), original, given.target),
         beyond="named",
     )
     run = comparison.run

@@ -108,9 +108,7 @@ def _shown(error: Exception) -> int:
     if isinstance(error, click.ClickException):
         error.show()
     else:
-        from onnxamp._report.terminal import fitted  # noqa: PLC0415
-
-        text = fitted(printable(_sentence(error)), "Error: ")
+        text = _text(error, code, "")
         if is_usage:
             click.UsageError(text, context).show()  # with a hint at --help
         else:
@@ -125,15 +123,26 @@ def _formatted(
     form = _format(words)
     if form not in ("json", "markdown"):
         return None
-    from onnxamp._report.formats import document, error_markdown  # noqa: PLC0415 - few commands fail
-
-    if form == "json" and _REPORTED not in context.meta:
+    if form == "json":
+        if _REPORTED in context.meta:
+            return None
         note_report()
-        facts = {"kind": _kind(error), "message": _sentence(error), "exit_code": code}
+    return _text(error, code, form)
+
+
+def _text(error: Exception, code: int, form: str) -> str:
+    """Return an error in a format; "" for people."""
+    # They import rich and every report, and few commands fail.
+    from onnxamp._report.formats import document, error_markdown  # noqa: PLC0415
+    from onnxamp._report.terminal import fitted  # noqa: PLC0415
+
+    sentence = _sentence(error)
+    if form == "json":
+        facts = {"kind": _kind(error), "message": sentence, "exit_code": code}
         return document("error", facts)
     if form == "markdown":
-        return f"{error_markdown(_sentence(error))}\n"
-    return None
+        return f"{error_markdown(sentence)}\n"
+    return fitted(printable(sentence), "Error: ")
 
 
 def _kind(error: Exception) -> str:

@@ -19,7 +19,7 @@ from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._graph.types import operator_counts
-from onnxamp._job.pipeline import foreseen
+from onnxamp._job.expecting import foreseen
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._report.casts import casts_report

@@ -5,23 +5,19 @@ Slow imports happen only when a value is converted. Help and completion convert 
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from onnxamp._base.errors import MissingPackageError, OnnxAmpError, printable
+from onnxamp._base.errors import MissingPackageError, OnnxAmpError
 from onnxamp._base.extensions import extensions
 from onnxamp._base.paths import as_path, is_remote
 from onnxamp._facts.tables import read_table, target_names
 from onnxamp._options.command_line import OptionRow
-
-if TYPE_CHECKING:
-    from onnxamp._numerics.limits import Accept
 
 IN_FOLDER: Final = "*"
 """Placeholder for the name of a result in a folder."""
@@ -89,9 +85,7 @@ class _Words(click.Choice[str]):
             return value
         # An option for types also accepts their usual short names.
         if "bfloat16" in self.choices:
-            from onnxamp._facts.dtypes import dtype_name  # noqa: PLC0415 - imports numpy
-
-            value = dtype_name(value)
+            value = _checked("dtype")(value)
         if self.named and str(value).lower() not in self.choices:
             self.fail(
                 f"{value!r} is not one of {', '.join(self.choices)} and {self.named}:NAME,....",
@@ -118,49 +112,9 @@ class _Level(click.Choice[str]):
         )
 
 
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Report an invalid value as wrong usage of an option."""
-    try:
-        yield
-    except OnnxAmpError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _opset(text: str) -> int | str:
-    """Return a number, or one of the words that an opset can be."""
-    from onnxamp._options.values import check_opset  # noqa: PLC0415 - imports onnx
-
-    with _refused():
-        return check_opset(int(text) if text.isdecimal() else text.lower())
-
-
-def _target(text: str) -> str:
-    """Return a target, possibly with a version of ONNX Runtime."""
-    import warnings  # noqa: PLC0415
-
-    from onnxamp._facts.targets import check_target  # noqa: PLC0415 - imports onnx
-
-    with _refused(), warnings.catch_warnings(record=True, action="always") as caught:
-        target = check_target(text.lower())
-    for warning in caught:
-        click.echo(f"Warning: {printable(str(warning.message))}", err=True)
-    return target
-
-
 def _provider(text: str) -> str | None:
     """Return the requested provider; None for "auto"."""
     return None if text.lower() == "auto" else text.lower()
-
-
-def _accept(name: str) -> "Accept":
-    """Return the function of a name, imported before anything runs."""
-    if ":" not in name:
-        raise click.BadParameter(f"{name!r} is not of the form PACKAGE:FUNCTION.")
-    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - imports onnx
-
-    with _refused():
-        return Accept.of(name)
 
 
 def _bytes(value: str) -> int:
@@ -183,6 +137,17 @@ def _batches(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{text!r} is not of the form N,N,...")
     return [int(part) for part in parts]
+
+
+def _checked(kind: str) -> Callable[[str], Any]:
+    """Return a function that converts a value of a kind by facts. Help and completion do not load it."""
+
+    def meaning(text: str) -> Any:
+        from onnxamp._cli.values import VALUES  # noqa: PLC0415 - imports onnx
+
+        return VALUES[kind](text)
+
+    return meaning
 
 
 def _offered(name: str) -> Callable[[str], Any]:
@@ -211,10 +176,10 @@ TYPES: Final[Mapping[str, tuple[Any, str | None]]] = {
     "dims": (str, "NAME=N"),
     "ranges": (str, "NAME=LOW:HIGH"),
     "batches": (_batches, "N[,N...]"),
-    "opset": (_opset, None),
-    "target": (_target, "TARGET"),
+    "opset": (_checked("opset"), None),
+    "target": (_checked("target"), "TARGET"),
     "provider": (_provider, "PROVIDER"),
-    "accept": (_accept, "PACKAGE:FUNCTION"),
+    "accept": (_checked("accept"), "PACKAGE:FUNCTION"),
 }
 """The type of a row -> click's type, and the placeholder for its value in help. Types of words are made
 from the words.

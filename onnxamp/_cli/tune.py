@@ -41,7 +41,7 @@ def run(given: Given) -> None:
         times=given.times,
         runs=given.runs,
         pick=given.pick,
-        seconds=given.search_time,
+        seconds=given.seconds,
         allow_slower=given.allow_slower,
         accept=given.accept,
     )

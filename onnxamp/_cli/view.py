@@ -12,18 +12,18 @@ from onnxamp._cli.common import (
     options_of,
     show,
     tell,
-    write_page,
 )
 from onnxamp._convert.misspelled import refuse_misspelled
 from onnxamp._convert.plan import load_plan, strict
 from onnxamp._facts.dtypes import low_type
-from onnxamp._job.pipeline import foreseen
+from onnxamp._job.expecting import foreseen
 from onnxamp._job.writing import preview
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html import preview_page
+from onnxamp._report.html.render import write_page
 from onnxamp._report.parts import Report
 from onnxamp._runtime.run import RunOptions
 

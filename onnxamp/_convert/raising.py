@@ -99,7 +99,7 @@ def low_note(graph: Graph, options: Options) -> str | None:
     if not others or options.from_dtype is not None or options.level == Level.O0:
         return None
     return (
-        f"The {others[0]} values of the model stay {others[0]}: --from {others[0]} raises them to float32 first, so that"
+        f"The {others[0]} values of the model stay in {others[0]}: --from {others[0]} raises them to float32 first, so that"
         f" they can become {options.dtype}."
     )
 

@@ -8,6 +8,7 @@ from onnx import ModelProto
 
 from onnxamp._base.errors import OpsetError
 from onnxamp._base.public import no_collections
+from onnxamp._decide.exponent_rows import fitting_sums
 from onnxamp._decide.fusion_groups import absorbed_casts, batch_norm_folds, skip_sums
 from onnxamp._decide.kinds import (
     Hazard,
@@ -21,7 +22,6 @@ from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overr
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.quantized_units import bounded_nodes
-from onnxamp._decide.rescaling import fitting_sums
 from onnxamp._decide.split_products import SUM, split_products, sums_low
 from onnxamp._decide.variables import find_variables
 from onnxamp._facts.dtypes import Format

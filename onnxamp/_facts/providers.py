@@ -35,8 +35,15 @@ _STEPS: Final = 1.1
 
 _ROUNDING: Final = FLOAT16.epsilon / 5
 """Measured relative L2 error of rounding a normally distributed number once: 2.06e-4 in float16."""
+BUILT_IN: Final = ("cuda", "cpu")
+"""Providers that are no plugins."""
 ANY: Final = "any"
 """The target that stands for any provider: missing kernels do not limit it, but failing ones do."""
+
+
+def is_plugin(provider: str) -> bool:
+    """Return whether the provider computes low precision itself, but not the reference to compare with."""
+    return provider not in BUILT_IN
 
 
 class Accumulation(NamedTuple):

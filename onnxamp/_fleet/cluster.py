@@ -17,7 +17,8 @@ from secrets import token_hex
 from typing import Any, Final
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import THREADS, Crash, Station, Work, core_count
+from onnxamp._base.executor import Crash, Station, Work
+from onnxamp._base.threads import THREADS, core_count
 
 LOCAL: Final = "local"
 """The address that starts a cluster on this machine for as long as it is needed."""

@@ -60,10 +60,10 @@ def run(given: Given) -> None:
     folder_options = FolderOptions(
         conversion=options_of(given),
         external_data=given.external_data,
-        shard_bytes=given.shard_size,
+        shard_bytes=given.shard_bytes,
         validation=validation_options(given),
         metric=given.metric,
-        validate=not given.no_validate,
+        validate=given.validate,
         run=random_run_options(given),
         libraries=active_libraries(),
         accept=accept,

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, Unpack
 
 from onnxamp._base.errors import warn
-from onnxamp._base.executor import Crash, Failed, Memory, Place, Work, run
+from onnxamp._base.executor import Crash, Failed, Memory, Work, run
 from onnxamp._base.paths import as_path, is_remote, made_folder
+from onnxamp._base.place import Place
 from onnxamp._base.signals import cleaned_up
 from onnxamp._base.state import Part, State, as_data, opened
 from onnxamp._convert.misspelled import refuse_or_warn
+from onnxamp._facts.providers import is_plugin
 from onnxamp._fleet.entries import (
     NAME,
     Entry,
@@ -41,10 +43,10 @@ from onnxamp._job import Validation
 from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
 from onnxamp._options.values import Level, LevelName
-from onnxamp._runtime.fingerprints import own_version, runtime_version
 from onnxamp._runtime.run import RunOptions
-from onnxamp._runtime.session import Provider, is_plugin
+from onnxamp._runtime.session import Provider
 from onnxamp._runtime.starting import active_libraries
+from onnxamp._runtime.versions import own_version, runtime_version
 
 _LOG: Final = logging.getLogger("onnxamp")
 _RUN: Final = ("count", "seed", "dims", "provider")
@@ -250,7 +252,7 @@ def run_folder(
         shipped=shipped,
     )
     if index is not None:
-        from onnxamp._fleet.report import write_index  # noqa: PLC0415 - only pages need it
+        from onnxamp._fleet.index import write_index  # noqa: PLC0415 - only pages need it
 
         write_index(report, index)
     return report

@@ -36,7 +36,7 @@ from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Conversion, Sink
 from onnxamp._model.model import Model
 from onnxamp._model.sources import watched_sources
-from onnxamp._numerics.limits import Accept
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.inputs import Sizes
@@ -161,7 +161,7 @@ def _run(options: FolderOptions, job: ModelJob) -> Entry:
     warnings = tuple(text for text in row.warnings if text not in texts)
     row = replace(row, warnings=warnings, unmatched=tuple(unmatched))
     if job.page is not None:
-        from onnxamp._report.html.render import write_conversion  # noqa: PLC0415 - only pages need it
+        from onnxamp._report.html.conversion import write_conversion  # noqa: PLC0415 - few folders get pages
 
         written = conversion.target
         result = job.result if written == job.target else written
@@ -265,7 +265,7 @@ def _sampling(
 
 
 def _hazards(plan: Plan) -> Counter[str]:
-    """Return how many nodes stay float32 for each hazard."""
+    """Return how many nodes stay in float32 for each hazard."""
     reasons = {row.node: row.reason for row in plan.rows if not row.low}
     known = {kind.value for kind in kinds()}
     return Counter(reason for reason in reasons.values() if reason in known)

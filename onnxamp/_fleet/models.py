@@ -10,7 +10,8 @@ from onnxamp._fleet.job import FolderOptions
 from onnxamp._fleet.kinds import SAME, Packages, files_below
 from onnxamp._fleet.package import STAGE
 from onnxamp._job.writing import EXTERNAL_DATA
-from onnxamp._numerics.limits import Accept, make_limits
+from onnxamp._numerics.limits import make_limits
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.values import Level, is_auto
 from onnxamp._runtime.session import choose_provider
 

@@ -5,20 +5,10 @@ index with a table of them that sorts.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from pathlib import Path
-from typing import NamedTuple, get_args
-from urllib.parse import quote
+from typing import get_args
 
-from onnxamp._base.paths import made_folder
 from onnxamp._decide.verdicts import title_of
-from onnxamp._fleet.outcome import (
-    FolderReport,
-    ModelOutcome,
-    OutcomeName,
-    Shipped,
-    page_of,
-)
-from onnxamp._model.staging import write_file
+from onnxamp._fleet.outcome import FolderReport, ModelOutcome, OutcomeName, Shipped
 from onnxamp._report import count, number, size
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.parts import (
@@ -186,52 +176,3 @@ def _verdict(report: FolderReport) -> Headline:
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
         (effort, why) if report.count("failed before") else (effort,),
     )
-
-
-class Cell(NamedTuple):
-    """A cell of the index, and the number by which it sorts; None sorts last."""
-
-    text: str
-    order: float | None
-
-
-class Line(NamedTuple):
-    """A model of the index: its page, if it has one, and the text below its name."""
-
-    name: str
-    link: str | None
-    status: Status
-    outcome: str
-    remark: str
-    cells: tuple[Cell, ...]
-
-
-def write_index(report: FolderReport, path: Path) -> None:
-    """Write the index, with links to the pages that are beside it.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    from onnxamp._report.html.render import render_index  # noqa: PLC0415 - only pages need jinja2
-
-    made_folder(path.parent)
-    lines = tuple(_line(row, path.parent) for row in report.rows)
-    text = render_index(batch_report(report), lines)
-    write_file(path, text.encode("utf-8", errors="backslashreplace"))
-
-
-def _line(row: ModelOutcome, folder: Path) -> Line:
-    page = page_of(folder, row.name)
-    link = quote(page.relative_to(folder).as_posix()) if page.exists() else None
-    cells = [Cell("" if row.error is None else number(row.error), row.error)]
-    if row.has_failed and not row.nodes:
-        cells += [Cell("", None)] * 3
-    else:
-        low = row.low / row.nodes if row.nodes else None
-        cells += [
-            Cell(f"{row.low:,} of {row.nodes:,}", low),
-            Cell(f"+{row.casts:,}", row.casts),
-            Cell(size(row.bytes_after), row.bytes_after),
-        ]
-    remark = row.healed or row.message
-    return Line(row.name, link, status_of(row), row.outcome, remark, tuple(cells))

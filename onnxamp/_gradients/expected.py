@@ -40,7 +40,8 @@ from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel, model_print
 from onnxamp._runtime.loop import KeptSamples, observe_all
-from onnxamp._runtime.run import Run
+from onnxamp._runtime.requested import requested_samples
+from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._runtime.session import Provider
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -537,7 +538,7 @@ def expected_errors(
 def with_expected_error(
     model: Model,
     plan: Plan,
-    run: Run,
+    run: Run | RunOptions,
     known: Known | None = None,
 ) -> Plan:
     """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
@@ -547,7 +548,14 @@ def with_expected_error(
         plan: of its conversion.
         run: the samples, and where the model runs on them.
         known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
+
+    Raises:
+        ArgumentError: the samples that a user asks for do not fit the model.
     """
+    if isinstance(run, RunOptions):
+        ranges = dict(plan.options.input_ranges)
+        inputs = requested_samples(run, model, ranges=ranges)
+        run = Run(inputs=inputs, report=run.report)
     try:
         errors, low = expected_errors(model, plan, run, known)
     except OnnxAmpError as error:

@@ -218,7 +218,7 @@ class Freedom(NamedTuple):
     """The choices that the target's kernels leave for the type parameters of one node.
 
     Attributes:
-        high: parameters that must stay float32.
+        high: parameters that must stay in float32.
         implies: pairs (p, q): if p is low, q must be low.
         falls_back: the target has no float32 kernel, so the node runs on the CPU.
         only_low: the target has a kernel in low precision, but none in float32.

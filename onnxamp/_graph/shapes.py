@@ -67,16 +67,13 @@ def with_shapes(
     return _inferred(skeleton, data_prop=bool(given))
 
 
-def read_shapes(
-    view: View, skeleton: ModelProto, dims: Mapping[str, int] | None = None
-) -> Sequence[Shape | None]:
+def read_shapes(view: View, skeleton: ModelProto) -> Sequence[Shape | None]:
     """Return the shapes by value index: None for an unknown rank, and None within a shape for an unknown dimension.
 
     Args:
         skeleton: of :func:`with_shapes`.
-        dims: sizes of named dimensions.
     """
-    return sized_shapes(view, read_dims(view, skeleton), dims or {})
+    return sized_shapes(view, read_dims(view, skeleton), {})
 
 
 def sized_shapes(

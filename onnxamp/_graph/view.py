@@ -26,7 +26,8 @@ from onnxamp._model.protos import (
     opset_imports,
     record,
 )
-from onnxamp._model.wellformed import check_functions, check_wellformed
+from onnxamp._model.wellformed import check_wellformed
+from onnxamp._model.wellformed_functions import check_functions
 
 ABSENT = -1
 """Index of an omitted optional input or output, and of "no node" and "no scope".

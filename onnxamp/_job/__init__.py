@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from onnxamp._base.errors import warn
 from onnxamp._convert.plan import Plan
@@ -15,10 +15,19 @@ from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.limits import Accept
     from onnxamp._numerics.rounding import WeightRounder
+    from onnxamp._numerics.user_functions import Accept
     from onnxamp._tuning.metric import MetricLike
     from onnxamp._tuning.results import Tuned
+
+
+TUNING_SAMPLES: Final = 4
+"""The number of random samples that level auto uses by default, as the command line does."""
+
+
+def samples_of_level(options: Options) -> int:
+    """Return how many random samples measurements use."""
+    return TUNING_SAMPLES if options.level == Level.AUTO else 1
 
 
 def failed_name(target: Path) -> Path:

@@ -4,39 +4,26 @@ Functions that convert warn of options that match nothing, cannot be followed or
 warnings.
 """
 
-from collections.abc import Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentTypeError, warn
-from onnxamp._base.executor import Place
-from onnxamp._base.paths import as_path
+from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._convert.convert import Converted
 from onnxamp._convert.plan import Plan
-from onnxamp._facts.targets import AUTO
-from onnxamp._job import Request, Validation, search_metric, validation_metric
-from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
+from onnxamp._job import Request, samples_of_level
+from onnxamp._job.in_memory import convert_in_memory, plan_in_memory
 from onnxamp._model.model import Model, ModelSource, is_graphsurgeon, to_graphsurgeon
-from onnxamp._model.sources import unchanged_sources, watched_sources
+from onnxamp._model.sources import unchanged_sources
 from onnxamp._options.options import OptionKeywords, Options
-from onnxamp._options.values import TOLERANCE, Level, LevelName, is_auto
-from onnxamp._runtime import BUDGET
-from onnxamp._runtime.run import Report, RunOptions, silent
-from onnxamp._tuning.results import RUNS, SECONDS, Search, TunedModel
+from onnxamp._options.values import LevelName, is_auto
+from onnxamp._runtime.run import RunOptions
+from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
-    from onnxamp._base.state import StateLike
-    from onnxamp._job.writing import Conversion
-    from onnxamp._numerics.limits import AcceptLike
-    from onnxamp._runtime.engines import Progress
     from onnxamp._runtime.samples import SamplesLike
-    from onnxamp._runtime.session import Provider
     from onnxamp._tuning.metric import MetricLike
-
-TUNING_SAMPLES: Final = 4
-"""The number of random samples that level auto uses by default, as the command line does."""
 
 
 class SurgeonGraph(Protocol):
@@ -175,131 +162,11 @@ def convert_model(
     request = Request(
         model=Model.of(model),
         asked=asked,
-        run=RunOptions(samples=samples, count=_count(asked)),
+        run=RunOptions(samples=samples, count=samples_of_level(asked)),
         search=Search(tolerance=tolerance, metric=metric),
     )
     converted, _ = convert_in_memory(request)
     return _like(model, converted.embedded())
-
-
-def _of_writing(progress: "Progress") -> Report:
-    """Return a callback that reports only the progress of writing."""
-
-    def report(activity: str, done: int, total: int) -> None:
-        if activity == "writing":
-            progress(done, total)
-
-    return report
-
-
-def _count(options: Options) -> int:
-    """Return how many random samples measurements use."""
-    return TUNING_SAMPLES if options.level == Level.AUTO else 1
-
-
-@watched_sources()
-def convert_file(
-    src: str | PathLike[str],
-    dst: str | PathLike[str],
-    level: LevelName = "O2",
-    *,
-    plan: Plan | None = None,
-    external_data: str = "auto",
-    shard_bytes: int | None = None,
-    data_names: str = "onnx",
-    progress: "Progress | None" = None,
-    tolerance: float | None = None,
-    samples: "SamplesLike | None" = None,
-    metric: "MetricLike" = "auto",
-    validate: bool = True,
-    provider: "Provider | None" = None,
-    jobs: int | None = None,
-    cluster: str | None = None,
-    state: "StateLike" = None,
-    **options: Unpack[OptionKeywords],
-) -> "Conversion":
-    """Convert a model file of any size, validate the result, and write it whole or not at all.
-
-    Like ``onnxamp convert``, this runs the result next to the original before it writes the file. If the result
-    fails, onnxamp searches for nodes that must stay in float32, tries level O1, and writes what passes: in the worst
-    case the float32 model. If the original does not run on this machine, onnxamp writes the result without validation.
-
-    Args:
-        src: the model. Its external data is memory-mapped and streamed.
-        dst: the file to write; an existing file is replaced once the new one is complete.
-        level, options: as :func:`convert_model`.
-        metric: how the validation compares outputs: "auto", "detections" or "elements", see :func:`diff_models`; and
-            how level "auto" measures errors, see :func:`tune_model`.
-        tolerance: the largest accepted error. It is the limit of the validation (None for 1e-2 in float16, 5e-2 in
-            bfloat16) and the goal of level "auto" (None for 1e-2).
-        samples: the inputs on which the models are compared and measured; random ones by default.
-        validate: compare the result with the original. False writes it without validation, and runs the model only
-            if an option needs measurements.
-        provider: where models run, "cuda", "cpu" or a plugin provider; None for CUDA if there is a device.
-        plan: repeat the decisions of this plan; its level and options replace those of the call.
-        external_data: "auto" (weights go to a data file if those of the source do, or if they exceed 1.9 GB), "always"
-            or "never".
-        shard_bytes: split the data file into several of about this many bytes.
-        data_names: "onnx" (``NAME.data``) or "transformers.js" (``NAME_data``, ``NAME_data_1``, ...).
-        progress: called with (bytes written, bytes in total) while weights are written.
-        jobs: the number of worker processes that read and write the data files of a large model, and measure ranges on
-            samples; None to use this process only.
-        cluster: the Ray cluster that the workers belong to: "local" for one on this machine, or an address.
-        state: a file that records finished data files and measurements, so that an interrupted
-            conversion can resume. Until then, finished files wait in a hidden folder beside ``dst``.
-
-    Returns:
-        The plan, a summary of the result, its validation, and the number of elements of each weight that overflowed
-        or underflowed.
-
-    Raises:
-        OutputError: the target cannot be written. ArgumentError: the state belongs to another conversion. Others as
-            :func:`convert_model`.
-
-    Example:
-        >>> import onnxamp, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     conversion = onnxamp.convert_file("models/encoder.onnx", f"{folder}/encoder_fp16.onnx")
-        >>> conversion.bytes_after < conversion.bytes_before, conversion.validation.passed
-        (True, True)
-    """
-    asked = plan.options if plan else Options.of(level, options)
-    if plan is not None and options:
-        names = ", ".join(sorted(options))
-        warn([f"The plan replaces {names}: these arguments have no effect."])
-    if plan is None:
-        is_auto(
-            level,
-            tolerance,
-            samples,
-            metric,
-            measures=asked.takes_samples or validate,
-            validates=validate,
-        )
-    validation = Validation(tolerance=tolerance, metric=validation_metric(metric))
-    request = Request(
-        model=Model.of(as_path(src)),
-        asked=asked,
-        plan=plan,
-        run=RunOptions(
-            samples=samples,
-            # A validation draws as many inputs as its verdict takes.
-            count=None if validate else _count(asked),
-            provider=provider,
-            place=Place(jobs, cluster),
-            state=state,
-            report=silent if progress is None else _of_writing(progress),
-        ),
-        search=Search(
-            tolerance=TOLERANCE if tolerance is None else tolerance,
-            metric=search_metric(metric),
-        ),
-        validation=validation if validate else None,
-    )
-    from onnxamp._job.writing import Sink  # noqa: PLC0415 - only files need it
-
-    sink = Sink(as_path(dst), external_data, shard_bytes, data_names)
-    return convert_to_file(request, sink).conversion
 
 
 @unchanged_sources()
@@ -340,7 +207,7 @@ def plan_model(
     request = Request(
         model=Model.of(model),
         asked=asked,
-        run=RunOptions(samples=samples, count=_count(asked)),
+        run=RunOptions(samples=samples, count=samples_of_level(asked)),
         search=Search(tolerance=tolerance, metric=metric),
         expects=samples is not None,
     )
@@ -412,116 +279,6 @@ def converted_as(
     )
     converted, _ = convert_in_memory(request)
     return converted, _like(model, converted.embedded())
-
-
-@unchanged_sources()
-def tune_model(
-    model: ModelSource,
-    tolerance: float = 1e-2,
-    *,
-    metric: "MetricLike" = "auto",
-    samples: "SamplesLike | None" = None,
-    count: int = 4,
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-    device: str = AUTO,
-    times: str = "roofline",
-    provider: "Provider | None" = None,
-    runs: int = RUNS,
-    state: "StateLike" = None,
-    pick: int | None = None,
-    progress: Report | None = None,
-    budget: int = BUDGET,
-    seconds: float = SECONDS,
-    allow_slower: bool = False,
-    accept: "AcceptLike | None" = None,
-    jobs: int | None = None,
-    cluster: str | None = None,
-    **options: Unpack[OptionKeywords],
-) -> TunedModel:
-    """Convert as much of a model to low precision as its measured accuracy allows.
-
-    Args:
-        model: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is not changed.
-        tolerance: the largest accepted error; see ``metric``. For a quantized model, the default also allows for the
-            error of its own rounding to integers.
-        metric: how the error is measured: "rel-l2", "cosine", "snr", "top1", "detections", "package:function", or a
-            function of the outputs of the float32 model and of the result, two dicts of arrays, that returns the
-            error; the worst of several outputs counts. "auto" is "detections" for models whose outputs list items that
-            an op selected by value (TopK, NonMaxSuppression, ...), and "rel-l2" for others.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts, of tuples of arrays in the
-            order of the inputs, or of arrays, such as a PyTorch loader. None for ``count`` random samples (with
-            ``seed``, and sizes of named dimensions from ``dims``).
-        device: the device to estimate times for, such as "A100" or "H100"; "auto" for the one that the target is for,
-            otherwise the installed GPU, or an A100 if none is known.
-        times: "roofline" for estimates, or "measured" for times from ONNX Runtime's profiler. On CUDA and plugin
-            providers, the best candidate, level O2 and float32 are also timed as whole models, and the fastest is
-            returned.
-        provider: where converted models are measured: "cuda", as they are, or "cpu", emulated. None for CUDA if there
-            is a device.
-        runs: the maximum number of candidates to convert and measure.
-        state: a file that keeps measurements, so that an interrupted tuning resumes, and a run with another tolerance
-            or ``pick`` measures only the converted model.
-        pick: return this candidate instead of the best one, whatever its error.
-        progress: called with the current activity, the steps done, and their number.
-        budget: bytes of values and weights that a run on the CPU may keep in memory at a time, in addition to the
-            model.
-        seconds: time limit, after which no further candidate is converted and the best measured one is returned.
-            With a state file, another tuning continues where this one stopped.
-        allow_slower: choose the candidate within the tolerance that lowers the most, regardless of its time. By
-            default, the fastest one is chosen, and candidates that are estimated to be slower than float32 are
-            excluded.
-        accept: a function of the outputs of the original and of a candidate, by name, that returns True or False; or
-            "package:function". A candidate that it rejects misses the tolerance, regardless of its error.
-        jobs: the number of worker processes that share the samples; None to use this process only.
-        cluster: the Ray cluster that the workers belong to: "local" for one on this machine, or an address.
-        options: those of :func:`onnxamp.convert_model`, except level and lists, which measurements replace.
-
-    Returns:
-        The converted model and the outcome of the search. If no candidate meets the tolerance, nothing
-        is lowered.
-
-    Raises:
-        RuntimeFailure: the model does not run, or misses the tolerance even in float32.
-        ArgumentError: an argument is wrong. ModelError: the model cannot be read.
-
-    Example:
-        >>> import onnxamp
-        >>> model16, tuned = onnxamp.tune_model("models/classifier.onnx", 1e-2, count=1, provider="cpu")
-        >>> tuned.error <= 1e-2
-        True
-    """
-    from onnxamp._numerics.limits import Accept  # noqa: PLC0415 - loads the code that runs models
-
-    asked = Options.of(Level.AUTO, options)
-    search = Search(
-        tolerance=tolerance,
-        metric=metric,
-        device=device,
-        times=times,
-        runs=runs,
-        pick=pick,
-        seconds=seconds,
-        allow_slower=allow_slower,
-        accept=None if accept is None else Accept.of(accept),
-    )
-    search.check_state(state)
-    run = RunOptions(
-        samples=samples,
-        count=count,
-        seed=seed,
-        dims=dims or {},
-        provider=provider,
-        place=Place(jobs, cluster),
-        state=state,
-        report=progress or silent,
-        budget=budget,
-    )
-    converted, tuned = convert_in_memory(
-        Request(model=Model.of(model), asked=asked, run=run, search=search)
-    )
-    assert tuned is not None
-    return TunedModel(converted.embedded(), tuned)
 
 
 def _like(model: Any, proto: ModelProto) -> Any:

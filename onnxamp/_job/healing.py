@@ -16,7 +16,8 @@ from onnxamp._convert.plan import Plan
 from onnxamp._decide.verdicts import Reason
 from onnxamp._facts.providers import computes_low
 from onnxamp._job import Job, Validation, failed_name
-from onnxamp._job.validation import NotWorthError, RefusedError, Validator
+from onnxamp._job.refusals import NotWorthError, RefusedError
+from onnxamp._job.validation import Validator
 from onnxamp._job.writing import Conversion, write_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes

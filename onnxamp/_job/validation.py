@@ -16,11 +16,12 @@ from onnxamp._facts.providers import computes_low
 from onnxamp._facts.tables import device_of
 from onnxamp._facts.targets import older_installed, target_of, version_meant
 from onnxamp._job import Job, Request, Validation
+from onnxamp._job.refusals import NotWorthError, RefusedError
 from onnxamp._job.writing import Conversion, Sink, staged_conversion
 from onnxamp._model.model import Model
 from onnxamp._model.protos import all_nodes
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.cure import as_float16
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._numerics.proof import UpgradeProof
@@ -37,6 +38,7 @@ from onnxamp._runtime.building import (
     the_loader,
 )
 from onnxamp._runtime.engines import Session
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider, make_session, run
@@ -45,24 +47,6 @@ from onnxamp._runtime.values import check_inputs, shapes_of
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""
 _LOG: Final = logging.getLogger("onnxamp")
-
-
-class RefusedError(Exception):
-    """A result that failed its validation, before it was put in its place; ``fault`` is why it does not load."""
-
-    def __init__(self, report: DiffReport, casts: int, fault: str = "") -> None:
-        super().__init__()
-        self.report = report
-        self.casts = casts
-        self.fault = fault
-
-
-class NotWorthError(Exception):
-    """A result that passes, but is larger than the original and no faster; ``why`` says so in a sentence."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self.why = why
 
 
 def limits_of(validation: Validation, dtype: str, *, is_tuned: bool) -> Limits:
@@ -111,7 +95,9 @@ def comparison_for(request: Request, validation: Validation, run: Run) -> Compar
 
     def draw(reference: Session) -> Samples:
         ranges = dict(options.input_ranges)
-        return request.run.draw(request.model, options.target, reference, ranges)
+        return requested_samples(
+            request.run, request.model, options.target, reference, ranges
+        )
 
     return Comparison.of(
         reference_of(request.model, options),

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.paths import is_remote
 from onnxamp._base.public import Shown, no_collections
-from onnxamp._base.state import Part, fingerprint
+from onnxamp._base.state import Part, file_print, fingerprint
 from onnxamp._convert.causes import (
     Cause,
     batch_norm_hint,
@@ -41,6 +41,7 @@ from onnxamp._model.saving import Saved, completely, copying, saving
 from onnxamp._model.staging import unwritable
 from onnxamp._model.weights import ConversionCounts
 from onnxamp._options.options import Options
+from onnxamp._runtime.versions import versions
 
 if TYPE_CHECKING:
     from onnxamp._numerics.results import DiffReport
@@ -200,8 +201,6 @@ def unfinished(job: Job, sink: Sink) -> Part | None:
     # Rounding depends on samples, which are not among the facts below.
     if state is None or job.run.renews or depends_on_samples:
         return None
-    from onnxamp._runtime.fingerprints import file_print, versions  # noqa: PLC0415 - few conversions keep a state
-
     model = job.model
     assert model.path is not None
     files = sorted({model.path.resolve(), *model.stock.files})

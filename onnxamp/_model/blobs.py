@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxamp._base.errors import ExternalDataError
-from onnxamp._base.executor import core_count, thread_limit
 from onnxamp._base.paths import is_remote, read_range, writing
+from onnxamp._base.threads import core_count, thread_limit
 from onnxamp._facts.dtypes import FLOAT32_BYTES, FORMATS, Format
 from onnxamp._model.protos import stored_bytes, tensors_of
 from onnxamp._model.sources import (

@@ -6,11 +6,9 @@ Models that it loads pass, even if onnx's own checker complains: unknown ops, ne
 need a repair were repaired by :mod:`onnxamp._model.repair` before.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import onnx
 from onnx import (
@@ -22,203 +20,20 @@ from onnx import (
     SparseTensorProto,
     TensorProto,
     TypeProto,
-    ValueInfoProto,
-    helper,
 )
 
 from onnxamp._base.errors import ModelError, OpsetError
 from onnxamp._facts.ops import attribute, op_facts, op_key
 from onnxamp._facts.signature import Signature, SignatureBook
-from onnxamp._model.protos import (
-    DATA_FIELDS,
-    PLAIN,
-    all_nodes,
-    bytes_of,
-    default_domain,
-    node_bodies,
-    opset_imports,
-    stored_bytes,
+from onnxamp._model.protos import PLAIN, default_domain, node_bodies, opset_imports
+from onnxamp._model.wellformed_functions import check_functions
+from onnxamp._model.wellformed_tensors import (
+    check_entry,
+    check_sparse,
+    check_tensor,
+    check_type,
+    utf8,
 )
-
-MAX_INLINED: Final = 500_000
-"""Nodes that a model may have once its functions are inlined: ten times those of large models."""
-_SHOWN: Final = 10**15
-"""Number of nodes from which on messages give no digits."""
-
-_Name: TypeAlias = tuple[str, str]
-"""Domain and name of an op or a function."""
-
-
-def check_functions(model: ModelProto) -> None:
-    """Refuse functions that call themselves, directly or not, and calls that cannot be inlined in reasonable time.
-
-    Some versions of onnx never stop inlining the former, and a few functions that call each other twice become more
-    nodes than fit in memory. Complexity: linear in the nodes of the graph and of the functions.
-
-    Raises:
-        ModelError: there are such functions.
-    """
-    if not model.functions:
-        return
-    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - few models have functions
-
-    nodes: dict[_Name, Counter[_Name]] = {}
-    for function in model.functions:
-        domain = default_domain(utf8(function.domain, "the domain of a function"))
-        name = utf8(function.name, "the name of a function")
-        # Functions of one name, such as overloads, count as one function with the nodes of all of them.
-        counts = nodes.setdefault((domain, name), Counter())
-        counts.update(_op_counts(function.node))
-    try:
-        called_first = TopologicalSorter(nodes).static_order()
-        order = [key for key in called_first if key in nodes]
-    except CycleError as error:
-        cycle = " -> ".join(repr(name) for _, name in error.args[1])
-        raise ModelError(
-            f"The function {error.args[1][0][1]!r} calls itself: {cycle}."
-        ) from None
-    sizes: dict[_Name, int] = {}
-    for key in order:
-        sizes[key] = _inlined(nodes[key], sizes)
-    main = _op_counts(model.graph.node)
-    total = _inlined(main, sizes)
-    if total > max(MAX_INLINED, 2 * main.total()):
-        calls = (key for key in main if key in sizes)
-        domain, largest = max(calls, key=lambda key: main[key] * sizes[key])
-        amount = f"{total:,}" if total < _SHOWN else f"more than {_SHOWN:,}"
-        raise ModelError(
-            f"The model's functions become {amount} nodes once their calls are inlined, as onnxamp and ONNX Runtime do;"
-            f" {MAX_INLINED:,} are allowed. Most of them come from calls of {f'{domain}::{largest}'!r}: make functions"
-            " call each other less often, or repeat calls in a Loop."
-        )
-
-
-def _op_counts(nodes: Sequence[NodeProto]) -> "Counter[_Name]":
-    """Return how many nodes of each op there are, with those of bodies."""
-    return Counter(
-        (default_domain(node.domain), node.op_type) for node in all_nodes(nodes)
-    )
-
-
-def _inlined(counts: "Counter[_Name]", sizes: Mapping[_Name, int]) -> int:
-    """Return the number of nodes after calls of functions are replaced by their bodies."""
-    return sum(count * sizes.get(name, 1) for name, count in counts.items())
-
-
-_ELEMS: Final = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
-_MOST_BYTES: Final = 2**63
-"""Bytes that no array can address, not even an empty one with other sizes that large."""
-
-
-def check_tensor(tensor: TensorProto, where: str = "") -> None:
-    """Refuse a tensor whose data do not match its type and shape. External data are not looked at.
-
-    Raises:
-        ModelError: they do not match; messages call an unnamed tensor ``where``.
-    """
-    name = utf8(tensor.name, "the name of a weight")
-    what = f"The weight {name!r}" if name or not where else where
-    utf8(tensor.doc_string, "the documentation of a weight")
-    elem = tensor.data_type
-    shape = tuple(tensor.dims[:])
-    if elem not in _ELEMS:
-        raise ModelError(
-            f"{what} is of element type {elem}, which onnx {onnx.__version__} lacks."
-        )
-    if min(shape, default=0) < 0 or tensor.HasField("segment"):
-        raise ModelError(
-            f"{what} cannot be read: its shape {shape} has a negative size, or it is a segment of a tensor."
-        )
-    if 0 in shape and bytes_of(elem, [dim for dim in shape if dim]) >= _MOST_BYTES:
-        raise ModelError(
-            f"{what} has the shape {shape}, which is impossible: it is damaged."
-        )
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return
-    held = [name for name in DATA_FIELDS if len(getattr(tensor, name))]
-    if tensor.HasField("raw_data"):
-        found = len(tensor.raw_data)
-        wanted = bytes_of(elem, shape)
-        unit = "bytes"
-        fits = not held and found == wanted and elem != TensorProto.STRING
-    else:
-        own = helper.tensor_dtype_to_field(elem)
-        found = len(getattr(tensor, own))
-        wanted = _numbers(tensor)
-        unit = "elements"
-        fits = held in ([], [own]) and found == wanted
-    if not fits:
-        raise ModelError(
-            f"{what} does not hold the {wanted} {unit} that its shape {shape} requires,"
-            " or holds them in the wrong field for its type."
-        )
-
-
-def _numbers(tensor: TensorProto) -> int:
-    """Return the entries of the typed data field: one per element, or one per byte for packed types."""
-    count = prod(tensor.dims)
-    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * count  # real and imaginary part
-    if tensor.data_type == TensorProto.STRING:  # which has no bytes
-        return count
-    return min(count, stored_bytes(tensor))
-
-
-def check_sparse(sparse: SparseTensorProto) -> None:
-    """Refuse a sparse tensor whose parts do not fit together or are outside the model file."""
-    what = f"The sparse weight {utf8(sparse.values.name, 'the name of a weight')!r}"
-    for tensor in (sparse.values, sparse.indices):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            raise ModelError(
-                f"{what} is stored outside the model file: no runtime reads that."
-            )
-        check_tensor(tensor, what)
-    if min(sparse.dims, default=0) < 0 or len(sparse.values.dims) != 1:
-        raise ModelError(
-            f"{what} is damaged: its shape is {tuple(sparse.dims)}, and that of its values {tuple(sparse.values.dims)}."
-        )
-    count = sparse.values.dims[0]
-    rank = len(sparse.dims)
-    # An index is a number, counted over all elements in order, or a row of one number for each axis.
-    forms = ((count,), (count, rank))
-    has_form = tuple(sparse.indices.dims) in forms
-    if sparse.indices.data_type != TensorProto.INT64 or not has_form:
-        raise ModelError(
-            f"{what} has {count} values, but its indices have another type or shape."
-        )
-
-
-def check_entry(entry: ValueInfoProto) -> None:
-    """Refuse a declaration whose name is no text, or whose type onnx does not define."""
-    check_type(entry.type, f"{utf8(entry.name, 'the name of a value')!r}")
-
-
-def check_type(kind: TypeProto, where: str) -> None:
-    """Refuse a declared element type that onnx does not define; it may be unknown (0)."""
-    while (form := kind.WhichOneof("value")) in (
-        "sequence_type",
-        "optional_type",
-        "map_type",
-    ):
-        part: Any = getattr(kind, form)
-        kind = part.value_type if form == "map_type" else part.elem_type
-    if form not in ("tensor_type", "sparse_tensor_type"):
-        return
-    leaf = kind.tensor_type if form == "tensor_type" else kind.sparse_tensor_type
-    if leaf.elem_type not in _ELEMS and leaf.elem_type != TensorProto.UNDEFINED:
-        raise ModelError(
-            f"{where} is of element type {leaf.elem_type}, which onnx {onnx.__version__} lacks."
-        )
-    for dim in leaf.shape.dim:
-        utf8(dim.dim_param, f"the name of a dimension of {where}")
-
-
-def utf8(found: Any, what: str) -> str:
-    """Return the text, which protobuf returns as bytes if it is not UTF-8."""
-    if not isinstance(found, str):
-        raise ModelError(f"The model is damaged: {what} is not UTF-8: {found[:60]!r}.")
-    return found
-
 
 MAX_NESTING: Final = 32
 """Levels of nested graphs: protobuf reads 100 levels of messages, and each graph takes three."""

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure, suggestion
-from onnxamp._base.executor import Place
+from onnxamp._base.place import Place
 from onnxamp._base.state import StateLike, opened
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model, ModelSource
@@ -156,14 +156,15 @@ class Check:
         samples = self.run.samples
         if run.state is None:
             return None
-        options = run.engine.name(), sorted(self.keep), run.budget, active_libraries()
+        engine = choose_engine(run.provider)
+        options = engine.name(), sorted(self.keep), run.budget, active_libraries()
         facts = print_facts({"the model": self.model}, samples, *options)
         return KeptSamples(run.state.part("check", facts), samples, CheckedSample)
 
     def report(self, kept: KeptSamples[CheckedSample] | None = None) -> RunCheck:
         """Return what :func:`check_run` does."""
         run = self.run
-        engine = self.run.engine
+        engine = choose_engine(self.run.provider)
         samples = self.run.samples
         report = RunCheck(engine.name(), samples.description, samples.taken, (), None)
         groups = list[ValueMeasurements]()
@@ -223,7 +224,7 @@ class Check:
         )
 
     def _taken(self, rows: Iterable[ValueCheck]) -> list[ValueCheck]:
-        """Return the values of the op types that are looked at."""
+        """Return the values of the op types to check."""
         return [row for row in rows if self.ops.takes(row.op)]
 
 

@@ -1,34 +1,25 @@
-"""Comparing two tensors element by element, and merging the differences of several samples.
+"""Comparing two tensors element by element, in full, as outputs are compared.
 
-Outputs are compared by :func:`compare`, in full; all other values by :func:`measure`, with sums that add up.
+:mod:`onnxamp._numerics.measure` compares all other values, with sums that add up.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._base.errors import RuntimeFailure
-from onnxamp._facts.dtypes import FLOAT_TENSORS
-from onnxamp._model.weights import SENTINEL
+from onnxamp._numerics.blocks import PART, Array, blocks, dot_product
 from onnxamp._numerics.metrics import (
     RELATIVE_FLOOR,
     VANISHED_ABOVE,
     Bad,
-    Measurement,
     Sums,
     TensorDiff,
     decibels,
 )
-from onnxamp._runtime.values import from_value
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-Array: TypeAlias = npt.NDArray[Any]
+from onnxamp._numerics.rankings import divergence, top_agreement
 
 
 def compare_outputs(name: str, reference: Any, result: Any) -> Iterator[TensorDiff]:
@@ -130,13 +121,13 @@ def compare(name: str, reference: Array, result: Array) -> TensorDiff:
     facts["worst_result"] = _scalar(result[worst])
     if not _is_text(reference) and reference.ndim:
         width = reference.shape[-1]
-        facts["argmax_agreement"] = _top_agreement(a, b, width, 1)
-        facts["top5_agreement"] = _top_agreement(a, b, width, 5)
+        facts["argmax_agreement"] = top_agreement(a, b, width, 1)
+        facts["top5_agreement"] = top_agreement(a, b, width, 5)
     is_float = reference.dtype.kind not in "biuUSO"  # ml_dtypes call themselves "V"
     if is_float and not _is_text(result):
         facts["vanished"], facts["bad"] = _failures(a, b, seen, reference.shape)
         if "logits" in name.lower() and reference.ndim:
-            facts["kl_divergence"] = _divergence(a, b, reference.shape[-1])
+            facts["kl_divergence"] = divergence(a, b, reference.shape[-1])
     return TensorDiff(**facts | _measures(a, b, seen))
 
 
@@ -165,15 +156,11 @@ def _scalar(x: Any) -> float | str:
     return str(x) if isinstance(x, str) else float(x)
 
 
-_PART: Final = 1 << 20
-"""Elements of outputs that are compared at once."""
-
-
 def _counts(reference: Array, result: Array) -> dict[str, int]:
     kinds = {"nan": np.isnan, "inf": np.isinf, "zero": np.logical_not}
     counts = Counter[str]()
     for side, x in (("reference", reference.ravel()), ("result", result.ravel())):
-        for part, _ in _blocks(x, x, _PART):
+        for part, _ in blocks(x, x, PART):
             for kind, is_one in kinds.items():
                 counts[f"{side}_{kind}"] += int(np.count_nonzero(is_one(part)))
     return counts
@@ -191,7 +178,7 @@ class _ComparedPart(NamedTuple):
 
 def _compared(a: Array, b: Array) -> Iterator[_ComparedPart]:
     """Compare two flat tensors part by part."""
-    for one, other in _blocks(a, b, _PART):
+    for one, other in blocks(a, b, PART):
         with np.errstate(invalid="ignore", over="ignore"):
             errors: Array = np.abs(one - other)
         equal = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -245,9 +232,9 @@ def _measures(a: Array, b: Array, seen: _Extremes) -> dict[str, float]:
         # Sums of squares of numbers beyond 1e154 overflow float64, so they are in units of the largest number.
         x = part.x / max(seen.x, 1e-300)
         y = part.y / max(seen.y, 1e-300)
-        dot = dot + _dot(x, y)
-        xx = xx + _dot(x, x)
-        yy = yy + _dot(y, y)
+        dot = dot + dot_product(x, y)
+        xx = xx + dot_product(x, x)
+        yy = yy + dot_product(y, y)
         against = np.maximum(part.magnitude, floor)
         max_rel = max(max_rel, _relative(part.errors, against))
     error_norm = _root(noise, seen.error)
@@ -278,18 +265,13 @@ def _energy(x: Array, scale: float) -> float:
         return scale
     with np.errstate(under="ignore"):
         scaled = x / scale
-        return _dot(scaled, scaled)
+        return dot_product(scaled, scaled)
 
 
 def _root(energy: float, scale: float) -> float:
     """Return the Euclidean norm that belongs to an :func:`_energy`."""
     is_scale = scale == 0 or np.isinf(scale)
     return scale if is_scale else scale * float(np.sqrt(energy))
-
-
-def _dot(x: Array, y: Array) -> float:
-    """Return the dot product of two tensors, without BLAS, whose threads compete with those of ONNX Runtime."""
-    return float(np.einsum("i,i->", x, y))
 
 
 def _relative(errors: Array, magnitude: Array) -> float:
@@ -301,54 +283,6 @@ def _relative(errors: Array, magnitude: Array) -> float:
     return float(ratios.max())
 
 
-def _top_agreement(a: Array, b: Array, width: int, k: int) -> float | None:
-    """Return the mean share of the k largest elements of each row of *b* that are among the k largest of *a*; ties
-    count.
-    """
-    if width < 2 * k:
-        return None
-    agreeing = 0
-    count = a.size // width * k
-    for rows, others in _rows(a, b, width):
-        # An element of the result's k largest agrees if the reference has it at or above its own k-th largest.
-        top = np.argpartition(others, -k, axis=-1)[:, -k:]
-        chosen = np.take_along_axis(rows, top, axis=-1)
-        least = np.partition(rows, -k, axis=-1)[:, -k, None]
-        agrees = (chosen >= least) | (np.isnan(chosen) & np.isnan(least))
-        agreeing += int(np.count_nonzero(agrees))
-    return agreeing / count if count else None
-
-
-def _rows(a: Array, b: Array, width: int) -> Iterator[tuple[Array, Array]]:
-    """Yield rows of two flat tensors in float64, several at a time."""
-    for one, other in _blocks(a, b, max(1, _PART // width) * width):
-        yield one.reshape(-1, width), other.reshape(-1, width)
-
-
-def _divergence(a: Array, b: Array, width: int) -> float:
-    """Return the mean Kullback-Leibler divergence, in nats, of the distributions of rows of logits."""
-    divergences = []
-    for one, other in _rows(a, b, width):
-        p = log_softmax(one)
-        q = log_softmax(other)
-        with np.errstate(invalid="ignore"):
-            terms = np.exp(p) * (p - q)
-        # The limit for small probabilities, and for logits that are -inf on both sides.
-        terms[np.exp(p) == 0] = 0.0
-        divergences.append(terms.sum(axis=-1))
-    # No divergence is negative, but rounding may leave a little less than zero.
-    return float(np.maximum(np.concatenate(divergences), 0.0).mean())
-
-
-def log_softmax(logits: Array) -> Array:
-    """Return the logarithms of the distributions of rows of logits."""
-    # The largest logit is subtracted, as the exponential of a large one would overflow.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shifted = logits - logits.max(axis=-1, keepdims=True)
-        result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
-
-
 def _failures(
     a: Array, b: Array, seen: _Extremes, shape: tuple[int, ...]
 ) -> tuple[int, Bad | None]:
@@ -357,7 +291,7 @@ def _failures(
     first = dict[str, int]()
     start = 0
     limit = VANISHED_ABOVE * seen.magnitude
-    for one, other in _blocks(a, b, _PART):
+    for one, other in blocks(a, b, PART):
         finite = np.isfinite(one)
         masks = (
             finite & np.isnan(other),
@@ -376,185 +310,3 @@ def _failures(
     at = first[worst]
     index = tuple(int(i) for i in np.unravel_index(at, shape))
     return counts["zero"], Bad(worst, index, float(a[at]), counts[worst])
-
-
-_WORST: Final = ("max_abs", "max_rel", "required_tolerance", "rel_l2")
-_COUNTS: Final = (
-    "size",
-    "reference_nan",
-    "reference_inf",
-    "reference_zero",
-    "result_nan",
-    "result_inf",
-    "result_zero",
-    "vanished",
-)
-_SHARES: Final = ("argmax_agreement", "top5_agreement", "kl_divergence")
-
-
-def merge(diffs: Sequence[TensorDiff]) -> TensorDiff:
-    """Return one output over several samples, in their order; see :class:`TensorDiff`.
-
-    Its name and types are those of the first.
-    """
-    first = diffs[0]
-    sizes = [diff.size for diff in diffs]
-    worst = max(range(len(diffs)), key=lambda i: diffs[i].max_abs)
-    bads = [replace(diff.bad, sample=i) for i, diff in enumerate(diffs) if diff.bad]
-    # The shapes are those of a sample in which they differ, if there is one: its errors are infinite.
-    odd = [d for d in diffs if d.reference_shape != d.result_shape] or diffs
-    detections = [diff.detections for diff in diffs if diff.detections is not None]
-    parts = [diff.part for diff in diffs if diff.part is not None]
-    rows = [
-        diff.size // max(diff.result_shape[-1:] or (1,)) if diff.size else 0
-        for diff in diffs
-    ]
-
-    def of(name: str) -> list[Any]:
-        return [getattr(diff, name) for diff in diffs]
-
-    facts: dict[str, Any] = {name: max(of(name)) for name in _WORST}
-    facts |= {name: sum(of(name)) for name in _COUNTS}
-    facts |= {name: _mean(of(name), rows) for name in _SHARES}
-    return replace(
-        first,
-        **facts,
-        reference_shape=odd[0].reference_shape,
-        result_shape=odd[0].result_shape,
-        mean_abs=_mean(of("mean_abs"), sizes) or 0.0,
-        differing=_mean(of("differing"), sizes) or 0.0,
-        rmse=float(np.sqrt(_mean([diff.rmse**2 for diff in diffs], sizes) or 0.0)),
-        typical_rel_l2=float(np.sqrt(np.mean(np.square(of("rel_l2"))))),
-        snr_db=min(of("snr_db")),
-        cosine=min(of("cosine"), key=lambda cosine: (not np.isnan(cosine), cosine)),
-        worst_index=diffs[worst].worst_index,
-        worst_reference=diffs[worst].worst_reference,
-        worst_result=diffs[worst].worst_result,
-        worst_sample=worst,
-        bad=next(iter(bads), None),
-        detections=max(detections, default=None),
-        part=max(parts, default=None),
-    )
-
-
-def _mean(numbers: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    """Return the weighted mean of the numbers that are not None."""
-    total = 0
-    found = 0.0
-    for number, weight in zip(numbers, weights, strict=True):
-        if number is not None:
-            total += weight
-            found += number * weight
-    return found / total if total else None
-
-
-MEASURABLE: Final = FLOAT_TENSORS | {
-    "tensor(double)",
-    "tensor(bool)",
-    "tensor(int8)",
-    "tensor(int16)",
-    "tensor(int32)",
-    "tensor(int64)",
-    "tensor(uint8)",
-    "tensor(uint16)",
-    "tensor(uint32)",
-    "tensor(uint64)",
-}
-"""Types of values that can be measured."""
-
-_BLOCK: Final = 1 << 15
-"""Elements that are measured at once, so that their float64 temporaries stay in the cache."""
-
-
-def measure(reference: "ort.OrtValue", found: "ort.OrtValue") -> Measurement:
-    """Measure one pair of tensors.
-
-    Args:
-        reference: floats of any width, integers or booleans, on any device.
-        found: the same shape, of any such type.
-
-    Raises:
-        RuntimeFailure: the tensors are of kinds that cannot be compared (strings).
-
-    Complexity: linear in elements, with temporaries for a fixed number of them.
-    """
-    one = _flat(reference)
-    other = one if found is reference else _flat(found)
-    total = Measurement()
-    with np.errstate(invalid="ignore", over="ignore"):
-        for r, f in _blocks(one, other, _BLOCK):
-            total += _block_measured(r, f)
-    if not total.flushed:
-        return total
-    limit = VANISHED_ABOVE * total.reference_max
-    vanished = 0
-    for r, f in _blocks(one, other, _BLOCK):  # rare: the limit needs a second pass
-        vanished += int(np.count_nonzero((f == 0) & (np.abs(r) > limit)))
-    return replace(total, vanished=vanished)
-
-
-def _flat(value: "ort.OrtValue") -> Array:
-    """Return the elements of a tensor, not copied from the host's memory unless NumPy lacks their type."""
-    if value.data_type() not in MEASURABLE:
-        raise RuntimeFailure(
-            f"Values of type {value.data_type()} cannot be measured: they are not tensors of numbers."
-        )
-    return np.ravel(from_value(value))
-
-
-def _blocks(one: Array, other: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Yield both flat tensors in float64, that many elements at a time."""
-    for start in range(0, one.size, size):
-        part = slice(start, start + size)
-        r = one[part].astype(np.float64)
-        yield r, (r if other is one else other[part].astype(np.float64))
-
-
-def _block_measured(r: Array, f: Array) -> Measurement:
-    """Measure a block. Masks mark sentinels and elements that are not finite. They are made only if there are any."""
-    abs_r = np.abs(r)
-    abs_f = np.abs(f)
-    zero_r = r == 0
-    zero_f = f == 0
-    largest = float(abs_r.max())
-    found_max = float(abs_f.max())
-    flushed = zero_f & ~zero_r
-    odd = dict[str, Array]()
-    used = abs_r[~zero_r] if zero_r.any() else abs_r
-    if not (largest < SENTINEL and found_max < np.inf):  # also true of NaN
-        usual = abs_r < SENTINEL
-        finite = abs_f < np.inf
-        nan_r = np.isnan(r)
-        nan_f = np.isnan(f)
-        infinite_f = np.isinf(f)
-        odd = {
-            "reference_nan": nan_r,
-            "found_nan": nan_f,
-            "reference_inf": np.isinf(r),
-            "found_inf": infinite_f,
-            "broken": (nan_f & ~nan_r) | (infinite_f & usual),
-        }
-        flushed &= ~nan_r
-        largest = float(abs_r.max(where=usual, initial=0.0))
-        found_max = float(abs_f.max(where=finite, initial=0.0))
-        used = abs_r[usual & ~zero_r]
-        common = usual & finite
-        r = np.where(common, r, 0.0)
-        f = np.where(common, f, 0.0)
-    error = f - r
-    abs_error = np.abs(error)
-    return Measurement(
-        elements=r.size,
-        error_sum=float(abs_error.sum()),
-        error_energy=_dot(error, error),
-        error_max=float(abs_error.max()),
-        reference_energy=_dot(r, r),
-        found_energy=_dot(f, f),
-        reference_max=largest,
-        found_max=found_max,
-        reference_least=float(used.min(initial=np.inf)),
-        reference_zero=int(np.count_nonzero(zero_r)),
-        found_zero=int(np.count_nonzero(zero_f)),
-        flushed=int(np.count_nonzero(flushed)),
-        **{name: int(np.count_nonzero(mask)) for name, mask in odd.items()},
-    )

@@ -17,8 +17,9 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
+from onnxamp._decide.exponent_rows import value_names
 from onnxamp._decide.kinds import find_hazards
-from onnxamp._decide.rescaling import find_rescaling, value_names
+from onnxamp._decide.rescaling import find_rescaling
 from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.providers import profile_of
@@ -26,21 +27,16 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.check import Check
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import misses_parts
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.ranges import measured_ranges, with_ranges
-from onnxamp._numerics.results import (
-    Cure,
-    DiffReport,
-    OutOfRange,
-    RangeFit,
-    RunCheck,
-)
+from onnxamp._numerics.results import Cure, DiffReport, OutOfRange, RangeFit, RunCheck
 from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level, Rescaling
 from onnxamp._runtime import CURE_SECONDS
+from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.run import Report, Run
 
 _FEW: Final = 4
@@ -306,7 +302,7 @@ CHECKS: Final = 24
 
 
 def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
-    """Find nodes that must stay float32 for a checked model to run without faults.
+    """Find nodes that must stay in float32 for a checked model to run without faults.
 
     On an engine that computes low precision itself, the model is converted again as far as its kernels and its
     arithmetic allow, then with more and more nodes in float32, and each result is checked there.
@@ -320,8 +316,9 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
         The options, or how far the trials came; None if no low-precision value is at fault: the float32 model fails.
     """
     source = Model.of(model)
-    is_emulated = trial.run.engine.is_reference
-    known = None if is_emulated else profile_of(trial.run.engine.provider)
+    engine = choose_engine(trial.run.provider)
+    is_emulated = engine.is_reference
+    known = None if is_emulated else profile_of(engine.provider)
     target = known.name if known is not None else "any"
     nodes: dict[str, None] = {}
     most = CHECKS if is_emulated else TRIALS
@@ -367,7 +364,7 @@ def cure_run(model: ModelSource, report: RunCheck, trial: Trial) -> Cure | None:
 
 
 def _converted(model: Model, target: str, nodes: Iterable[str]) -> Model:
-    """Return the model converted as far as a target allows, but for some nodes."""
+    """Return the model converted as far as a target allows, except for some nodes."""
     kept = tuple(map(re.escape, nodes))
     options = Options(Level.O3, from_dtype="auto", target=target, keep_high=kept)
     return Model(convert(model, options).embedded())
@@ -404,7 +401,8 @@ def find_fit(model: Model, found: RunCheck, run: Run) -> RangeFit | None:
     is_faulty = any(row.fault in _FAULTS for row in wide)
     if not (reaches > FLOAT16.max_finite or is_faulty):
         return None
-    run = replace(run, provider=run.provider if run.engine.is_reference else None)
+    is_emulated = choose_engine(run.provider).is_reference
+    run = replace(run, provider=run.provider if is_emulated else None)
     try:
         graph, ranges = measured_ranges(model, _OPTIONS, run)
         rescaling = find_rescaling(graph, _OPTIONS, ranges)
@@ -436,7 +434,7 @@ def _out_of_range(
         exponent = exponents.get(name, 0)
         why = unfit.get(name, "")
         if not why and reach * 2.0**-exponent > FLOAT16.max_finite:
-            why = hazards.get(producer, "it stays float32")
+            why = hazards.get(producer, "it stays in float32")
         op = "" if producer == ABSENT else graph.nodes[producer].key
         yield OutOfRange(name, op, reach, 0 if why else exponent, why)
 

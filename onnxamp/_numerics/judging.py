@@ -53,8 +53,10 @@ def apply_limits(report: DiffReport, limits: Limits) -> DiffReport:
 
 
 def closeness(report: DiffReport, limits: Limits) -> float:
-    """Return the largest relative L2 error of an output or a part, as a share of its limit; 0 if the limits of single
-    metrics were asked for, which hold for the samples, or if integers are allowed for: what they cost is of that size.
+    """Return the largest relative L2 error of an output or a part, as a share of its limit.
+
+    It is 0 if limits of single metrics were requested, which hold for the samples, or if the limit allows for
+    integers, which cost about as much.
     """
     if limits.of or limits.coarse or not report.passed:
         return 0.0

@@ -1,19 +1,11 @@
 """From measurements to a verdict: limits per output, what misses them, and where the error starts."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from math import inf, sqrt
-from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import Final, TypeAlias
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, suggestion
-from onnxamp._base.paths import as_path, reason_of
-from onnxamp._base.state import fingerprint
 from onnxamp._numerics.metrics import (
     AT_LEAST,
     AT_MOST,
@@ -23,14 +15,8 @@ from onnxamp._numerics.metrics import (
     metric_name,
 )
 from onnxamp._numerics.results import Judgement
-from onnxamp._runtime.engines import Outputs
-from onnxamp._runtime.fingerprints import source_print
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._runtime.samples import NUMBERS
-
-AcceptLike: TypeAlias = str | Callable[[dict[str, Any], dict[str, Any]], bool]
-"""A function of the outputs of the original and of the result, by name; or its location, as "package:function" or
-"file.py:function"."""
-
 
 COARSE: Final = (
     "The reference rounds values to integers, so rounding anything else may move outputs by {:.2g} (relative"
@@ -65,127 +51,6 @@ most by the third, beyond which little is left of it. In 4,000 comparisons of ri
 detectors, transformers, spectra, random graphs), groups of small numbers were off by at most 0.04 in float16 and 0.17
 in bfloat16; where their digits were lost, by 0.26 and more (float16), and 0.6 (bfloat16).
 """
-
-
-class Accept(NamedTuple):
-    """A function that judges whether a result is good enough, and its name."""
-
-    name: str
-    function: Callable[[dict[str, Any], dict[str, Any]], bool]
-
-    @classmethod
-    def of(cls, given: AcceptLike) -> "Accept":
-        """Return the function that an argument names.
-
-        Raises:
-            ArgumentError: it cannot be imported. ArgumentTypeError: it is no function.
-        """
-        if isinstance(given, str):
-            return cls(given, imported("accept", given))
-        if not callable(given):
-            raise ArgumentTypeError(
-                f"accept must be a function or 'package:function', not {type(given).__name__}."
-            )
-        return cls(name_of(given), given)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes load it by its name, if that contains its location."""
-        if ":" in self.name:
-            return Accept.of, (self.name,)
-        return Accept, (self.name, self.function)
-
-    @property
-    def print(self) -> str:
-        """A fingerprint: of its name, and of the file that it is in."""
-        return fingerprint(self.name, source_print(self.function))
-
-    def takes(self, reference: Outputs, result: Outputs) -> bool:
-        """Return whether the function accepts a result.
-
-        Raises:
-            ArgumentError: it returns something else than True or False, or rejects even the reference itself.
-        """
-        if self._answer(reference, result):
-            return True
-        if not self._answer(reference, reference):
-            raise ArgumentError(
-                f"accept: {self.name!r} rejects the original's own outputs, so nothing can pass."
-            )
-        return False
-
-    def _answer(self, reference: Outputs, result: Outputs) -> bool:
-        answer = called("accept", self.name, self.function, reference, result)
-        if not isinstance(answer, (bool, np.bool_)):
-            raise ArgumentError(
-                f"accept: {self.name!r} must return True or False, not {answer!r:.80}; a function that returns"
-                " an error is a metric (--metric)."
-            )
-        return bool(answer)
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function of the user in messages."""
-    return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def called(
-    what: str,
-    name: str,
-    function: Callable[..., Any],
-    reference: Outputs,
-    result: Outputs,
-) -> Any:
-    """Return the result of a user's function. A function given by name raises only errors with a message.
-
-    Raises:
-        ArgumentError: it raises something. Exceptions of a function that was passed propagate.
-    """
-    try:
-        return function(dict(reference), dict(result))
-    except Exception as error:
-        if ":" not in name:
-            raise
-        raise ArgumentError(f"{what}: {name!r} failed: {_told(error)}.") from error
-
-
-def _told(error: Exception) -> str:
-    """Return the error in words."""
-    return f"{type(error).__name__}: {reason_of(error)}"
-
-
-def imported(what: str, name: str) -> Callable[..., Any]:
-    """Return the function "package:function" or "file.py:function".
-
-    Raises:
-        ArgumentError: it cannot be imported, or is no function.
-    """
-    module, _, attribute = name.rpartition(":")
-    load = _from_file if module.endswith(".py") else import_module
-    try:
-        function = getattr(load(module), attribute)
-    except Exception as error:  # its module runs, and may raise anything
-        raise ArgumentError(
-            f"The {what} {name!r} cannot be imported: {_told(error)}."
-        ) from error
-    if not callable(function):
-        raise ArgumentError(f"The {what} {name!r} is not a function.")
-    found: Callable[..., Any] = function
-    return found
-
-
-def _from_file(name: str) -> ModuleType:
-    """Return the module in a file, which may import its neighbors."""
-    path = as_path(name)
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.path.insert(0, str(path.absolute().parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
 
 
 LimitLike: TypeAlias = float | str | Mapping[str, float] | Iterable[str]

@@ -199,7 +199,7 @@ class TensorDiff:
     Maxima and norms of *a* are over finite elements. Integers and booleans count as numbers, but do not vanish. For
     strings *e* is 0 or 1. If the shapes differ, all errors are infinite; for empty tensors all are 0.
 
-    Over several samples (:func:`onnxamp._numerics.compare.merge`) maxima, ratios and the cosine are those of the worst
+    Over several samples (:func:`onnxamp._numerics.merge.merge`) maxima, ratios and the cosine are those of the worst
     sample, means and shares are over all elements or rows, and counts add up.
     """
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from onnxamp._base.errors import RuntimeFailure
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS
-from onnxamp._numerics.compare import MEASURABLE, measure
 from onnxamp._numerics.groups import hidden_error
+from onnxamp._numerics.measure import MEASURABLE, measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Progress, Session

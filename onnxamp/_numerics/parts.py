@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from onnxamp._facts.dtypes import FORMATS
-from onnxamp._numerics.compare import measure
 from onnxamp._numerics.groups import Group, groups_of, hidden_groups
 from onnxamp._numerics.limits import PART_OFF
+from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import RELATIVE_FLOOR, PartError
 from onnxamp._numerics.paired import exponents_between
 from onnxamp._runtime.flow import DataflowGraph, dtype_of

@@ -5,7 +5,7 @@ from typing import Final
 
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.limits import Limits
 
 _SAME: Final = Limits(tolerance=1e-5)

@@ -12,8 +12,10 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnxamp._base.executor import Memory
 from onnxamp._base.state import fingerprint
 from onnxamp._convert.raising import raised
+from onnxamp._decide.exponent_rows import value_names
+from onnxamp._decide.exponent_windows import Partial
 from onnxamp._decide.overrides import find_overrides
-from onnxamp._decide.rescaling import Partial, Ranges, find_rescaling, value_names
+from onnxamp._decide.rescaling import Ranges, find_rescaling
 from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._facts.providers import Profile, emulated_arithmetic
@@ -25,16 +27,11 @@ from onnxamp._graph.view import Node, Origin, scope_path
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.compare import measure as measured
+from onnxamp._numerics.measure import measure as measured
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
-from onnxamp._runtime.engines import Engine
-from onnxamp._runtime.fingerprints import (
-    SentModel,
-    model_print,
-    sample_print,
-    versions,
-)
+from onnxamp._runtime.engines import Engine, choose_engine
+from onnxamp._runtime.fingerprints import SentModel, model_print, sample_print
 from onnxamp._runtime.loop import (
     KeptSamples,
     LoadedSample,
@@ -46,6 +43,7 @@ from onnxamp._runtime.loop import (
 from onnxamp._runtime.pieces import observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import check_inputs, shapes_of
+from onnxamp._runtime.versions import versions
 
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""
@@ -448,7 +446,7 @@ def largest_magnitudes(model: Model, run: Run) -> dict[str, float]:
 
     Arguments and errors as :func:`with_ranges`.
     """
-    engine = run.engine.reference
+    engine = choose_engine(run.provider).reference
     kept = None
     if run.state is not None:
         # Several models of a job have their ranges in one part of its state.

@@ -109,7 +109,7 @@ class FirstBad:
     op: str
     alarm: str
     breaks: bool = True
-    """False if no op breaks by itself, and this is where the accumulated error passes the limit."""
+    """False if no single op breaks, and this is where the accumulated error exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class DiffReport(Shown):
     """The quality of both models' predictions of texts; None for random inputs."""
     noise: float | None = None
     """Relative L2 error of the float32 reference on the device that ran against itself on the CPU: the largest on the
-    first sample and on those beyond the default limit (on all if the result is float32, too); None if it was not
+    first sample and on those beyond the default limit (on all if the result is float32 as well); None if it was not
     measured."""
     drawn: bool = False
     """Whether float16 is accumulated in float16 and inputs are random, so that the errors of few numbers mean little.

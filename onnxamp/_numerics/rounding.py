@@ -43,7 +43,7 @@ from onnxamp._model.weights import (
 from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._options.options import Options
 from onnxamp._runtime import BUDGET
-from onnxamp._runtime.engines import Engine
+from onnxamp._runtime.engines import Engine, choose_engine
 from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import (
     LoadedSample,
@@ -163,7 +163,11 @@ class WeightRounder:
             count = len(run.samples)
             room = max(self.budget // count, 1)
             probe = _RowsProbe(
-                SentModel.of(model), run.engine.reference, waiting, room, count
+                SentModel.of(model),
+                choose_engine(run.provider).reference,
+                waiting,
+                room,
+                count,
             )
             failed = "The inputs of weights cannot be measured"
             parts = defaultdict[int, list[Floats]](list)

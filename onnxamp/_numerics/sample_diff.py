@@ -16,7 +16,6 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.chosen_tokens import chosen_tokens
 from onnxamp._numerics.compare import compare_outputs, worst_rel_l2
 from onnxamp._numerics.detections import Detections, compare_matched
-from onnxamp._numerics.limits import Accept
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES, Perplexity, TensorDiff
 from onnxamp._numerics.paired import (
     Compared,
@@ -35,6 +34,7 @@ from onnxamp._numerics.parts import (
 from onnxamp._numerics.results import LayerDiff, Parting
 from onnxamp._numerics.saturation import may_saturate, saturation_of
 from onnxamp._numerics.text_reader import TextReader, text_reader
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._runtime.choices import Branch
 from onnxamp._runtime.engines import (
     Engine,

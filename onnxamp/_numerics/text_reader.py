@@ -1,4 +1,4 @@
-"""Models that read texts: what a comparison asks of them. The room for language models answers."""
+"""What a comparison needs to know of models that read texts. The room for language models provides it."""
 
 from collections.abc import Iterator
 from typing import Protocol

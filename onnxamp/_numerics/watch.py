@@ -1,4 +1,4 @@
-"""Watching every float of a model that runs, to find the first op that goes wrong although its inputs are fine.
+"""Watching every float of a model that runs, to find the first op that goes wrong on correct inputs.
 
 Each low-precision value is compared with the exact result of its op on the same inputs: emulation computes both. So
 overflow and underflow are told apart from their consequences downstream. On an engine that computes low precision
@@ -37,7 +37,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_ELEMS, LOW_ELEMS
 from onnxamp._facts.ops import op_facts, op_key
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
-from onnxamp._numerics.compare import measure
+from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import Measurement, join
 from onnxamp._numerics.paired import PairedSessions, pair
 from onnxamp._numerics.results import ValueCheck

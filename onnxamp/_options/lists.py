@@ -38,7 +38,7 @@ class Preset:
     black_names: Mapping[str, str] = field(default_factory=dict)
     """Entries of the framework's lists that no op type expresses, each with its source."""
     is_literal: bool = False
-    """Whether these count, and white-listed ops that must stay float32 are reported, as in :mod:`onnxamp.amp`."""
+    """Whether these count, and white-listed ops that must stay in float32 are reported, as in :mod:`onnxamp.amp`."""
     follows: bool = False
     """Whether, at O1, an op on no list is low if all its inputs are."""
 

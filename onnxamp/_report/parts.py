@@ -384,7 +384,7 @@ def expected_parts(
 
 
 def quantized_sections(plan: Plan) -> Iterator[Section]:
-    """Yield the result for a quantized network: its nodes by type, and the floats that stay float32."""
+    """Yield the result for a quantized network: its nodes by type, and the floats that stay in float32."""
     yield section("Quantized nodes", quantized_table({"": plan}))
     yield section("Units between integers", units_table({"": plan}), on_page=False)
     if plan.level != "auto":  # tuning says it
@@ -427,7 +427,7 @@ def _drawn(unit: QuantizedUnit) -> str:
 
 
 def _kept(plan: Plan) -> Iterator[Statement]:
-    """Yield the reasons for which floats stay float32, most frequent first, with the nodes."""
+    """Yield the reasons for which floats stay in float32, most frequent first, with the nodes."""
     kept = dict[str, str]()
     for part in plan.quantized:
         kept |= part.float32

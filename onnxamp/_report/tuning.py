@@ -274,7 +274,7 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 
 
 def _unconverted(tuned: Tuned, text: str) -> Headline:
-    """Return the verdict if everything stays float32: whether that was picked, or why nothing better was found."""
+    """Return the verdict if everything stays in float32: whether that was picked, or why nothing better was found."""
     sentence = (
         "Nothing was converted: no node gains from low precision within the tolerance."
     )

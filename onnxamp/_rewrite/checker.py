@@ -46,7 +46,7 @@ _UNKNOWN: Final = re.compile(r"No Op registered for (\S+) with domain_version")
 """Finds the op in a complaint about one that onnx does not know."""
 
 _UNCHECKED: Final = "unchecked"
-"""A domain of which the checker knows no op, so that it asks nothing."""
+"""A domain without ops that the checker knows, so that it checks nothing."""
 
 
 def check_result(
@@ -83,7 +83,7 @@ def _nodes_named(
     Args:
         complaint: of the checker.
         original: the model that was converted.
-        suspected: outputs of nodes that stay float32 because of earlier faults.
+        suspected: outputs of nodes that stay in float32 because of earlier faults.
     """
     named = {(match["name"], match["op"]) for match in _NODE.finditer(complaint)}
     nodes = [

@@ -28,6 +28,6 @@ def inline(model: ModelProto) -> tuple[ModelProto, str]:
     except ModelError:
         return (
             model,
-            f"The functions ({names}) could not be inlined; their calls stay float32.",
+            f"The functions ({names}) could not be inlined; their calls stay in float32.",
         )
     return result, f"Inlined {len(model.functions)} model-local function(s): {names}."

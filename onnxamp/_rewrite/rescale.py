@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
+from onnxamp._decide.equations import Equations, find_equations, is_stored
+from onnxamp._decide.exponent_rows import complete
 from onnxamp._decide.relations import ZERO
-from onnxamp._decide.rescaling import Equations, complete, find_equations, is_stored
 from onnxamp._facts.ops import attribute
 from onnxamp._graph.editor import GraphEditor, set_attribute
 from onnxamp._graph.graph import Graph

@@ -123,7 +123,7 @@ def _region(proto: NodeProto, site: Site) -> list[NodeProto]:
 
 
 def _sizes(proto: NodeProto, _: Site) -> list[NodeProto]:
-    """Omit unused inputs, as Resize-13 can: the region, and scales beside sizes; before, they were empty."""
+    """Omit unused inputs, as Resize-13 can: the region, and scales beside sizes; older versions need empty ones."""
     names = [*proto.input]
     if attribute(proto, "coordinate_transformation_mode") != b"tf_crop_and_resize":
         names[1] = ""
@@ -276,7 +276,7 @@ class UpgradeStep:
 
 
 _PLACE: Final = frozenset({"ops", "to"})
-"""Columns that say what a row is about."""
+"""Columns that identify the node of a row."""
 _CONDITIONS: Final = frozenset({"only", "types", "outputs"})
 """Columns that say when a step cannot be taken."""
 
@@ -369,9 +369,6 @@ def _differ(old: OpSchema, new: OpSchema) -> bool:
         return schema.deprecated, inputs, outputs, attributes
 
     return bool(shape(old) != shape(new))
-
-
-_VARIADIC: Final = OpSchema.FormalParameterOption.Variadic
 
 
 def _lost(

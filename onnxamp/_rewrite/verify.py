@@ -100,7 +100,7 @@ def inference_fault(typing: Typing) -> str:
 def _inferred(
     typing: Typing, types: dict[str, TypeProto]
 ) -> dict[str, TypeProto] | str:
-    """Return output -> its type, as far as onnx infers any; or onnx's error if it rejects the types."""
+    """Return output -> its type, where onnx infers one; or onnx's error if it rejects the types."""
     proto = copied(typing.example)
     signature = typing.signature
     proto.input[:] = [
@@ -145,7 +145,7 @@ def _nodes_around(
         edits: its changes.
         result: the converted model.
         faults: those of the result.
-        suspected: outputs of nodes that stay float32 because of earlier faults.
+        suspected: outputs of nodes that stay in float32 because of earlier faults.
 
     Complexity: linear in nodes.
     """

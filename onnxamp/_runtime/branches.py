@@ -159,7 +159,7 @@ class _Move:
         return [scope for scope in self.view.scopes if scope.index not in gone]
 
     def name_values(self, bodies: Sequence[Scope]) -> None:
-        """Give every moved value a name that no other value of the result has.
+        """Give every moved value a unique name.
 
         As names are unique in the whole result, no body can hide a moved value from its readers.
         """

@@ -22,9 +22,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._base.executor import Once, ending, temporary_folder
+from onnxamp._base.executor import ending
 from onnxamp._base.paths import is_remote
 from onnxamp._base.signals import at_end
+from onnxamp._base.temporary import temporary_folder
+from onnxamp._base.threads import Once
 from onnxamp._graph.optimizers import known_optimizers, suspected_optimizers
 from onnxamp._model.model import Model
 from onnxamp._model.protos import (
@@ -36,7 +38,7 @@ from onnxamp._model.protos import (
 )
 from onnxamp._model.sources import external_tensor
 from onnxamp._runtime.flow import take_weights
-from onnxamp._runtime.session import Provider, provider_options
+from onnxamp._runtime.session import Provider, choose_provider, provider_options
 from onnxamp._runtime.starting import active_libraries, reason, save_spilled
 
 
@@ -123,7 +125,7 @@ class Child:
         return None
 
     def finish(self, question: dict[str, Any], *, seconds: float) -> None:
-        """Let the process, if it runs, end by itself as it is told; end it after that many seconds."""
+        """Ask a running process to end, and kill it after that many seconds."""
         with self._turn:
             try:
                 if self._process is not None and self._process.poll() is None:
@@ -517,3 +519,13 @@ def the_loader() -> Loader:
     loader = Loader()
     at_end(loader.end)
     return loader
+
+
+def begin_loading(provider: Provider | None) -> None:
+    """Start the process that loads results before ONNX Runtime is loaded here, which takes as long.
+
+    Raises:
+        ArgumentError, RuntimeFailure: the provider cannot be used, which is known before a model is read.
+    """
+    the_loader().start()
+    choose_provider(provider)

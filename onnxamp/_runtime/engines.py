@@ -199,7 +199,7 @@ def choose_engine(provider: Provider | None) -> Engine:
 
 @dataclass(slots=True)
 class OutputCache:
-    """Outputs of a reference by number of the sample, as many as fit, so that it need not run again."""
+    """Outputs of a reference by number of the sample, as many as fit in memory, so that it need not run again."""
 
     room: int = 64 << 20
     """Bytes that are left."""
@@ -307,7 +307,7 @@ class Session:
         return is_plain and all(feed is not None for feed in feeds.values())
 
     def alone(self) -> "Session":
-        """Return the same model with outputs of its own; what is prepared serves both."""
+        """Return the same model with outputs of its own; both share what is prepared."""
         return replace(self, outputs=OutputCache(), _prepared=None)
 
     def anew(self, forced: Mapping[str, bool]) -> "Session":
@@ -367,7 +367,7 @@ class Session:
         return self._fits[1]
 
     def _fits_whole(self, flow: DataflowGraph) -> bool:
-        """Return whether one session of the model computes what its pieces do, in the memory that there is."""
+        """Return whether one session computes the same as the pieces of the model, within the available memory."""
         if flow.is_altered:
             return False
         nodes = range(len(flow.nodes))
@@ -394,7 +394,7 @@ class Session:
         return self.engine.run(self._given, feeds)
 
     def parts_of(self, flow: DataflowGraph, other: DataflowGraph) -> tuple[str, ...]:
-        """Return the values that come beside the outputs of this model, and that another form of it computes, too."""
+        """Return the values that this model returns beside its outputs, and that another form also computes."""
         joined = flow.ask(joined_parts).values() if self.parts else ()
         names = dict.fromkeys(chain.from_iterable(joined))
         return tuple(name for name in names if name in other.maker)
@@ -409,23 +409,18 @@ class Session:
             return found
         return self.outputs.kept[number]
 
-    def run_together(
-        self,
-        samples: Sequence[Feeds],
-        progress: Progress | None = None,
-        also: Sequence[str] = (),
-    ) -> list[Outputs]:
+    def run_together(self, samples: Sequence[Feeds]) -> list[Outputs]:
         """:meth:`run` of several samples; those that take the same branches share each large weight that is read."""
         is_one = any(map(self.runs_whole, samples))
         if is_one or all(map(self.runs_as_given, samples)):
-            return [self.run(feeds, also=also) for feeds in samples]
-        return self._run_pieces(samples, progress, also)
+            return list(map(self.run, samples))
+        return self._run_pieces(samples)
 
     def _run_pieces(
         self,
         samples: Sequence[Feeds],
-        progress: Progress | None,
-        also: Sequence[str],
+        progress: Progress | None = None,
+        also: Sequence[str] = (),
     ) -> list[Outputs]:
         """Return the outputs of several samples, each in pieces."""
         found: list[Outputs] = []

@@ -1,17 +1,15 @@
 """Fingerprints of everything that measurements depend on: models, samples, functions of the user, and versions."""
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from onnxamp._base.state import fingerprint
+from onnxamp._base.state import file_print, fingerprint
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copy_without, has_external_data, tensors_of
 from onnxamp._model.sources import INSIDE, FileStamp, check_same
@@ -19,6 +17,7 @@ from onnxamp._model.weights import blocks_of, read_array
 from onnxamp._runtime.sample_files import read_json, read_npz, read_one
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.starting import is_large
+from onnxamp._runtime.versions import versions
 
 IN_FILES: Final = frozenset({read_npz, read_json, read_one})
 """Functions that read a sample from a file, wherever they run."""
@@ -45,16 +44,6 @@ def model_print(model: Model) -> str:
     for tensor in tensors_of(shell):
         tensor.ClearField("external_data")
     return fingerprint(shell.SerializeToString(deterministic=True), *weights)
-
-
-def file_print(path: Path) -> str:
-    """Return the fingerprint of the name, the size and the time of a file.
-
-    Raises:
-        OSError: there is none.
-    """
-    status = path.stat()
-    return fingerprint(f"{path.name} {status.st_size} {status.st_mtime_ns}")
 
 
 def sample_print(samples: Samples, number: int) -> str:
@@ -97,37 +86,6 @@ def print_facts(
         "the options": fingerprint(repr(options)),
         "the version of onnxamp or ONNX Runtime": versions(),
     }
-
-
-def source_print(function: Callable[..., Any]) -> str:
-    """Return the fingerprint of the file that a function is in; of nothing if it is in none."""
-    try:
-        return fingerprint(Path(inspect.getfile(function)).read_bytes())
-    except (OSError, TypeError):
-        return fingerprint()
-
-
-def runtime_version() -> str:
-    """Return the version of ONNX Runtime, which is not imported for that."""
-    return _installed("onnxruntime-gpu", "onnxruntime")
-
-
-def own_version() -> str:
-    """Return the version of onnxamp; "" for a checkout that is on Python's path, but not installed."""
-    return _installed("onnxamp")
-
-
-def _installed(*packages: str) -> str:
-    """Return the version of the first of these packages that is installed, or ""."""
-    for name in packages:
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return ""
-
-
-def versions() -> str:
-    """Return the versions of the software that measures."""
-    return f"onnxamp {own_version()}, ONNX Runtime {runtime_version()}"
 
 
 @dataclass(slots=True)

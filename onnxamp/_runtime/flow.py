@@ -15,9 +15,9 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from onnxamp._base.errors import ArgumentError
-from onnxamp._base.executor import temporary_folder
 from onnxamp._base.paths import as_path
 from onnxamp._base.public import no_collections
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._facts.dtypes import (
     ELEM_NAMES,
     ELEM_NUMBERS,
@@ -256,13 +256,13 @@ class DataflowGraph(Asked):
     exponents: Mapping[str, int]
     """Value -> e, where it is stored as a multiple by 2^-e."""
     is_altered: bool
-    """Whether nodes are other than in the model: they round, or compute what the model leaves to the engine."""
+    """Whether nodes differ from those of the model: they round, or compute what the model leaves to the engine."""
     choices: tuple[tuple[str, bool], ...] = ()
     """Conditions, and optional inputs that are empty, as the sample has them that the branches were settled for."""
     conditions: tuple[Condition, ...] = ()
     """The conditions of all Ifs of the model that are no constants."""
     taken: frozenset[Branch] = frozenset()
-    """The branches that the sample takes, as far as they are known."""
+    """The branches that the sample takes, where they are known."""
 
     def reads_of(self, nodes: Iterable[int]) -> list[str]:
         """Return the values that nodes read, apart from constants; a value occurs once per node that reads it."""
@@ -279,7 +279,6 @@ def make_flow(
     base_dir: str | PathLike[str] | None = None,
     *,
     emulated: bool,
-    shapes: Mapping[str, Sequence[int]] | None = None,
     keep: int = WEIGHTS_IN_GRAPH,
 ) -> DataflowGraph:
     """Prepare a model.
@@ -288,7 +287,6 @@ def make_flow(
         model: it is not changed. Model-local functions are inlined, so that the values in them can be observed.
         base_dir: folder of external data, if the model has any that is not loaded.
         emulated: float32 throughout, with explicit rounding (:mod:`onnxamp._runtime.emulate`); else as written.
-        shapes: shapes of inputs, from which those of other values are inferred.
         keep: bytes of weights up to which they are part of the pieces.
 
     Raises:
@@ -298,11 +296,8 @@ def make_flow(
     Complexity: linear in nodes, and in bytes of the weights that stay.
     """
     shell = take_weights(model, base_dir, keep=keep)
-    return flow_of(
-        shell._replace(model=inline_functions(shell.model)),
-        emulated=emulated,
-        shapes=shapes,
-    )
+    inlined = shell._replace(model=inline_functions(shell.model))
+    return flow_of(inlined, emulated=emulated)
 
 
 @no_collections()
@@ -316,6 +311,7 @@ def flow_of(
     """Return :func:`make_flow` of a model whose weights are taken out and whose functions are inlined.
 
     Args:
+        shapes: shapes of inputs, from which those of other values are inferred.
         arithmetic: the target whose float16 sums are emulated; None for float32 sums.
     """
     written = _without_shortcuts(shell.model) if emulated else shell.model

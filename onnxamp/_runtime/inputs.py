@@ -85,7 +85,7 @@ class Sizes(NamedTuple):
         alone = set[str]()
         unnamed = set[str]()
         for entry, shape in _shapes(entries):
-            # The only axis of an input may count tokens as well as a batch; other inputs tell.
+            # The only axis of an input may count tokens or a batch; other inputs show which.
             first = leading if len(shape.dim) > 1 else alone
             for axis, dim in enumerate(shape.dim):
                 if is_open(dim):

@@ -109,7 +109,7 @@ def _joins(node: NodeProto) -> bool:
 def _computed(
     flow: DataflowGraph, name: str
 ) -> tuple[NodeProto, tuple[str, ...]] | None:
-    """Return the op that makes the elements of a value, behind ops that move them or commute with rounding, and the
+    """Return the op that makes the elements of a value, after ops that move them or commute with rounding, and the
     values that it reads; None if no op makes them.
     """
     facts = op_facts()

@@ -240,7 +240,7 @@ class KeptSamples(Generic[T]):
 
 
 class Found(NamedTuple, Generic[T]):
-    """The measurement of a sample, or the reason why there is none."""
+    """The measurement of a sample, or why there is none."""
 
     number: int
     result: T | None

@@ -64,7 +64,7 @@ def _bytes(graph: Graph, shapes: Sequence[Shape | None], value: int) -> int:
 
 
 def free_bytes() -> int:
-    """Return the bytes of memory that this process may still allocate, as far as the system says."""
+    """Return the bytes of memory that this process may still allocate, according to the system."""
     limits = [_available()]
     for limited, used in _GROUPS:
         # Files of the other version are missing, and a group without a limit says "max".

@@ -399,18 +399,16 @@ def run_alone(
     feeds: Feeds,
     wanted: Sequence[str],
     budget: int = BUDGET,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Execution:
     """Run only the nodes that the requested values need, and return a result with these values.
 
     Args:
         feeds: a sample, in any float types.
-        progress: called with the nodes that have run, and their number.
 
     Raises:
         RuntimeFailure: one of these nodes does not load or run. ArgumentError: an input is not fed.
     """
-    return run_together(executor, [feeds], wanted, budget, progress)[0]
+    return run_together(executor, [feeds], wanted, budget)[0]
 
 
 def run_together(
@@ -421,6 +419,8 @@ def run_together(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Execution]:
     """Return :func:`run_alone` of several samples, which share each weight that is read.
+
+    ``progress`` is called with the number of nodes that have run, and with that of all.
 
     If a piece does not run, although all of them do together, onnxamp cut the graph where it must not be cut.
     """

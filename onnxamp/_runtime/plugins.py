@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Once
+from onnxamp._base.threads import Once
 from onnxamp._facts.tables import target_names, target_table
 from onnxamp._runtime.starting import reason, session_options, start_session, trial
 
@@ -445,7 +445,7 @@ def _trouble(plugin: Plugin, error: str, printed: str) -> str:
 
 @contextmanager
 def _printed() -> Iterator[Callable[[], str]]:
-    """Catch what libraries print to standard error, where drivers report what is missing; the result reads it."""
+    """Capture standard error, where drivers report what is missing; the result reads what was captured."""
     # Native code writes to the file descriptor itself, so that replacing sys.stderr would catch nothing.
     sys.stderr.flush()
     with TemporaryFile() as file:

@@ -30,7 +30,7 @@ import onnx
 from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import temporary_folder
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._runtime.building import Child
 from onnxamp._runtime.plugins import device_memory_used
 from onnxamp._runtime.servers import answer_with

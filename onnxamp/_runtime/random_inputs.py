@@ -131,7 +131,7 @@ class InputMaker(NamedTuple):
         )
         feeds = {}
         for value, entry in self.entries.items():
-            # A generator for each input, so that its numbers do not depend on the others.
+            # Each input has a generator, so that its numbers do not depend on the other inputs.
             generator = np.random.default_rng((seed, zlib.crc32(entry.name.encode())))
             try:
                 feed = _feed(

@@ -5,20 +5,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from onnxamp._base.executor import Place
+from onnxamp._base.place import Place
 from onnxamp._runtime import BUDGET
 
 if TYPE_CHECKING:
     from onnxamp._base.executor import Workers
     from onnxamp._base.state import State, StateLike
-    from onnxamp._model.model import Model
-    from onnxamp._runtime.engines import Engine, Progress, Session
+    from onnxamp._runtime.engines import Progress
     from onnxamp._runtime.samples import Samples, SamplesLike
     from onnxamp._runtime.session import Provider
 
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""Receives what a job is doing, how much is done, and the total (0 if unknown)."""
+"""Receives the activity of a job, the amount done, and the total (0 if unknown)."""
 
 
 def silent(activity: str, done: int, total: int) -> None:
@@ -56,22 +55,10 @@ class Run:
     budget: int = BUDGET
 
     @property
-    def runs_models(self) -> bool:
-        """Whether models run at all."""
-        return self.inputs is not None
-
-    @property
     def samples(self) -> "Samples":
         """The samples that models run on."""
         assert self.inputs is not None, "this job runs no model"
         return self.inputs
-
-    @property
-    def engine(self) -> "Engine":
-        """The engine of results."""
-        from onnxamp._runtime.engines import choose_engine  # noqa: PLC0415 - loads ONNX Runtime
-
-        return choose_engine(self.provider)
 
     @property
     def bare(self) -> "Run":
@@ -113,40 +100,3 @@ class RunOptions:
     renews: bool = False
     report: Report = silent
     budget: int = BUDGET
-
-    def draw(
-        self,
-        model: "Model",
-        target: str | None = None,
-        reference: "Session | None" = None,
-        ranges: Mapping[str, tuple[float, float]] | None = None,
-    ) -> "Samples":
-        """Return the requested samples.
-
-        Args:
-            model: the model that they are for.
-            ranges: the ranges of random inputs by name.
-            target: the target of the results, if they are judged.
-            reference: the model to compare with, if any; it keeps its outputs of the first sample.
-
-        Raises:
-            ArgumentError: the samples cannot be read or do not fit the model, or it has no such dimension.
-        """
-        from onnxamp._runtime.samples import as_samples  # noqa: PLC0415
-        from onnxamp._runtime.values import check_inputs  # noqa: PLC0415 - only what runs models needs samples
-
-        samples = as_samples(
-            self.samples,
-            model,
-            count=self.count,
-            seed=self.seed,
-            dims=self.dims,
-            ranges=ranges,
-            reference=reference,
-            engines=(target, self.provider),
-        )
-        if self.samples is not None:
-            check_inputs(model.proto, samples[0])
-        elif self.dims or ranges:
-            samples[0]  # names a dimension or an input that the model lacks
-        return samples

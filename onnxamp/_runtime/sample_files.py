@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxamp._base.errors import ArgumentError, MissingFileError, OutputError
-from onnxamp._base.executor import temporary_path
 from onnxamp._base.paths import cannot_read, near_file, reason_of
 from onnxamp._base.signals import when_gone
+from onnxamp._base.temporary import temporary_path
 
 if TYPE_CHECKING:
     from onnxamp._runtime.values import Feed, Feeds
@@ -199,7 +199,7 @@ def json_samples(path: Path) -> list[Span]:
 
 
 _MARK: Final = "\u00ef\u00bb\u00bf"
-"""The bytes that tell UTF-8, which some editors put first."""
+"""The byte order mark of UTF-8, which some editors write first."""
 _GAP: Final = re.compile(r"[ \t\n\r]*")
 
 

@@ -37,11 +37,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._base.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    RuntimeFailure,
-)
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._base.paths import as_path, cannot_read, is_remote
 from onnxamp._facts.providers import sums_low
 from onnxamp._graph.graph import Graph, graph_of
@@ -69,7 +65,7 @@ def row_readers(dataset: Any) -> list[Callable[[], dict[str, Feed]]]:
     import ray  # noqa: PLC0415 - there is one, as there is a dataset
 
     blocks = dataset.to_numpy_refs()
-    # Counting takes no CPU of the cluster, so that it need not wait for a free one.
+    # Counting needs no CPU of the cluster, so it does not wait for a free one.
     length_of = ray.remote(num_cpus=0)(_length)
     counts = ray.get([length_of.remote(block) for block in blocks])
     readers: list[Callable[[], dict[str, Feed]]] = []
@@ -505,7 +501,7 @@ def usual_count(reference: Session, draw: Draw, *engines: str | None) -> int:
         return turns
     try:
         outputs = reference.run_sample(0, draw.make(0))
-    except (ArgumentError, RuntimeFailure):  # the comparison tells
+    except (ArgumentError, RuntimeFailure):  # the comparison reports it
         return LEAST
     names = [entry.name for entry in reference.model.proto.graph.output]
     told = {name: outputs[name] for name in names if name in outputs}

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxamp._base.errors import ArgumentError, RuntimeFailure
-from onnxamp._base.executor import Once
 from onnxamp._base.optional import require_runtime
+from onnxamp._base.threads import Once
+from onnxamp._facts.providers import BUILT_IN, is_plugin
 from onnxamp._model.model import Model
 from onnxamp._runtime.plugins import (
     device_present,
@@ -56,9 +57,6 @@ Provider: TypeAlias = str
 """The place of sessions: "cuda", the first CUDA device; "cpu"; or a plugin provider (:mod:`onnxamp._runtime.plugins`),
 "webgpu" or the name of its package, with a hint after a colon where it takes one ("openvino:bf16"). Nodes without a
 kernel on the device run on the CPU."""
-
-BUILT_IN: Final = ("cuda", "cpu")
-"""Providers that are no plugins."""
 
 ProviderOptions: TypeAlias = list[tuple[str, dict[str, str]]]
 """ONNX Runtime's providers by name, each with its options."""
@@ -102,11 +100,6 @@ def choose_provider(wanted: Provider | None) -> Provider:
             f"CUDA cannot be used here: {cuda_trouble()}. --provider cpu runs models on the CPU."
         )
     return wanted
-
-
-def is_plugin(provider: Provider) -> bool:
-    """Return whether the provider computes low precision itself, but not the reference to compare with."""
-    return provider not in BUILT_IN
 
 
 @Once

@@ -19,10 +19,11 @@ from onnxamp._base.errors import (
     OnnxAmpError,
     RuntimeFailure,
 )
-from onnxamp._base.executor import temporary_folder, thread_limit
 from onnxamp._base.optional import require_runtime
 from onnxamp._base.paths import as_path, is_remote, reason_of
 from onnxamp._base.public import active_within
+from onnxamp._base.temporary import temporary_folder
+from onnxamp._base.threads import thread_limit
 from onnxamp._facts.signature import DECLARED, CustomOpsLike, declared_ops
 from onnxamp._graph.optimizers import faulty_optimizers
 from onnxamp._model.model import Model, find_data_files
@@ -59,7 +60,7 @@ def custom_ops(
 
     Args:
         declared: the types of ops: a TOML file, a :class:`CustomOp`, a dict of its attributes, or a list of these.
-            Ops that are not declared stay float32.
+            Ops that are not declared stay in float32.
         library: shared libraries with their kernels, built for ONNX Runtime (``RegisterCustomOps``). All sessions in
             the block register them, including those of worker processes. Their code runs in these processes as soon as
             they are named, so only name libraries that you trust.
@@ -287,7 +288,7 @@ def optimizers_to_disable(model: ModelProto, provider: str) -> tuple[str, ...]:
 
     Args:
         model: the model; the data of its weights do not matter.
-        provider: the provider of the session, perhaps with a hint behind a colon.
+        provider: the provider of the session, possibly with a hint after a colon.
     """
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -330,7 +331,7 @@ def source_of(model: ModelFile) -> Iterator[tuple[bytes | str, ModelProto]]:
     """
     given = model if isinstance(model, ModelProto) else _loaded_whole(model)
     if isinstance(given, Model):
-        # ONNX Runtime reads the data files by itself.
+        # ONNX Runtime itself reads the data files.
         find_data_files(given.proto, given.folder)
         confirm_sources()
         yield fspath(given.label), given.proto
@@ -394,7 +395,7 @@ def reason(text: str) -> str:
         if not part:
             continue
         parts.append(part)
-        # A line that ends so introduces the next one, which says what is wrong.
+        # A line with this ending introduces the next one, which names the fault.
         if not part.endswith((":", "for the following indices")):
             break
     return _SOURCE.sub("", " ".join(parts)).rstrip(".: ")
@@ -410,7 +411,7 @@ _CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _LOADING: Final = re.compile(r"^Load model from .*? failed: ?")
 """Text that the caller adds."""
 _SOURCE: Final = re.compile(
-    r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line; behind them ...
+    r"\S+\.(?:h|hpp|cuh|cc|cpp|cu):\d+ "  # the file and the line, followed by ...
     r"(?:.*? was false\. (?=\S)"  # ... the condition that was not met, where it is explained,
     r"|[\w:<>,&*~ ]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? "  # the signature of the function,
     r"|\w+ )"  # or its name

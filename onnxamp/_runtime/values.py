@@ -354,7 +354,7 @@ def check_shape(name: str, given: tuple[int, ...], declared: TensorShapeProto) -
     """Check a shape as ONNX Runtime does.
 
     Raises:
-        ArgumentError: it does not fit the declared input; the message says what does.
+        ArgumentError: it does not fit the declared input; the message says which shapes do.
     """
     wanted = list(map(_declared_size, declared.dim))
     if not wanted or _fits(given, wanted):

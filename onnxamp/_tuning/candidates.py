@@ -32,13 +32,13 @@ Choice: TypeAlias = frozenset[str]
 Part: TypeAlias = tuple[float, float, Choice]
 """The error of a part of a choice, its saving, and the part."""
 _CUTS: Final = 12
-"""The largest number of rates at which a cut is solved, for each way to price Casts."""
+"""The largest number of rates at which to solve a cut, for each way to price Casts."""
 
 _CLOSE: Final = 1.02
-"""Ratio between two errors, or two rates, below which the search looks for nothing in between."""
+"""Ratio between two errors, or two rates, below which the search does not look between them."""
 
 _LEAST: Final = 1 / 256
-"""Share of the error of the best choice below which the search looks for nothing."""
+"""Share of the error of the best choice below which the search stops."""
 
 _FACTORS: Final = (1.0, 1 / 4, 4.0)
 """The factor on the estimated cost of Casts; the cut also counts the weights that they save."""
@@ -53,7 +53,7 @@ _STEPS: Final = 8
 """The largest number of choices that fill one gap."""
 
 _PARTS: Final = 16
-"""The largest number of parts that are tried between two choices that follow each other."""
+"""The largest number of parts to try between two neighboring choices."""
 
 _FINE: Final = 1 / 16
 """Share of the error of a gap above which a part that is raised is halved."""
@@ -69,9 +69,9 @@ def per_gain(part: Part) -> float:
 
 
 class CandidateSolver:
-    """Solves the cut for the errors that are expected. ``pins`` are nodes that must stay float32, with the reason.
+    """Solves the cut for the errors that are expected. ``pins`` are nodes that must stay in float32, with the reason.
 
-    Exact ops have no price. One that would round a float32 value on its way to a float32 reader stays float32.
+    Exact ops have no price. One that would round a float32 value on its way to a float32 reader stays in float32.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class CandidateSolver:
         )
 
     def feasible(self, low: Choice) -> Choice:
-        """Return the nodes that are lowered if these are requested, because some depend on others."""
+        """Return the nodes that are lowered if these are requested: some depend on others."""
         return self._cost(low)[2]
 
     def _cost(self, low: Choice) -> tuple[list[int], int, Choice]:

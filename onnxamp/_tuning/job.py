@@ -249,7 +249,7 @@ class TuningJob:
         return replace(plan, rows=tuple(rows))
 
     def kept(self, low: frozenset[str]) -> list[KeptNode]:
-        """Return nodes that stay float32 because of a measurement, with the reason."""
+        """Return nodes that stay in float32 because of a measurement, with the reason."""
         nodes = self.space.all_low.graph.nodes
         kept = []
         for unit, cost in zip(self.space.tunable, self.expected.prices, strict=True):
@@ -274,7 +274,7 @@ class TuningJob:
     def compensation(self) -> CompensationEffect:
         """Return the largest benefit of compensated rounding: at most the whole cost of the nodes that read weights.
 
-        Others that cost more than the tolerance stay float32 in any case, so they do not count.
+        Others that cost more than the tolerance stay in float32 in any case, so they do not count.
         """
         limit = self.metric.amplitude(self.metric.tolerance) ** 2
         weights, _ = product_weights(self.space.all_low)
@@ -411,7 +411,7 @@ def measure_times(job: TuningJob, device: str) -> str:
     )
     if job.engine.emulates:
         job.space = space.retimed({key: (time, None) for key, time in high.items()})
-        return f"measured in float32 on the CPU, node by node; what low precision saves is estimated for {device}"
+        return f"measured in float32 on the CPU, node by node; the savings of low precision are estimated for {device}"
     if not high:
         return f"estimates for {device}, because {where} does not report kernel times"
     lowered = job.converted(space.all_low)

@@ -16,8 +16,8 @@ import numpy as np
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._numerics.detections import compare_matched
-from onnxamp._numerics.limits import Accept, called, imported, name_of
 from onnxamp._numerics.metrics import TensorDiff
+from onnxamp._numerics.user_functions import Accept, called, imported, name_of
 from onnxamp._runtime.engines import Outputs
 
 Measure: TypeAlias = Callable[[Outputs, Outputs], float]
@@ -153,7 +153,7 @@ def _of_outputs(name: str, selected: frozenset[str]) -> Measure:
         if any(diff.alarm and diff.bad and diff.bad.kind != "zero" for diff in diffs):
             return inf
         floats = [diff for diff in diffs if diff.is_float]
-        if not floats:  # labels, pixels or texts are all there is
+        if not floats:  # the outputs are labels, pixels or texts
             errors = [min(diff.differing, diff.rel_l2) for diff in diffs]
             return max(errors, default=0.0)
         return max(

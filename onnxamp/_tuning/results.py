@@ -8,13 +8,13 @@ from onnx import ModelProto
 from onnxamp._base.errors import ArgumentError
 from onnxamp._base.public import Shown
 from onnxamp._convert.plan import Plan
-from onnxamp._facts.devices import device_called, device_titled
-from onnxamp._facts.targets import AUTO, target_of
+from onnxamp._facts.devices import device_called
+from onnxamp._facts.targets import AUTO
 from onnxamp._options.values import TOLERANCE
 
 if TYPE_CHECKING:
     from onnxamp._base.state import StateLike
-    from onnxamp._numerics.limits import Accept
+    from onnxamp._numerics.user_functions import Accept
     from onnxamp._tuning.metric import MetricLike
 
 TIMES: Final = ("roofline", "measured")
@@ -25,19 +25,6 @@ RUNS: Final = 12
 
 SECONDS: Final = 60.0
 """Default time for all runs of a search; each run of a large model takes some seconds."""
-
-
-def meant_device(name: str, target: str = "") -> str:
-    """Return the device to estimate times for. "auto" is the target's device, else the installed GPU, else an A100.
-
-    Raises:
-        ArgumentError: there is no device of that name.
-    """
-    if name != AUTO:
-        return device_called(name).name
-    from onnxamp._runtime.plugins import device_name  # noqa: PLC0415 - loads ONNX Runtime
-
-    return (target_of(target).device if target else "") or device_titled(device_name())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +91,8 @@ class Candidate:
         low: keys of these nodes, including exact ops.
         nodes: how many of them compute.
         predicted: the error predicted from sensitivities.
-        error: the error of the converted model on all samples if it is ``verified``, otherwise the error that other
-            converted models let expect; None if there were none.
+        error: the error of the converted model on all samples if it is ``verified``, otherwise the error to
+            expect from those of other converted models; None if there were none.
         time: estimated microseconds per run, with launches and Casts.
         flops, bytes: the shares of the model's arithmetic and of its float traffic that are in low precision.
         casts: how many values are cast.
@@ -197,7 +184,7 @@ class Tuned(Shown):
         units: number of nodes that could be low precision. unseen: labels of those that no sample runs.
         candidates: the frontier of estimated time and expected error, fastest first; float32 is the last.
         chosen: position of the candidate that was written.
-        kept: nodes that stay float32 because of a measurement.
+        kept: nodes that stay in float32 because of a measurement.
         device: the device that times are for. times: where the candidates' times come from.
         held: whether ``error`` is within the tolerance.
         stopped: whether the search ended because its time was over.

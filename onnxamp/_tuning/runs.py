@@ -18,12 +18,7 @@ from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._runtime.branches import settle
 from onnxamp._runtime.engines import Engine, OutputCache, Session, engine_on
-from onnxamp._runtime.fingerprints import (
-    SentModel,
-    model_print,
-    samples_print,
-    versions,
-)
+from onnxamp._runtime.fingerprints import SentModel, model_print, samples_print
 from onnxamp._runtime.loop import (
     KeptSamples,
     Opened,
@@ -37,6 +32,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Sample, Samples
 from onnxamp._runtime.session import Provider
 from onnxamp._runtime.values import as_typed, check_inputs
+from onnxamp._runtime.versions import versions
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import Search
 from onnxamp._tuning.space import SearchSpace
@@ -196,7 +192,7 @@ def converted_error(
     ) as errors:
         for error in errors:
             worst = max(worst, error)
-            if worst == inf:  # no other sample can make it better
+            if worst == inf:  # other samples cannot reduce it
                 break
     return worst
 

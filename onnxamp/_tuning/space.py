@@ -110,7 +110,7 @@ class TunableNode(LowNode):
     low: float
     seen: bool = True
     price: float | None = None
-    """Measured time of Casts relative to the estimate; None without a measurement: then all that can be lowered is."""
+    """Measured time of Casts relative to the estimate. Without a measurement (None), all that can be lowered is."""
 
     @property
     def gain(self) -> int:
@@ -129,7 +129,7 @@ class SearchSpace:
     """The nodes that can be low precision.
 
     ``all_low`` is the analysis with all of them lowered, ``tunable`` those that compute, in execution order, and
-    ``pins`` the nodes that stay float32 because they cannot be measured, with the reason.
+    ``pins`` the nodes that stay in float32 because they cannot be measured, with the reason.
     """
 
     all_low: Analysis

@@ -17,21 +17,22 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import InternalError, OnnxAmpError
-from onnxamp._base.executor import temporary_folder
 from onnxamp._base.state import Facts
+from onnxamp._base.temporary import temporary_folder
 from onnxamp._convert.analysis import analyze, low_nodes
 from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import ATTEMPTS, all_unsound, around_fault, decide
 from onnxamp._convert.estimate import Estimate, bound_shapes
 from onnxamp._convert.plan import Plan
 from onnxamp._convert.raising import reference_of
-from onnxamp._facts.devices import Device, device_called
+from onnxamp._facts.devices import Device, device_called, device_titled
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._facts.targets import AUTO, target_of
 from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.detections import listed_outputs
-from onnxamp._numerics.diff import Comparison
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._numerics.ranges import with_ranges
@@ -40,18 +41,13 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.engines import Engine
 from onnxamp._runtime.fingerprints import model_print
+from onnxamp._runtime.plugins import device_name
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.job import TuningJob, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
-from onnxamp._tuning.results import (
-    CompensationEffect,
-    Exponents,
-    Search,
-    Tuned,
-    meant_device,
-)
+from onnxamp._tuning.results import CompensationEffect, Exponents, Search, Tuned
 from onnxamp._tuning.runs import (
     PARTS,
     TuningState,
@@ -98,7 +94,7 @@ def tune(
     """
     # Names were checked, and plans repeat the measurements.
     options = replace(options, strict_options=False)
-    search = replace(search, device=meant_device(search.device, options.target))
+    search = replace(search, device=_meant_device(search.device, options.target))
     engine = judging_engine(run.provider, options.target)
     listed = listed_outputs(model, search.metric)
     metric = make_metric(search.metric, search.tolerance, listed, search.accept)
@@ -371,3 +367,14 @@ def measured_plan(
         return None
     is_low = any(row.low for row in tuned.plan.rows)
     return tuned.plan if tuned.held and is_low else None
+
+
+def _meant_device(name: str, target: str = "") -> str:
+    """Return the device to estimate times for. "auto" is the target's device, else the installed GPU, else an A100.
+
+    Raises:
+        ArgumentError: there is no device of that name.
+    """
+    if name != AUTO:
+        return device_called(name).name
+    return (target_of(target).device if target else "") or device_titled(device_name())

@@ -16,7 +16,7 @@ from onnxamp._convert.plan import make_plan
 from onnxamp._graph.constants import constant_tensors
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._job import Request
-from onnxamp._job.pipeline import convert_in_memory
+from onnxamp._job.in_memory import convert_in_memory
 from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import read_array

@@ -22,6 +22,7 @@ warn (:class:`NumericsWarning`) or write a file. Checks and counts apply only to
 
 from onnxamp._base.public import export
 from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
+from onnxamp.debugging._layer_check import LayerCheck, check_layer_numerics
 from onnxamp.debugging._records import (
     StepCheck,
     TensorChecker,
@@ -43,7 +44,6 @@ from onnxamp.debugging._tensors import (
     disable_operator_stats_collection,
     enable_operator_stats_collection,
 )
-from onnxamp.debugging._watch import LayerCheck, check_layer_numerics
 
 __all__ = [
     "AccuracyRow",

@@ -10,7 +10,7 @@ from onnxamp._base.errors import ArgumentError, RuntimeFailure
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff

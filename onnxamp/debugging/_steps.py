@@ -32,7 +32,7 @@ from onnxamp._model.model import (
     load_model,
     parse_model,
 )
-from onnxamp._numerics.compare import measure
+from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._runtime.emulate import emulate
@@ -48,6 +48,7 @@ from onnxamp._runtime.session import (
 )
 from onnxamp._runtime.starting import optimizers_to_disable
 from onnxamp._runtime.values import from_value
+from onnxamp.debugging._chosen import chosen_values
 from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
 from onnxamp.debugging._tensors import (
     OperatorStats,
@@ -55,13 +56,7 @@ from onnxamp.debugging._tensors import (
     count_operators,
     tensor_stats,
 )
-from onnxamp.debugging._watch import (
-    RunRecords,
-    Watcher,
-    chosen_values,
-    conclude,
-    records_of,
-)
+from onnxamp.debugging._watch import RunRecords, Watcher, conclude, records_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -23,6 +23,7 @@ from onnxamp._graph.types import PRECISIONS, infer_types, operator_counts
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
+from onnxamp._runtime.values import from_value
 from onnxamp.debugging._tables import escaped, write_table
 
 LOST_ABOVE: Final = 0.1
@@ -242,8 +243,6 @@ def _as_array(tensor: Any) -> npt.NDArray[Any]:
     if isinstance(tensor, TensorProto):
         array = numpy_helper.to_array(tensor)
     elif hasattr(tensor, "data_type") and hasattr(tensor, "numpy"):  # an OrtValue
-        from onnxamp._runtime.values import from_value  # noqa: PLC0415 - arrays need no ONNX Runtime
-
         array = np.asarray(from_value(tensor))
     else:
         array = np.asarray(tensor)

@@ -7,6 +7,7 @@ from onnx import ModelProto
 from onnxamp._amp import active_cast
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
+from onnxamp._facts.providers import is_plugin
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
@@ -14,7 +15,7 @@ from onnxamp._options.values import Level
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
-from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
+from onnxamp._runtime.session import Provider, choose_provider, make_session
 from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (

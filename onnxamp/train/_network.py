@@ -21,6 +21,7 @@ from onnxamp._base.paths import as_path, reason_of
 from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
 from onnxamp._options.options import Options
+from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
 from onnxamp.debugging._records import TensorChecker
@@ -337,8 +338,6 @@ class TrainNetwork:
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
         """
-        from onnxamp._report.progress import progress_bar  # noqa: PLC0415 - only a terminal needs it
-
         if isinstance(batches, (str, PathLike, Mapping, SampleSource)):
             batches = as_samples(batches, self.source)
         means = []

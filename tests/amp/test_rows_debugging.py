@@ -179,7 +179,7 @@ def _() -> None:
     assert [check.step for check in checker.steps] == [1, 2, 3, 4]
 
 
-@row("`debug_step`: `ValueError` unless it is a list or tuple, `AssertionError` unless it ends behind its start")
+@row("`debug_step`: `ValueError` unless it is a list or tuple, `AssertionError` unless it ends after its start")
 def _() -> None:
     with pytest.raises(TypeError, match="debug_step"):
         config(debug_step=5)

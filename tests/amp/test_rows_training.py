@@ -119,7 +119,7 @@ def _() -> None:
         assert isinstance(caught.value, onnxamp.ArgumentTypeError)
 
 
-@row("`loss_fn`: a Cell, which stays float32")
+@row("`loss_fn`: a Cell, which stays in float32")
 def _() -> None:
     def loss(output: Any, label: Any) -> Any:
         return (output - label).op("Abs").op("ReduceMean", keepdims=0)

@@ -17,7 +17,10 @@ import zoo_jobs
 from commands import CLASSIFIER
 
 import onnxamp
-from onnxamp._base.executor import THREADS, Crash, Failed, Place, Processes, Work, run, run_in_order, thread_limit
+from onnxamp._base.executor import Crash, Failed, Work, run, run_in_order
+from onnxamp._base.place import Place
+from onnxamp._base.processes import Processes
+from onnxamp._base.threads import THREADS, thread_limit
 from onnxamp._runtime.session import make_session
 
 UNIX = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")

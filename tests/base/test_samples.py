@@ -16,9 +16,9 @@ from commands import MODELS, run
 from states import samples_in
 
 import onnxamp
-from onnxamp._base.executor import Processes
+from onnxamp._base.processes import Processes
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._report.formats import diff_json
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples, random_samples

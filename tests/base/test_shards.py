@@ -14,7 +14,7 @@ from graphs.case import parse
 from onnx import numpy_helper
 
 import onnxamp
-from onnxamp._base.executor import Processes
+from onnxamp._base.processes import Processes
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
 from onnxamp._job.writing import Sink, write_conversion

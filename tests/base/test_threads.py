@@ -16,8 +16,8 @@ from graphs import CASES
 from graphs.case import parse
 
 from onnxamp import OnnxAmpError, convert_file, convert_model
-from onnxamp._base.executor import Once
 from onnxamp._base.public import no_collections
+from onnxamp._base.threads import Once
 from onnxamp._runtime.building import Child
 
 THREADS = 8

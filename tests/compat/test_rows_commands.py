@@ -285,7 +285,7 @@ def _() -> None:
     assert low(onnx.load("out/m.onnx")) >= {"MatMul", "Add"}
 
 
-@row("inputs and outputs stay float32")
+@row("inputs and outputs stay in float32")
 def _() -> None:
     assert set(io_types(converted()).values()) == {FLOAT}
 

@@ -442,7 +442,7 @@ def _() -> None:
 
 @row("`use_bfloat16_as_blocked_nodes_dtype=True`")
 def _() -> None:
-    raises(ValueError, "blocked nodes stay float32", ort_convert, model(), use_bfloat16_as_blocked_nodes_dtype=True)
+    raises(ValueError, "blocked nodes stay in float32", ort_convert, model(), use_bfloat16_as_blocked_nodes_dtype=True)
 
 
 ORT_NUMPY = "`convert_np_to_float16(np_array, min_positive_val=5.96e-08, max_finite_val=65504.0)`"

@@ -1,4 +1,4 @@
-"""Large weights that stay float32 are named, with who reads them and why."""
+"""Large weights that stay in float32 are named, with who reads them and why."""
 
 from pathlib import Path
 from typing import Any

@@ -152,7 +152,7 @@ def test_cuda_has_attention_of_int8_in_low_precision() -> None:
 
 
 def test_products_that_round_on_their_way_are_low_around_their_integers_alone() -> None:
-    """Sums of integers and their scales stay float32, so a chain of such units gains nothing but Casts."""
+    """Sums of integers and their scales stay in float32, so a chain of such units gains nothing but Casts."""
     unit = """q{0}, s{0}, z{0} = DynamicQuantizeLinear (a{0}) p{0} = MatMulInteger (q{0}, w, z{0}, z)
         f{0} = Cast <to = 1> (p{0}) m{0} = Mul (s{0}, s) u{0} = Mul (f{0}, m{0}) a{1} = Relu (u{0})"""
     chain = Case("a0 = Relu (a) " + unit.format(0, 1) + unit.format(1, 2) + "b = Relu (a2)", ONE, frozenset())

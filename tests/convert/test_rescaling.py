@@ -162,7 +162,7 @@ def test_made_up_inputs_warn(decoder: ModelProto) -> None:
 
 
 def test_outputs_get_a_mul() -> None:
-    """An output that overflows itself stays float32, behind a Mul; all before it is low."""
+    """An output that overflows itself stays in float32, behind a Mul; all before it is low."""
     text = """
     <ir_version: 10, opset_import: ["" : 21]>
     net (float[2,8] x) => (float[2,8] y) {

@@ -1,4 +1,4 @@
-"""Bugs of onnxamp: where a result would be wrong, the nodes around the fault stay float32, and the others do not.
+"""Bugs of onnxamp: where a result would be wrong, the nodes around the fault stay in float32, and the others do not.
 
 The bug here is a Cast that is forgotten: nodes of one op type read what their producers deliver.
 """
@@ -124,7 +124,7 @@ def test_tuning_ends_with_float32_where_nothing_else_helps(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_random_models_convert_whatever_casts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All results are well typed, and no model stays float32 as a whole."""
+    """All results are well typed, and no model stays in float32 as a whole."""
     region = whole = 0
     for seed in range(40):
         model = random_model(Random(seed), "MatMul", 8).model

@@ -10,7 +10,7 @@ from real_models import REAL_MODELS, needs, real_model
 from repository import ROOT
 
 import onnxamp
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.metrics import TOLERANCES
 from onnxamp._runtime.samples import load_samples
 

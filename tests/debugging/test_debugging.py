@@ -30,9 +30,10 @@ from onnxamp._numerics.check import check_run
 from onnxamp._runtime.engines import engine_on, on_cpu
 from onnxamp._runtime.samples import Samples, random_samples
 from onnxamp.debugging import DebugMode, InferenceSession, NumericsWarning, TensorCheckerConfig, tensor_checker
+from onnxamp.debugging._chosen import ValueFilter
 from onnxamp.debugging._tables import read_csv, table_path, write_table
 from onnxamp.debugging._tensors import tensor_stats
-from onnxamp.debugging._watch import ValueFilter, Watcher
+from onnxamp.debugging._watch import Watcher
 
 MODELS = ROOT / "models"
 DECODER = MODELS / "decoder.onnx"

@@ -1,4 +1,4 @@
-"""Hazards that real exporters produce: what must stay float32, and what the result must then look like."""
+"""Hazards that real exporters produce: what must stay in float32, and what the result must then look like."""
 
 import numpy as np
 import onnx

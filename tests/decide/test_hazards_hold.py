@@ -92,7 +92,7 @@ def test_what_counts_is_not_rounded_whatever_the_white_list(name: str, way: dict
     model = looked_up(COUNTED[name])
     ops = ops_of(model)
     for white in ([], *([op] for op in ops), ops):
-        with warnings.catch_warnings(action="ignore", category=onnxamp.OptionWarning):  # that some stay float32
+        with warnings.catch_warnings(action="ignore", category=onnxamp.OptionWarning):  # that some stay in float32
             result = onnxamp.convert_model(model, **way, white_list=white)
         if way.get("dtype") == "bfloat16":
             result = emulate(result)  # the CPU provider lacks the kernels

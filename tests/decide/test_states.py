@@ -1,4 +1,4 @@
-"""State that loops carry: what accumulates stays float32, what is replaced, bounded or forgotten does not."""
+"""State that loops carry: what accumulates stays in float32, what is replaced, bounded or forgotten does not."""
 
 from random import Random
 from typing import Any

@@ -92,7 +92,7 @@ def test_low_nodes_that_fall_back_are_told(tmp_path: Any) -> None:
     assert made.summary.fallbacks == (("Y", "ConvTranspose"),)
     low = audit_model(onnx.load(tmp_path / "low.onnx"))
     assert next(node.provider for node in low.nodes if node.op == "ConvTranspose") == "CPU"
-    # CPU has no bfloat16 kernel either: there the node stays float32, and the model loads.
+    # CPU has no bfloat16 kernel either: there the node stays in float32, and the model loads.
     low = onnxamp.convert_model(transposed("pads = [0, 0, 1, 1]"), dtype="bfloat16", target="cuda")
     assert {tensor.data_type for tensor in low.graph.initializer} == {onnx.TensorProto.FLOAT}
 

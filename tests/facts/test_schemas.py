@@ -28,7 +28,7 @@ def test_stored_schemas_are_those_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_ops_of_onnx_runtime_are_lowered_without_it() -> None:
-    """FusedMatMul is no op of ONNX: without its schema, its types would be unknown, and it would stay float32."""
+    """FusedMatMul is no op of ONNX: without its schema, its types would be unknown, and it would stay in float32."""
     code = """
 import sys; sys.modules.update(onnxruntime=None)
 import onnx, onnxamp

@@ -16,7 +16,7 @@ LENGTHS = """(float[3,2,4] a, float[1,20,4] w, float[1,20,5] r, int32[2] n) => (
     x = MOVED (b)
     y = LSTM <hidden_size = 5> (x, w, r, "", n)
 }"""
-"""An LSTM that stays float32, for the sake of its lengths, behind what need not."""
+"""An LSTM that stays in float32, for the sake of its lengths, behind what need not."""
 STACKED = """(float[2,3] x, float[3,3] w, float[3] v) => (float[2,3] y, float[3,3] z) {
     m = Constant <value = int64 {3}> ()
     k = Constant <value = bool {1}> ()

@@ -1,4 +1,4 @@
-"""Kernels that are wrong in some versions of ONNX Runtime: nodes stay float32 there, and checks say so."""
+"""Kernels that are wrong in some versions of ONNX Runtime: nodes stay in float32 there, and checks say so."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from repository import ROOT
 
 from onnxamp import Plan, apply_plan, convert_model, diff_models, load_plan, plan_model, random_samples, tune_model
 from onnxamp._convert.plan import ExpectedError
-from onnxamp._job.pipeline import foreseen
+from onnxamp._job.expecting import foreseen
 from onnxamp._model.model import Model
 from onnxamp._runtime.run import RunOptions
 
@@ -130,8 +130,8 @@ def test_what_does_not_run_has_none() -> None:
 def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     path = MODELS / "encoder.onnx"
     plan: Plan = plan_model(path)
-    monkeypatch.setattr("onnxamp._job.pipeline.has_runtime", lambda: False)
-    monkeypatch.setattr("onnxamp._job.pipeline.runtime_fault", lambda: "There is no ONNX Runtime.")
+    monkeypatch.setattr("onnxamp._job.expecting.has_runtime", lambda: False)
+    monkeypatch.setattr("onnxamp._job.expecting.runtime_fault", lambda: "There is no ONNX Runtime.")
     found = foreseen(Model.of(path), plan, RunOptions()).expected
     assert found == ExpectedError(why="There is no ONNX Runtime.")
 

@@ -1,4 +1,4 @@
-"""Inputs that stay float32 by schema, absent inputs, and old opsets (rows 4, 13, 18, 19)."""
+"""Inputs that stay in float32 by schema, absent inputs, and old opsets (rows 4, 13, 18, 19)."""
 
 import numpy as np
 

@@ -272,13 +272,13 @@ def test_inputs_are_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store(tmp_path, network(), "inline")
     np.savez("in.npz", X=np.ones((1, SIZE), np.float32))
     np.savez("others.npz", X=np.zeros((1, SIZE), np.float32))
-    compare = onnxamp._numerics.diff.Comparison.compare
+    compare = onnxamp._numerics.comparison.Comparison.compare
 
     def late(*arguments: Any, **options: Any) -> Any:
         by_rename(Path("others.npz"), Path("in.npz"))
         return compare(*arguments, **options)
 
-    monkeypatch.setattr(onnxamp._numerics.diff.Comparison, "compare", late)
+    monkeypatch.setattr(onnxamp._numerics.comparison.Comparison, "compare", late)
     result = run("convert", "model.onnx", "--inputs", "in.npz", "-o", "low.onnx")
     assert (result.exit_code, is_one_sentence(result)) == (1, True)
     assert "in.npz' changed while onnxamp read it" in result.output

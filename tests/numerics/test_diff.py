@@ -17,7 +17,7 @@ from repository import feeds as model_feeds
 
 from onnxamp import convert_model
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, ModelError
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.metrics import AT_LEAST, AT_MOST, BOUNDS

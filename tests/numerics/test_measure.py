@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxamp._base.errors import RuntimeFailure
-from onnxamp._numerics.compare import _BLOCK as BLOCK
-from onnxamp._numerics.compare import measure
+from onnxamp._numerics.measure import _BLOCK as BLOCK
+from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._runtime.session import cuda_available
 from onnxamp._runtime.values import to_value

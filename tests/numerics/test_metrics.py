@@ -10,8 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxamp._numerics.compare import _PART as PART
-from onnxamp._numerics.compare import compare, merge
+from onnxamp._numerics.blocks import PART
+from onnxamp._numerics.compare import compare
+from onnxamp._numerics.merge import merge
 from onnxamp._numerics.metrics import Bad
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)

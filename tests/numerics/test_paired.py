@@ -9,8 +9,8 @@ from graphs.case import add_weights, parse
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxamp import convert_model
-from onnxamp._numerics.compare import measure
-from onnxamp._numerics.diff import diff_models
+from onnxamp._numerics.diff_models import diff_models
+from onnxamp._numerics.measure import measure
 from onnxamp._numerics.paired import PairedExecution, pair
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.flow import make_flow

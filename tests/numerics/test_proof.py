@@ -5,7 +5,7 @@ from graphs.case import add_weights, parse
 
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
-from onnxamp._numerics.diff import Comparison
+from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.proof import UpgradeProof
 from onnxamp._rewrite.upgrade import upgraded
 from onnxamp._runtime.run import Run

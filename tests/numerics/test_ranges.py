@@ -1,4 +1,4 @@
-"""``data_max``: nodes whose values are large on samples stay float32."""
+"""``data_max``: nodes whose values are large on samples stay in float32."""
 
 from pathlib import Path
 from typing import Any

@@ -12,6 +12,7 @@ from onnxamp import convert_model
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._model.model import Model
 from onnxamp._numerics.stress import Stress
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import given_samples
 
@@ -103,7 +104,7 @@ def test_random_inputs_stay_in_the_range_that_is_stated():
     assert options.input_ranges == (("x", (2.0, 3.0)),)
     assert onnxamp.Options.from_json(options.as_json()) == options
     assert options.written() == ("--input-range", "x=2:3")
-    drawn = RunOptions().draw(Model.of(planted()), ranges={"x": (2, 3)})
+    drawn = requested_samples(RunOptions(), Model.of(planted()), ranges={"x": (2, 3)})
     x = drawn[0]["x"]
     assert 2 <= x.min() < 2.2
     assert 2.8 < x.max() <= 3

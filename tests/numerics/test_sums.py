@@ -85,7 +85,7 @@ def test_magnitudes_bound_every_partial_sum() -> None:
 
 
 def test_measured_sums_count_more_than_guesses(tmp_path: Path) -> None:
-    """A mean of many elements stays float32 unless its sum was measured, and fits with an exponent."""
+    """A mean of many elements stays in float32 unless its sum was measured, and fits with an exponent."""
     model, _ = pools()
     guessed = {row.node: row.reason for row in onnxamp.plan_model(model, "O3", target="webgpu").rows if not row.low}
     assert guessed == {"g": "float16 accumulator"}
@@ -150,7 +150,7 @@ def test_bodies_are_measured_like_the_main_graph(mean: float) -> None:
 
 
 def test_sums_that_fit_still_lose_digits() -> None:
-    """Ranges say nothing of the error of a long product, which stays float32 if it is not split."""
+    """Ranges say nothing of the error of a long product, which stays in float32 if it is not split."""
     model = add_weights(parse("(float[2,9216] X) => (float[2,4] Y) { Y = MatMul (X, w) }", 20), {"w": normal(9216, 4)})
     feeds = {"X": normal(2, 9216)}
     made = onnxamp.plan_model(model, "O3", rescale=True, samples=feeds, target="webgpu", split_k=False)

@@ -27,7 +27,7 @@ from onnxamp._report.comparison import diff_report
 from onnxamp._report.conversion import conversion_notes, conversion_report
 from onnxamp._report.html import Page, check_page, conversion_page, diff_page
 from onnxamp._report.html.plot import plot_of
-from onnxamp._report.html.render import render, write
+from onnxamp._report.html.render import render, write_page
 from onnxamp._report.parts import Headline, Report, Severity, Status
 from onnxamp._report.terminal import as_text
 from onnxamp._tuning.results import KeptNode
@@ -508,7 +508,7 @@ def test_writing(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
     path.chmod(0o640)
-    write(pages.everything(), path)
+    write_page(pages.everything(), path)
     assert path.read_text(encoding="utf-8") == render(pages.everything())
     assert path.stat().st_mode & 0o777 == 0o640
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
@@ -516,10 +516,10 @@ def test_writing(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(onnxamp.OutputError, match="does not exist"):
-        write(pages.everything(), tmp_path / "missing" / "report.html")
+        write_page(pages.everything(), tmp_path / "missing" / "report.html")
     (tmp_path / "folder").mkdir()
     with pytest.raises(onnxamp.OutputError, match="Cannot write"):
-        write(pages.everything(), tmp_path / "folder")
+        write_page(pages.everything(), tmp_path / "folder")
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 

@@ -10,11 +10,11 @@ import pages
 import pytest
 
 from onnxamp._audit import Finding
+from onnxamp._fleet.index import write_index
 from onnxamp._fleet.outcome import FolderReport, ModelOutcome
-from onnxamp._fleet.report import write_index
 from onnxamp._report import named
 from onnxamp._report.html import Page, check_page, conversion_page, diff_page
-from onnxamp._report.html.render import write
+from onnxamp._report.html.render import write_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -37,7 +37,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def open_page(page: Page, **options: Any) -> Any:
         path = tmp_path / f"report{len(contexts)}.html"
-        write(page, path)
+        write_page(page, path)
         contexts.append(browser.new_context(**options))
         tab = contexts[-1].new_page()
         tab.on("console", lambda message: complaints.append(message.text))

@@ -1,4 +1,4 @@
-"""onnx's checker looks at every result. What it refuses stays float32; a fault of the given model is none of ours."""
+"""onnx's checker looks at every result. What it refuses stays in float32; a fault of the original is none of ours."""
 
 from pathlib import Path
 

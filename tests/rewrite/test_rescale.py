@@ -13,9 +13,10 @@ from passes import passed
 from strategies import all_ops, random_model
 
 import onnxamp
+from onnxamp._decide.equations import find_equations
+from onnxamp._decide.exponent_rows import rows_of
 from onnxamp._decide.exponents import solve
 from onnxamp._decide.relations import Window
-from onnxamp._decide.rescaling import find_equations, rows_of
 from onnxamp._graph.graph import Graph
 from onnxamp._model.weights import EXPONENTS, store_exponents, stored_exponents
 from onnxamp._options.options import Options

@@ -85,7 +85,7 @@ def test_ports_have_their_own_types() -> None:
     mixed = NEG_POS | {"inputs": ["float"], "outputs": ["T", "float"]}
     result = onnxamp.convert_model(model(), custom_ops=mixed, strict=True)
     casts = {node.input[0] for node in result.graph.node if node.op_type == "Cast"}
-    assert casts >= {"a", "p"}  # input and second output stay float32
+    assert casts >= {"a", "p"}  # input and second output stay in float32
 
 
 def test_lists_and_names_apply_to_declared_ops() -> None:

@@ -449,7 +449,7 @@ CANCELLING = frozenset({"DFT", "GRU", "STFT"})
 """Op types whose sums may cancel to zero. Float32 leaves 2^-20 of the largest output there, beside the one step."""
 
 NOT_RUN = {
-    "AffineGrid": "coordinates stay float32",
+    "AffineGrid": "coordinates stay in float32",
     "Bernoulli": "random",
     "BlackmanWindow": "no float input",
     "Cast": "an attribute names the types: test_emulate.py",
@@ -463,7 +463,7 @@ NOT_RUN = {
     "If": "bodies: test_emulate.py",
     "Loop": "bodies: test_emulate.py",
     "MaxRoiPool": "the evaluator lacks it",
-    "MeanVarianceNormalization": "stays float32",
+    "MeanVarianceNormalization": "stays in float32",
     "MelWeightMatrix": "no float input",
     "Multinomial": "random",
     "NonZero": "its output is indices",
@@ -475,7 +475,7 @@ NOT_RUN = {
     "RandomNormalLike": "random",
     "RandomUniform": "random",
     "RandomUniformLike": "random",
-    "RoiAlign": "coordinates stay float32",
+    "RoiAlign": "coordinates stay in float32",
     "Scan": "bodies: test_emulate.py",
     "SequenceAt": "sequences: test_emulate.py",
     "SequenceConstruct": "sequences: test_emulate.py",

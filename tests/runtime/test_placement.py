@@ -137,7 +137,7 @@ def test_fast_and_folded_networks_gain_casts_at_their_borders_alone(networks: di
     before["RMSNormalization"] += before.pop("SimplifiedLayerNormalization", 0)
     ports = [*model.graph.input, *model.graph.output]
     floats = sum(port.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for port in ports)
-    hot = 2 if name == "decoder" else 0  # a channel of the embedding is about 400: squares of it stay float32
+    hot = 2 if name == "decoder" else 0  # a channel of the embedding is about 400: squares of it stay in float32
     assert after["Cast"] - before["Cast"] <= floats + hot
     assert after - before == Counter(Cast=after["Cast"] - before["Cast"])
     assert falls_back(result) == []

@@ -70,7 +70,7 @@ def test_a_sum_that_overflows_there_only() -> None:
 
 
 def test_long_products_are_measured() -> None:
-    """At fixed levels they stay float32 there, whatever they sum up; here the tolerance decides."""
+    """At fixed levels they stay in float32 there, whatever they sum up; here the tolerance decides."""
     model, feeds = MODELS["chain"]
     plan = onnxamp.plan_model(model, level="O2", target="webgpu", split_k=False)
     assert {hazard.node for hazard in plan.hazards} == {"long"}

@@ -264,7 +264,7 @@ def test_measured_times() -> None:
     result = run("tune", CLASSIFIER, "-o", "out.onnx", "--times", "measured", "--provider", "cpu")
     assert result.exit_code == 0, result.output
     assert "Times are measured in float32 on the CPU" in result.output
-    assert "what low precision saves is estimated for A100" in " ".join(result.output.split())
+    assert "the savings of low precision are estimated for A100" in " ".join(result.output.split())
 
 
 def test_what_no_sample_runs_is_told() -> None:

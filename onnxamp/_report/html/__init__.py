@@ -47,7 +47,7 @@ class Page:
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
-        """Reason -> nodes that stay float32 for it, most frequent first."""
+        """Reason -> nodes that stay in float32 for it, most frequent first."""
         rows = [row for row in self.nodes if row.precision in ("float32", "mixed")]
         kept = Counter(row.why for row in rows if row.why)
         return sorted(kept.items(), key=lambda item: (-item[1], item[0]))

@@ -8,31 +8,29 @@ this one style sheet, by hash.
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from math import isfinite, isnan
 from operator import attrgetter
 from os import PathLike
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from onnxamp._base.errors import printable
-from onnxamp._base.paths import as_path, made_folder
-from onnxamp._job.writing import Conversion
-from onnxamp._model.model import ModelSource
+from onnxamp._base.paths import as_path
 from onnxamp._model.staging import write_file
-from onnxamp._numerics.results import DiffReport
 from onnxamp._report import glued, named, said
-from onnxamp._report.html import Page, conversion_page
+from onnxamp._report.html import Page
 from onnxamp._report.html.nodes import NodeRow, ValueRow
 from onnxamp._report.html.plot import plot_of
 from onnxamp._report.parts import Part, Report, listed_parts
 from onnxamp._tuning.results import Tuned
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _SCRIPTS: Final = (
     "data.js",
@@ -81,7 +79,7 @@ def render_part(report: Report, tuned: Tuned | None = None) -> str:
 
 
 def render_index(report: Report, lines: Iterable[Any]) -> str:
-    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._fleet.report`."""
+    """Return the index of a folder's pages; ``lines`` are those of :mod:`onnxamp._fleet.index`."""
     return _document(
         "index.html.jinja", _static("index.js"), report=report, lines=lines
     )
@@ -98,7 +96,7 @@ def _scoped_style() -> str:
     return f".onnxamp-report {{\n{nested}}}\n"
 
 
-def write(page: Page, path: str | PathLike[str]) -> None:
+def write_page(page: Page, path: str | PathLike[str]) -> None:
     """Write the page to a file, whole or not at all.
 
     Raises:
@@ -107,40 +105,11 @@ def write(page: Page, path: str | PathLike[str]) -> None:
     write_file(as_path(path), render(page).encode("utf-8", errors="backslashreplace"))
 
 
-def write_conversion(
-    conversion: Conversion,
-    tuned: Tuned | None,
-    result: ModelSource,
-    path: Path,
-    *,
-    compared: DiffReport | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-) -> None:
-    """Write the page of a conversion, which includes an audit of the result, and create its folder.
-
-    Args:
-        conversion: the conversion.
-        tuned: the outcome of level auto; None at other levels.
-        result: the result; it may not be in its place yet.
-        path: the page.
-        compared: the result against the original if there is no validation to show.
-        shapes: shapes of the inputs, if they are known.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    from onnxamp._audit.audit import audit_model  # noqa: PLC0415 - notebooks show no audit
-
-    made_folder(path.parent)
-    audit = audit_model(result, conversion.plan.target, shapes=shapes)
-    write(
-        conversion_page(conversion, conversion.validation, audit, tuned, compared),
-        path,
-    )
-
-
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
+    # Commands that may write a page import this module, and few do.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+
     environment = Environment(
         loader=PackageLoader("onnxamp._report.html"),
         autoescape=True,

@@ -20,11 +20,12 @@ from onnxamp._base.public import export
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import graph_of
 from onnxamp._job import Request
-from onnxamp._job.pipeline import convert_in_memory, convert_to_file, plan_in_memory
+from onnxamp._job.in_memory import convert_in_memory, plan_in_memory
+from onnxamp._job.pipeline import convert_to_file
 from onnxamp._job.writing import Sink
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources, watched_sources
-from onnxamp._numerics.limits import Accept
+from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.run import RunOptions

@@ -96,7 +96,7 @@ def convert_float_to_float16(
         )
     if use_bfloat16_as_blocked_nodes_dtype:
         raise ArgumentError(
-            "use_bfloat16_as_blocked_nodes_dtype is not supported: blocked nodes stay float32. For bfloat16 throughout,"
+            "use_bfloat16_as_blocked_nodes_dtype is not supported: blocked nodes stay in float32. For bfloat16 throughout,"
             " call onnxamp.convert_model(model, dtype='bfloat16')."
         )
     blocked = DEFAULT_OP_BLOCK_LIST if op_block_list is None else op_block_list

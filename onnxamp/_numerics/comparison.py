@@ -1,7 +1,7 @@
-"""Comparing two models on the same inputs: their outputs and, if asked, every value that they share."""
+"""A reference and samples with which any number of results are compared: outputs and, if asked, all shared values."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -10,24 +10,17 @@ from secrets import token_hex
 from time import monotonic
 from typing import Final, Literal, TypeAlias, get_args
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
-from onnxamp._base.executor import Memory, Place
-from onnxamp._base.state import Facts, Part, StateLike, opened
+from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.executor import Memory
+from onnxamp._base.state import Facts, Part
 from onnxamp._facts.providers import emulated_arithmetic, sums_low
 from onnxamp._facts.targets import check_target
 from onnxamp._graph.quantized import without_grids
-from onnxamp._model.model import Model, ModelSource
-from onnxamp._model.sources import unchanged_sources
+from onnxamp._model.model import Model
 from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.judging import closeness, with_extra
-from onnxamp._numerics.limits import (
-    Accept,
-    AcceptLike,
-    LimitLike,
-    Limits,
-    with_tolerance,
-)
+from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
@@ -40,13 +33,11 @@ from onnxamp._numerics.sample_diff import (
 from onnxamp._numerics.stress import Stress
 from onnxamp._numerics.tally import Tally, finished
 from onnxamp._options.values import DiffMetric
-from onnxamp._runtime import BUDGET
-from onnxamp._runtime.engines import Engine, Progress, Session, choose_engine, part_of
+from onnxamp._runtime.engines import Engine, Session, choose_engine, part_of
 from onnxamp._runtime.fingerprints import SentModel, print_facts
 from onnxamp._runtime.loop import KeptSamples, input_failure, observe
-from onnxamp._runtime.run import Run, reported_to
-from onnxamp._runtime.samples import Samples, SamplesLike, as_samples, further
-from onnxamp._runtime.session import Provider
+from onnxamp._runtime.run import Run
+from onnxamp._runtime.samples import Samples, further
 from onnxamp._runtime.starting import active_libraries
 from onnxamp._runtime.values import check_inputs
 
@@ -54,132 +45,6 @@ Extent: TypeAlias = Literal["compared", "named", "ignored"]
 """What happens to branches that no sample takes, and to sizes beyond those of the samples."""
 
 _LOG: Final = logging.getLogger("onnxamp")
-
-
-@unchanged_sources()
-def diff_models(
-    reference: ModelSource,
-    result: ModelSource,
-    samples: SamplesLike | None = None,
-    *,
-    layers: bool = False,
-    limits: Limits | None = None,
-    tolerance: LimitLike | None = None,
-    provider: Provider | None = None,
-    whole: bool | None = None,
-    seed: int = 0,
-    count: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    budget: int = BUDGET,
-    progress: Progress | None = None,
-    metric: DiffMetric = "auto",
-    accept: AcceptLike | None = None,
-    target: str = "cuda",
-    jobs: int | None = None,
-    cluster: str | None = None,
-    state: StateLike = None,
-    original: ModelSource | None = None,
-) -> DiffReport:
-    """Run two models on the same samples and compare their results.
-
-    On the CPU, ONNX Runtime computes float16 in float32 and hides the errors of a GPU, so low precision is emulated. On
-    CUDA, each model runs in one session with all fusions as in production, but without TF32; only layers are computed
-    one op at a time. On a plugin provider, the result runs in the same way, while the reference is computed on the CPU:
-    float32 itself may be inexact there, and the report says by how much.
-
-    Args:
-        reference: the model to compare with, usually the float32 original: a ModelProto, a path, or an
-            onnx-graphsurgeon Graph.
-        result: the model to judge, in the same forms. It may lack inputs of the reference, but not outputs.
-        samples: Samples, a path, a dict of arrays by input, or an iterable of such dicts. None for ``count`` random
-            samples of the reference (with ``seed``, and sizes of named dimensions from ``dims``): 1 if that is None; if
-            the target accumulates float16 in float16, as webgpu does, 4 to 16, so that each output has at least 64
-            numbers.
-        layers: compare every value that both models share by name. If outputs miss their limits, this is done anyway.
-        limits: the errors to accept; by default, a relative L2 error of 1e-5 if both models are float32 (or
-            twice float32's own error on the device, if that is larger, up to 1e-2), 1e-2 if one holds float16, and 5e-2
-            if one holds bfloat16.
-        tolerance: the largest relative L2 error, in the forms of ``diff --tolerance``: a number, numbers by output, or
-            texts such as "NAME=0.01". It is added to the ``limits`` of other metrics.
-        provider: "cuda", "cpu", "webgpu", or the package of another plugin provider; None for CUDA if there is a
-            device.
-        whole: run each model in one session. None means True except on the CPU, where that is only possible for float32
-            models.
-        budget: bytes of values and weights to hold at a time, in addition to the models.
-        progress: called with (work done, work in all).
-        metric: "detections" matches the rows of outputs that list detections before it compares them, "elements"
-            compares all outputs element by element; "auto" matches rows that an op selected by value
-            (TopK, NonMaxSuppression, ...).
-        accept: a function of the outputs of the reference and of the result, by name, that returns True or False; or
-            "package:function". It judges each sample instead of the default limits; ``limits`` apply as well.
-        target: the target whose arithmetic is emulated: "webgpu" accumulates float16 in float16, all others in float32.
-        jobs: worker processes that compare several samples; None for this process.
-        cluster: the Ray cluster that they belong to: "local" for one on this machine, or an address.
-        state: a file that records the results of each sample, so that an interrupted comparison can resume,
-            and new ``limits`` need no run.
-        original: the float32 model that the reference was quantized from; the error of the result may be 1.1
-            times that of the reference, plus 2e-3.
-
-    Returns:
-        The comparison. ``passed`` is the verdict, ``outputs`` are the measurements, ``first_bad`` is where the error
-        starts, and ``skipped`` says why nothing could be compared.
-
-    Raises:
-        ArgumentTypeError: a model, the samples or the limits are of another type.
-        ArgumentError: the samples do not fit the reference, the result takes inputs that the reference lacks, or it
-            lacks outputs that the reference has, or the state belongs to another comparison.
-        ModelError: a model cannot be read. RuntimeFailure: the provider is requested and cannot be used.
-
-    Example:
-        >>> import onnxamp
-        >>> model = onnxamp.convert_model("models/encoder.onnx", level="O2")
-        >>> report = onnxamp.diff_models("models/encoder.onnx", model, provider="cpu")
-        >>> report.passed, report.lowest, [output.name for output in report.outputs]
-        (True, 'float16', ['last_hidden_state', 'pooled'])
-    """
-    if not isinstance(limits, Limits | None):
-        raise ArgumentTypeError(
-            f"limits must be Limits, as make_limits returns, not {type(limits).__name__}."
-        )
-    limits = limits or Limits()
-    if tolerance is not None:
-        limits = with_tolerance(limits, tolerance)
-    if accept is not None:
-        limits = replace(limits, accept=Accept.of(accept))
-    one = Model.of(reference)
-    other = Model.of(result)
-
-    def drawn(reference: Session) -> Samples:
-        return as_samples(
-            samples,
-            one,
-            count=count,
-            seed=seed,
-            dims=dims,
-            reference=reference,
-            engines=(target, provider),
-        )
-
-    engine = choose_engine(provider)
-    run = Run(provider=engine.provider, report=reported_to(progress), budget=budget)
-    comparison = Comparison.of(
-        one,
-        run,
-        limits,
-        whole=whole,
-        metric=metric,
-        target=target,
-        draw=drawn,
-        beyond="named",
-    )
-    place = Place(jobs, cluster)
-    counted = comparison.run.samples.counted
-    with opened(state) as kept, place.sharing(counted, gpus=engine.gpus) as workers:
-        comparison.run = replace(comparison.run, state=kept, workers=workers)
-        report = comparison.compare(other, layers=layers or None)
-        if original is None:
-            return report
-        return comparison.with_original(report, Model.of(original), other)
 
 
 @dataclass(slots=True)
@@ -359,7 +224,7 @@ class Comparison:
         """Return a report that passes with the comparisons beyond its samples, up to the first that fails."""
         if self._beyond is None:
             samples = self.run.samples
-            # A function of the user may not be meant for anything but the samples.
+            # A function of the user may be meant for the samples only.
             runs = self.beyond == "compared" and self.limits.accept is None
             self._beyond = find_beyond(self.reference, samples, tally.taken, runs=runs)
         report = replace(report, not_run=self._beyond.not_run)
@@ -431,7 +296,7 @@ class Comparison:
         is_asked = self.limits.tolerance is not None or self.limits.coarse is not None
         if report.passed or is_asked or report.lowest == "float32":
             return False
-        # From now on it counts as measured, whatever comes of it.
+        # From now on it counts as measured, even if the measurement fails.
         self.limits = replace(self.limits, coarse=0.0)
         exact = without_grids(self.reference.model)
         if exact is None:

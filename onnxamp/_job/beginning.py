@@ -1,0 +1,91 @@
+"""The beginning of every conversion: early warnings, samples, the state, and worker processes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxamp._base.optional import has_runtime
+from onnxamp._base.state import opened
+from onnxamp._convert.misspelled import early_warnings, refuse_misspelled
+from onnxamp._facts.signature import declared_ops
+from onnxamp._job import Job, Request
+from onnxamp._runtime.run import Run
+
+if TYPE_CHECKING:
+    from onnxamp._job.measuring import Measures
+
+
+def issue_early_warnings(request: Request) -> list[str]:
+    """Issue the warnings that are known before anything slow runs, and return them.
+
+    Raises:
+        ArgumentError: a name matches nothing, and the options are strict about names.
+    """
+    if request.plan is not None:
+        return []
+    with declared_ops(request.options.custom_ops):
+        if not request.measures and request.validation is None:
+            refuse_misspelled(request.model, request.options)
+            return []
+        early = early_warnings(request.model, request.options)
+    request.warn(early)
+    return early
+
+
+@contextmanager
+def begun(request: Request) -> Iterator[tuple[Job, "Measures | None"]]:
+    """Draw samples, open the state, and start the worker processes that a request asks for.
+
+    Yields:
+        The conversion before any measurement, and what it measures; None if it runs no model.
+    """
+    asked = request.run
+    with declared_ops(request.options.custom_ops):
+        run = Run(
+            provider=asked.provider,
+            renews=asked.renews,
+            report=asked.report,
+            budget=asked.budget,
+        )
+        measures = _measures(request, run)
+        gpus = 0
+        if measures is not None:
+            run = measures.run
+            gpus = measures.gpus
+        with (
+            opened(asked.state, renew=asked.renews) as state,
+            asked.place.sharing(gpus=gpus) as workers,
+        ):
+            if measures is not None:
+                measures.share(workers)
+            job = Job(
+                model=request.model,
+                options=request.options,
+                plan=request.plan,
+                run=replace(run, workers=workers, state=state),
+                search=request.search,
+                explains=request.explains,
+            )
+            yield job, measures
+
+
+def settled(job: Job, measures: "Measures | None") -> Job:
+    """Return a conversion with the measurements that its options ask for.
+
+    Raises:
+        ArgumentError: a sample does not fit the model. RuntimeFailure: the model does not run.
+    """
+    return job if measures is None else measures.taken(job)
+
+
+def _measures(request: Request, run: Run) -> "Measures | None":
+    """Return what a request measures; None if it runs no model, or none can run here."""
+    validates = request.validation is not None and has_runtime()
+    expects = request.expects and has_runtime()
+    if not (validates or request.measures or expects):
+        return None
+    # The door to all that runs models, which a conversion without measurements does not load.
+    from onnxamp._job.measuring import measures_of  # noqa: PLC0415
+
+    return measures_of(request, run)

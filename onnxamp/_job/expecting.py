@@ -1,0 +1,40 @@
+"""The error to expect of a conversion, which plans contain if a request asks for it."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxamp._base.optional import has_runtime, runtime_fault
+from onnxamp._convert.plan import ExpectedError, Plan
+from onnxamp._job import Job, Request
+from onnxamp._model.model import Model
+from onnxamp._runtime.run import Run, RunOptions
+
+if TYPE_CHECKING:
+    from onnxamp._gradients.expected import Known
+
+
+def expecting(request: Request, job: Job, plan: Plan) -> Plan:
+    """Return a plan with the error to expect of its result, if the request asks for that."""
+    return foreseen(job.model, plan, job.run) if request.expects else plan
+
+
+def foreseen(
+    model: Model, plan: Plan, run: Run | RunOptions, known: "Known | None" = None
+) -> Plan:
+    """Return a plan with the expected error of its result, or with the reason why it is unknown.
+
+    Args:
+        model: the original.
+        plan: of its conversion.
+        run: the samples, and where the model runs on them.
+        known: measurements for other plans with the same run; new measurements are added. None for a single plan.
+
+    Raises:
+        ArgumentError: a sample does not fit the model.
+    """
+    if not has_runtime():
+        return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
+    # Few conversions ask for it, and the rules of gradients take as long to load as a small model to convert.
+    from onnxamp._gradients.expected import with_expected_error  # noqa: PLC0415
+
+    return with_expected_error(model, plan, run, known)
