@@ -14,6 +14,7 @@ from onnxamp._numerics.diff import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
+from onnxamp._options.doors import door
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
@@ -93,6 +94,7 @@ _HEADS: Final = (
 )
 
 
+@door
 def compare_accuracy(
     dump_path: str | PathLike[str],
     another_dump_path: str | PathLike[str],
@@ -239,6 +241,7 @@ _LAYER_COLUMNS: Final = {
 """Columns of a layer table: attributes of a :class:`LayerDiff`, and of its measurements."""
 
 
+@door
 def compare_models(
     reference: ModelSource,
     result: ModelSource,

@@ -36,6 +36,7 @@ from onnxamp._numerics.watch import (
     watched_parts,
     watched_values,
 )
+from onnxamp._options.doors import door
 from onnxamp._runtime.engines import Session, engine_on
 from onnxamp._runtime.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.pieces import Executor
@@ -426,6 +427,7 @@ class LayerCheck:
         )
 
 
+@door
 @unchanged_sources()
 def check_layer_numerics(
     model: ModelSource,
@@ -506,7 +508,7 @@ def check_layer_numerics(
         text = (
             f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
         )
-        warnings.warn(text, NumericsWarning, stacklevel=2)
+        warnings.warn(text, NumericsWarning, stacklevel=_caller())
     return check
 
 

@@ -23,6 +23,7 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
+from onnxamp._options.doors import door
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade import upgraded
@@ -354,6 +355,7 @@ class LabelClasses(NamedTuple):
     ignored: int | None
 
 
+@door
 @dataclass(frozen=True, slots=True)
 class Batches:
     """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same batches.

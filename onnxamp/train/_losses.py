@@ -22,6 +22,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
+from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train._forward import LabelClasses, typed_feeds
@@ -38,6 +39,7 @@ _SMALLEST: Final = 1e-12
 """The value that smaller probabilities are raised to, so that their logarithms are finite."""
 
 
+@door
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss, and the input for labels that it adds to the graph.
@@ -138,6 +140,7 @@ class Loss:
         return result
 
 
+@door
 def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     sparse: bool = False, reduction: Reduction = "none"
 ) -> Loss:
@@ -160,6 +163,7 @@ def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     return _entropy(_log_softmax(-1), -1, reduction, is_soft=not sparse)
 
 
+@door
 def CrossEntropyLoss(  # noqa: N802
     weight: ArrayLike | None = None,
     ignore_index: int = -100,
@@ -213,6 +217,7 @@ def CrossEntropyLoss(  # noqa: N802
     )
 
 
+@door
 def NLLLoss(  # noqa: N802
     weight: ArrayLike | None = None,
     ignore_index: int = -100,
@@ -233,6 +238,7 @@ def NLLLoss(  # noqa: N802
     )
 
 
+@door
 def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     """Return the squared difference of output and labels, like ``MSELoss`` of MindSpore and Paddle.
 
@@ -249,6 +255,7 @@ def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     return _reducing(squares, reduction)
 
 
+@door
 def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     """Return the absolute difference of output and labels, like ``L1Loss`` of MindSpore and Paddle.
 
@@ -260,6 +267,7 @@ def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     return _reducing(lambda output, labels: (output - labels).op("Abs"), reduction)
 
 
+@door
 def BCELoss(  # noqa: N802
     weight: ArrayLike | None = None, reduction: Reduction = "mean"
 ) -> Loss:
@@ -283,6 +291,7 @@ def BCELoss(  # noqa: N802
     return _reducing(losses, reduction, weight)
 
 
+@door
 def BCEWithLogitsLoss(  # noqa: N802
     *,
     weight: ArrayLike | None = None,

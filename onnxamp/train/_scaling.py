@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxamp._base.errors import ArgumentError, NumericsError
+from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._runtime.values import from_value
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
@@ -26,6 +27,17 @@ _MOST: Final = 2**62
 
 _MOST_OVERFLOWS: Final = 1000
 """The number of updates in a row whose gradients may overflow, as in MindSpore."""
+
+
+SMALLEST: Final = 1 / LARGEST
+"""The smallest loss scale whose reciprocal is finite in float32."""
+
+
+def checked_small_scale(name: str, value: float) -> float:
+    """Return a scale that may be below 1, checked."""
+    what = "a positive number from 2^-126 to 2^126"
+    number = checked_number(name, value, what, lambda n: SMALLEST <= n <= LARGEST)
+    return float(number)
 
 
 def checked_scale(name: str, value: float) -> float:
@@ -55,6 +67,12 @@ def checked_count(name: str, value: int) -> int:
     return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
 
+def checked_updates(name: str, value: int) -> int:
+    """Return a number of updates that may be 0, checked."""
+    what = "a whole number, 0 or greater"
+    return int(checked_number(name, value, what, lambda n: 0 <= n < _MOST, WHOLE))
+
+
 class FromLevel(Enum):
     """The type of :data:`FROM_LEVEL`."""
 
@@ -73,21 +91,22 @@ class ScaleUpdate:
     """The rule by which a graph changes the scale.
 
     ``grow_every`` updates in a row without overflow multiply the scale by ``grow``, and ``shrink_every`` updates in a
-    row with overflow multiply it by ``shrink``. The scale never falls below 1.
+    row with overflow multiply it by ``shrink``, but the scale never falls below ``least``.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
         >>> DynamicLossScaleManager(scale_window=100).get_update_cell()
-        ScaleUpdate(grow=2.0, shrink=0.5, grow_every=100, shrink_every=1)
+        ScaleUpdate(grow=2.0, shrink=0.5, grow_every=100, shrink_every=1, least=1.0)
     """
 
     grow: float
     shrink: float
     grow_every: int
     shrink_every: int
+    least: float = 1.0
 
 
-STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
+STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1, SMALLEST)
 """A rule that changes neither the scale nor its counters, for scalers that are disabled or not dynamic."""
 
 
@@ -138,6 +157,7 @@ class LossScaleManager:
         return True
 
 
+@door
 class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale, like ``mindspore.amp.FixedLossScaleManager``.
 
@@ -211,7 +231,7 @@ class ScaleState(NamedTuple):
             with np.errstate(over="ignore"):
                 return self.of(min(float(scale * np.float32(update.grow)), LARGEST))
         if bad == update.shrink_every:
-            return self.of(max(float(scale * np.float32(update.shrink)), 1.0))
+            return self.of(max(float(scale * np.float32(update.shrink)), update.least))
         return self.of(float(scale), good, bad)
 
 
@@ -236,6 +256,7 @@ class MovingLossScaleManager(LossScaleManager):
         """Record an update that was made or skipped."""
 
 
+@door
 class DynamicLossScaleManager(MovingLossScaleManager):
     """A loss scale that falls at each overflow and rises after a window without overflows.
 
@@ -350,7 +371,7 @@ class LossScale:
             return {SCALE: np.array(scale, np.float32)}
         update = self._mover.get_update_cell() or STILL
         return {
-            FACTORS: np.array([update.grow, update.shrink], np.float32),
+            FACTORS: np.array([update.grow, update.shrink, update.least], np.float32),
             WINDOWS: np.array([update.grow_every, update.shrink_every], np.int64),
         }
 
@@ -416,6 +437,7 @@ class LossScaler(LossScaleManager, ABC):
         self.adjust(not overflow)
 
 
+@door
 class StaticLossScaler(LossScaler):
     """A constant loss scale, like ``mindspore.amp.StaticLossScaler``.
 
@@ -458,6 +480,7 @@ class StaticLossScaler(LossScaler):
         return False
 
 
+@door
 class DynamicLossScaler(StaticLossScaler):
     """A loss scale that falls at each overflow and rises after a window without overflows.
 
@@ -495,6 +518,7 @@ class DynamicLossScaler(StaticLossScaler):
         return True
 
 
+@door
 def all_finite(
     inputs: Iterable[ArrayLike] | Mapping[str, ArrayLike],
     status: object = None,  # noqa: ARG001
@@ -515,6 +539,7 @@ def all_finite(
     return np.bool_(all(np.isfinite(np.asarray(array)).all() for array in arrays))
 
 
+@door
 def init_status() -> NDArray[np.float32]:
     """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are detected without it.
 

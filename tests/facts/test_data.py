@@ -21,7 +21,7 @@ from onnxamp._options.lists import framework_names
 DATA = ROOT / "onnxamp" / "_data"
 DUMPS = ROOT.parent / "shared" / "kernels"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
-LISTS = ("conservative", "default", "fast", "mindspore", "paddle")
+LISTS = ("conservative", "default", "fast", "mindspore", "paddle", "pytorch")
 TABLES = ("cpu", "cuda")
 PLUGINS = ("webgpu",)
 ASKED = ("tensorrt", "openvino")

@@ -230,7 +230,7 @@ def test_setters_count_while_a_network_is_trained() -> None:
 
 
 @pytest.mark.parametrize(("setter", "value"), [
-    ("init_loss_scaling", 0.5), ("incr_ratio", 1), ("decr_ratio", 1.5), ("decr_ratio", 0),
+    ("init_loss_scaling", 0), ("init_loss_scaling", 2.0**127), ("incr_ratio", 1), ("decr_ratio", 1.5), ("decr_ratio", 0),
     ("incr_every_n_steps", 0), ("decr_every_n_nan_or_inf", -1),
 ])  # fmt: skip
 def test_values_out_of_range(setter: str, value: Any) -> None:
