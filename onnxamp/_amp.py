@@ -286,14 +286,14 @@ def auto_cast(
     """
     name = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
     options = None
-    if enable:
+    if checked_flag("enable", enable):
         lists = replace(literal_preset("paddle"), follows=name == "O1")
         keywords = {
             "dtype": dtype,
             "white_list": custom_white_list,
             "black_list": custom_black_list,
             "lists": lists,
-            "strict": not use_promote,
+            "strict": not checked_flag("use_promote", use_promote),
             "fold": False,
         }
         options = Options.of("O1" if name == "OD" else name, keywords)

@@ -48,6 +48,7 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
+from onnxamp._options.values import WHOLE
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.inputs import listed
@@ -393,7 +394,12 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
 
     Raises:
         ArgumentError: ``count`` is too small.
+        ArgumentTypeError: it is not a whole number.
     """
+    if isinstance(count, bool) or not isinstance(count, WHOLE):
+        raise ArgumentTypeError(
+            f"The number of samples must be a whole number, not {count!r}."
+        )
     if count < 1:
         raise ArgumentError(
             f"The number of samples must be at least 1, but is {count}."

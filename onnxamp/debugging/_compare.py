@@ -15,6 +15,7 @@ from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
 from onnxamp._options.doors import door
+from onnxamp._options.values import checked_number
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
@@ -136,8 +137,7 @@ def compare_accuracy(
         []
     """
     path = table_path(output_filename)
-    if not loss_scale > 0:
-        raise ArgumentError(f"loss_scale must be greater than 0, not {loss_scale!r}.")
+    checked_number("loss_scale", loss_scale, "greater than 0", lambda n: n > 0)
     one = {(row.step, row.tensor): row for row in read_dump(dump_path)}
     other = {(row.step, row.tensor): row for row in read_dump(another_dump_path)}
     if not one.keys() & other.keys():

@@ -188,7 +188,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
         ArgumentError: the boost level is unknown, or the provider does not support it.
         RuntimeFailure: the provider cannot be used.
     """
-    if boost_level not in BOOSTS:
+    if not isinstance(boost_level, str) or boost_level not in BOOSTS:
         raise ArgumentError(
             f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
         )

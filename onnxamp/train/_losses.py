@@ -312,11 +312,12 @@ def BCEWithLogitsLoss(  # noqa: N802
         >>> round(float(BCEWithLogitsLoss()([5.0, 1.0, 3.0], [1.0, 0.0, 1.0])), 4)
         0.4562
     """
+    positive = None if pos_weight is None else _factors("pos_weight", pos_weight)
 
     def losses(output: Tensor, labels: Tensor) -> Tensor:
-        if pos_weight is None:
+        if positive is None:
             return output.op("Softplus") - output * labels
-        factors = labels * (output.like(np.asarray(pos_weight)) - 1.0) + 1.0
+        factors = labels * (output.like(positive) - 1.0) + 1.0
         negatives = output * (1.0 - labels)
         return negatives + factors * (-output).op("Softplus")
 
@@ -338,7 +339,7 @@ def _entropy(
     With soft labels, which only Paddle has, class weights are applied as in Paddle. With labels that are classes,
     MindSpore and Paddle agree except for label smoothing, which follows MindSpore.
     """
-    table = None if weight is None else np.asarray(weight, np.float32)
+    table = None if weight is None else _factors("weight", weight)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
         """Return the weights, shaped to broadcast along the axis of the classes."""
@@ -420,14 +421,29 @@ def _reducing(
         ArgumentError, ArgumentTypeError: the reduction is unknown.
     """
     _check_reduction(reduction)
+    factors = None if weight is None else _factors("weight", weight)
 
     def function(output: Tensor, labels: Tensor) -> Tensor:
         each = losses(output, labels)
-        if weight is not None:
-            each = each * each.like(np.asarray(weight))
+        if factors is not None:
+            each = each * each.like(factors)
         return _reduced(each, reduction)
 
     return Loss(function)
+
+
+def _factors(what: str, given: ArrayLike) -> NDArray[np.float32]:
+    """Return factors of losses.
+
+    Raises:
+        ArgumentTypeError: they are not numbers.
+    """
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentTypeError(
+            f"{what} must be an array of numbers, not {given!r:.80}."
+        )
+    return array.astype(np.float32)
 
 
 def _check_reduction(reduction: str) -> None:

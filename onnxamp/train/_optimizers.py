@@ -22,7 +22,7 @@ from typing import (
 from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_number, compiled
+from onnxamp._options.values import WHOLE, checked_number, checked_texts, compiled
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
@@ -92,6 +92,13 @@ class Optimizer(ABC):
             raise ArgumentTypeError(
                 "weights must be a list of regular expressions, not a string."
             )
+        checked_texts("weights", self.weights)
+        if not isinstance(self.weight_decays, Mapping):
+            raise ArgumentTypeError(
+                "weight_decays must be a dict from regular expressions to numbers, not"
+                f" {type(self.weight_decays).__name__}."
+            )
+        checked_texts("weight_decays", self.weight_decays)
         if not callable(self.learning_rate):
             _check("learning_rate", self.learning_rate)
         _check("weight_decay", self.weight_decay)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxamp._base.errors import ArgumentError, NumericsError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._runtime.values import from_value
@@ -529,14 +529,31 @@ def all_finite(
         inputs: arrays, or a dict of them, such as the ``gradients`` of a step.
         status: the result of :func:`init_status`; not needed.
 
+    Raises:
+        ArgumentTypeError: ``inputs`` are not arrays of real numbers.
+
     Example:
         >>> import numpy as np
         >>> from onnxamp.train import all_finite
         >>> bool(all_finite((np.array([np.nan, 1.0]), np.array([1.0]))))
         False
     """
-    arrays = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return np.bool_(all(np.isfinite(np.asarray(array)).all() for array in arrays))
+    if not isinstance(inputs, Iterable):
+        raise ArgumentTypeError(
+            f"inputs must be arrays or a dict of arrays, not {type(inputs).__name__}."
+        )
+    given = inputs.values() if isinstance(inputs, Mapping) else inputs
+    arrays = [np.asarray(item) for item in given]
+    if wrong := [array for array in arrays if not _is_real(array)]:
+        raise ArgumentTypeError(
+            f"inputs must hold arrays of real numbers, not of {wrong[0].dtype}."
+        )
+    return np.bool_(all(np.isfinite(array).all() for array in arrays))
+
+
+def _is_real(array: NDArray[Any]) -> bool:
+    # NumPy marks types that packages register, such as those of ml_dtypes, by a 2.
+    return array.dtype.kind in "biuf" or array.dtype.isbuiltin == 2
 
 
 @door
