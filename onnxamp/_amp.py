@@ -1,7 +1,7 @@
 """The mixed-precision functions of ``mindspore.amp`` and ``paddle.amp``, for ONNX models."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,9 +15,8 @@ from onnxamp._convert.plan import HazardRow, make_plan
 from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import DtypeLike
 from onnxamp._facts.ops import is_exact, op_facts, op_key
-from onnxamp._facts.tables import read_table
 from onnxamp._job.api import converted_as
-from onnxamp._options.doors import door
+from onnxamp._options.doors import autocast_types, door
 from onnxamp._options.lists import Preset, autocast_preset, literal_preset, preset
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, checked_flag, checked_word
@@ -352,7 +351,7 @@ def autocast(
         >>> session.run(None, feeds)[0].dtype
         dtype('float32')
     """
-    defaults: Mapping[str, str] = read_table("other_arguments")["autocast_types"]
+    defaults = autocast_types()
     # A device may have a number: "cuda:1".
     kind = (
         device_type.partition(":")[0] if isinstance(device_type, str) else device_type

@@ -38,10 +38,21 @@ class _Others:
 
 
 @cache
+def _table() -> Mapping[str, Any]:
+    return read_table("other_arguments")
+
+
+@cache
 def _others_of(name: str) -> tuple[_Others, ...]:
     """Return the rows of the table for a function."""
-    rows = read_table("other_arguments")["arguments"]
+    rows = _table()["arguments"]
     return tuple(_Others(**row) for row in rows if name in row["of"])
+
+
+def autocast_types() -> Mapping[str, str]:
+    """Return the default type of ``torch.amp.autocast`` by device type."""
+    types: Mapping[str, str] = _table()["autocast_types"]
+    return types
 
 
 def door(target: T) -> T:

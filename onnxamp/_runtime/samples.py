@@ -372,8 +372,14 @@ def draw_of(
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Draw:
     """Return the generator of :func:`random_samples`; raises the same errors."""
+    if isinstance(seed, bool) or not isinstance(seed, WHOLE):
+        raise ArgumentTypeError(f"The seed must be a whole number, not {seed!r}.")
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+    if dims is not None and not isinstance(dims, Mapping):
+        raise ArgumentTypeError(
+            f"dims must be a dict from names to sizes, not {type(dims).__name__}."
+        )
     # Protos may lack their weights.
     source = model if isinstance(model, ModelProto) else Model.of(model)
 

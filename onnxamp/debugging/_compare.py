@@ -6,7 +6,7 @@ from math import isfinite
 from os import PathLike
 from typing import Final
 
-from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
@@ -274,6 +274,7 @@ def compare_models(
 
     Raises:
         ArgumentError: the samples do not fit the models, or the suffix of the table is unknown.
+        ArgumentTypeError: an argument has the wrong type.
         ModelError: a model cannot be read.
         RuntimeFailure: a model does not run.
         OutputError: the table cannot be written.
@@ -285,6 +286,14 @@ def compare_models(
         True
     """
     path = table_path(output_filename)
+    if progress is not None and not callable(progress):
+        raise ArgumentTypeError(
+            f"progress must be a function, not {type(progress).__name__}."
+        )
+    if limits is not None and not isinstance(limits, Limits):
+        raise ArgumentTypeError(
+            f"limits must be onnxamp.Limits, not {type(limits).__name__}."
+        )
     report = diff_models(
         reference,
         result,
