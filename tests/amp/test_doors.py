@@ -151,7 +151,8 @@ TAKEN = {
     "AdamW": (lambda: AdamW(lr=1, multi_precision=True, grad_clip=None), AdamW(learning_rate=1)),
     "SGD(0.1)": (lambda: SGD(0.1), SGD(learning_rate=0.1)),
     "SGD without momentum": (lambda: SGD(lr=0.1, momentum=0, dampening=0.0, nesterov=False), SGD(learning_rate=0.1)),
-    "Momentum": (lambda: Momentum(0.1, 0.8, use_nesterov=True), Momentum(learning_rate=0.1, momentum=0.8, nesterov=True)),
+    "Momentum(0.1, 0.8)": (lambda: Momentum(0.1, 0.8), Momentum(learning_rate=0.1, momentum=0.8)),
+    "use_nesterov": (lambda: Momentum(use_nesterov=True), Momentum(nesterov=True)),
     "accumulation": (lambda: SGD(gradient_accumulation_steps=4), SGD(accumulate=4)),
 }  # fmt: skip
 
