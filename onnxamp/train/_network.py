@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,10 +130,16 @@ class TrainNetwork:
             ArgumentError: ``mode`` is False.
         """
         if not checked_flag("mode", mode):
-            raise ArgumentError(
-                "A network in training has no evaluation mode: run InferenceSession(net.export()) instead."
-            )
+            raise _no_evaluation()
         return self
+
+    def eval(self) -> NoReturn:
+        """Refuse: a network in training has no evaluation mode.
+
+        Raises:
+            ArgumentError: always; the message says what to run instead.
+        """
+        raise _no_evaluation()
 
     def set_train(self, mode: bool = True) -> "TrainNetwork":
         """Call :meth:`train`."""
@@ -508,3 +514,9 @@ class TrainNetwork:
             )
             return converted
         return trained_model(self.source, self.masters, arrays, self.stored)
+
+
+def _no_evaluation() -> ArgumentError:
+    return ArgumentError(
+        "A network in training has no evaluation mode: run InferenceSession(net.export()) instead."
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_door import foreign
 from train_nets import feeds, mlp
 
 import onnxamp
@@ -223,12 +224,6 @@ def test_a_network_is_always_in_training() -> None:
         with pytest.raises(ValueError, match=r"InferenceSession\(net.export\(\)\)"):
             method(False)
     net.optimizer.zero_grad()
-
-
-def foreign(package: str, text: str) -> Any:
-    """A type of a framework that is not installed: its class and its text are all that is known of it."""
-    kind = type("dtype", (), {"__module__": package, "__str__": lambda _: text, "is_floating_point": True})
-    return kind()
 
 
 FORMS = {

@@ -85,7 +85,7 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 }
 """Engines that the page of the same name needs."""
 SLOW = {
-    "accuracy", "bench", "cluster", "coming-from", "cuda", "float16-only", "genai", "int8", "language-models",
+    "accuracy", "bench", "cluster", "coming-from", "coming-from-pytorch", "cuda", "float16-only", "genai", "int8", "language-models",
     "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
     "transformers-js", "tune", "tutorial",
 }  # fmt: skip
