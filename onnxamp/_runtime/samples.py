@@ -48,7 +48,6 @@ from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
-from onnxamp._options.values import WHOLE
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
 from onnxamp._runtime.inputs import listed
@@ -372,8 +371,7 @@ def draw_of(
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Draw:
     """Return the generator of :func:`random_samples`; raises the same errors."""
-    if isinstance(seed, bool) or not isinstance(seed, WHOLE):
-        raise ArgumentTypeError(f"The seed must be a whole number, not {seed!r}.")
+    _check_whole("The seed", seed)
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
     if dims is not None and not isinstance(dims, Mapping):
@@ -395,6 +393,17 @@ def draw_of(
     return Draw(maker, seed)
 
 
+def _check_whole(what: str, number: object) -> None:
+    """Check that a number is whole.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    # In Python, a bool is an int.
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise ArgumentTypeError(f"{what} must be a whole number, not {number!r}.")
+
+
 def drawn(draw: Draw, count: int = 1) -> Samples:
     """Return the first samples of a draw.
 
@@ -402,10 +411,7 @@ def drawn(draw: Draw, count: int = 1) -> Samples:
         ArgumentError: ``count`` is too small.
         ArgumentTypeError: it is not a whole number.
     """
-    if isinstance(count, bool) or not isinstance(count, WHOLE):
-        raise ArgumentTypeError(
-            f"The number of samples must be a whole number, not {count!r}."
-        )
+    _check_whole("The number of samples", count)
     if count < 1:
         raise ArgumentError(
             f"The number of samples must be at least 1, but is {count}."
