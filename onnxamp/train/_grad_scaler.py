@@ -17,17 +17,19 @@ from onnxamp._facts.dtypes import FORMATS
 from onnxamp._options.doors import door
 from onnxamp._options.values import checked_flag
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._scaling import (
+from onnxamp.train._scale_values import (
     SMALLEST,
-    STILL,
-    MovingLossScaleManager,
-    ScaleState,
-    ScaleUpdate,
     checked_count,
     checked_factor,
     checked_fraction,
     checked_small_scale,
     checked_updates,
+)
+from onnxamp.train._scaling import (
+    STILL,
+    MovingLossScaleManager,
+    ScaleState,
+    ScaleUpdate,
 )
 from onnxamp.train._sessions import StepGradients
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,60 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError
 from onnxamp._options.doors import door
-from onnxamp._options.values import WHOLE, checked_flag, checked_number
+from onnxamp._options.values import checked_flag
 from onnxamp._runtime.values import from_value
+from onnxamp.train._scale_values import (
+    SMALLEST,
+    checked_count,
+    checked_factor,
+    checked_scale,
+)
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
-
-_MOST: Final = 2**62
-"""The number of updates that no window may reach."""
-
 
 _MOST_OVERFLOWS: Final = 1000
 """The number of updates in a row whose gradients may overflow, as in MindSpore."""
-
-
-SMALLEST: Final = 1 / LARGEST
-"""The smallest loss scale whose reciprocal is finite in float32."""
-
-
-def checked_small_scale(name: str, value: float) -> float:
-    """Return a scale that may be below 1, checked."""
-    what = "a positive number from 2^-126 to 2^126"
-    number = checked_number(name, value, what, lambda n: SMALLEST <= n <= LARGEST)
-    return float(number)
-
-
-def checked_scale(name: str, value: float) -> float:
-    """Return a scale, checked."""
-    return float(
-        checked_number(
-            name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
-        )
-    )
-
-
-def checked_factor(name: str, value: float) -> float:
-    """Return a factor by which a scale rises, checked."""
-    what = "a finite number greater than 1"
-    return float(checked_number(name, value, what, lambda n: 1 < n < inf))
-
-
-def checked_fraction(name: str, value: float) -> float:
-    """Return a factor by which a scale falls, checked."""
-    what = "a number between 0 and 1"
-    return float(checked_number(name, value, what, lambda n: 0 < n < 1))
-
-
-def checked_count(name: str, value: int) -> int:
-    """Return a number of updates, checked."""
-    what = "a positive whole number"
-    return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
-
-
-def checked_updates(name: str, value: int) -> int:
-    """Return a number of updates that may be 0, checked."""
-    what = "a whole number, 0 or greater"
-    return int(checked_number(name, value, what, lambda n: 0 <= n < _MOST, WHOLE))
 
 
 class FromLevel(Enum):
