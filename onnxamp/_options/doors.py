@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from inspect import Parameter, Signature
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
-from onnxamp._base.errors import ArgumentTypeError, suggestion
+from onnxamp._base.errors import ArgumentTypeError, MissingNameError, suggestion
 from onnxamp._facts.tables import read_table
 from onnxamp._options.values import NUMBERS
 
@@ -68,7 +68,29 @@ def door(target: T) -> T:
         if inspect.isfunction(member) and not name.startswith("_"):
             setattr(owner, name, _guarded(member, f"{owner.__name__}.{name}", 1))
     owner.__init__ = _guarded(owner.__init__, owner.__name__, 1)
+    if any(owner.__name__ in row["of"] for row in _table()["attributes"]):
+        owner.__getattr__ = _refuse_name
     return target
+
+
+def _refuse_name(self: object, name: str) -> NoReturn:
+    """Refuse an attribute that an object does not have.
+
+    Raises:
+        MissingNameError: always. The message names what to write.
+    """
+    kind = type(self)
+    said = f"{kind.__name__} has no attribute {name!r}"
+    if name.startswith("_"):  # Python itself asks for these
+        raise MissingNameError(f"{said}.", name=name, obj=self)
+    classes = {base.__name__ for base in kind.__mro__}
+    for row in _table()["attributes"]:
+        if name in row["instead"] and not classes.isdisjoint(row["of"]):
+            raise MissingNameError(
+                f"{said}: {row['instead'][name]}.", name=name, obj=self
+            )
+    near = suggestion([item for item in dir(kind) if item[0] != "_"], name)
+    raise MissingNameError(f"{said}.{near}", name=name, obj=self)
 
 
 def _guarded(

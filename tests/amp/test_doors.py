@@ -1,7 +1,9 @@
 """The doors of the package: arguments by the names of MindSpore, Paddle and PyTorch, and errors that are its own."""
 
+import copy
 import inspect
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -254,3 +256,31 @@ def test_other_types_of_frameworks_are_refused(form: Any) -> None:
 def test_what_is_no_type(form: Any) -> None:
     with pytest.raises(onnxamp.ArgumentTypeError, match="dtype must be a name"):
         amp.auto_mixed_precision(MODEL, "O2", form)
+
+
+def objects() -> list[Any]:
+    net = build_train_network(MODEL, Momentum(), "cross-entropy")
+    return [net, net.optimizer, amp.GradScaler(), onnxamp.InferenceSession(MODEL)]
+
+
+def test_names_of_other_frameworks_say_what_to_write() -> None:
+    made = objects()
+    for row in read_table("other_arguments")["attributes"]:
+        (found,) = (item for item in made if {base.__name__ for base in type(item).__mro__} & {*row["of"]})
+        for name, text in row["instead"].items():
+            with pytest.raises(AttributeError) as caught:
+                getattr(found, name)
+            assert str(caught.value) == f"{type(found).__name__} has no attribute {name!r}: {text}."
+            assert isinstance(caught.value, onnxamp.MissingNameError)
+            assert caught.value.name == name
+            assert not hasattr(found, name)
+
+
+def test_misspelled_names_suggest_the_nearest_one() -> None:
+    net, optimizer, scaler, session = objects()
+    spelled = ((net, "gradient", "gradients"), (scaler, "get_scales", "get_scale"), (session, "rum", "run"))
+    for found, name, near in spelled:
+        with pytest.raises(onnxamp.MissingNameError, match=f"Did you mean '{near}'?"):
+            getattr(found, name)
+    assert copy.deepcopy(optimizer) == pickle.loads(pickle.dumps(optimizer)) == optimizer
+    assert copy.copy(scaler).state_dict() == scaler.state_dict()
