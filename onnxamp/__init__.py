@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxamp._base.errors import MissingDataError as MissingDataError
     from onnxamp._base.errors import MissingFileError as MissingFileError
     from onnxamp._base.errors import MissingModelError as MissingModelError
+    from onnxamp._base.errors import MissingNameError as MissingNameError
     from onnxamp._base.errors import MissingPackageError as MissingPackageError
     from onnxamp._base.errors import ModelError as ModelError
     from onnxamp._base.errors import NumericsError as NumericsError
@@ -104,6 +105,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "MissingDataError",
         "MissingFileError",
         "MissingModelError",
+        "MissingNameError",
         "MissingPackageError",
         "ModelError",
         "NumericsError",

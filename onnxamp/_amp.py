@@ -1,10 +1,10 @@
 """The mixed-precision functions of ``mindspore.amp`` and ``paddle.amp``, for ONNX models."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from onnx import NodeProto
@@ -16,9 +16,10 @@ from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import DtypeLike
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._job.api import converted_as
-from onnxamp._options.lists import Preset, literal_preset, preset
-from onnxamp._options.options import Options, Rule
-from onnxamp._options.values import Level
+from onnxamp._options.doors import autocast_types, door
+from onnxamp._options.lists import Preset, autocast_preset, literal_preset, preset
+from onnxamp._options.options import Options
+from onnxamp._options.values import Level, checked_flag, checked_word
 from onnxamp._report import as_sentence
 from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available
@@ -26,6 +27,7 @@ from onnxamp._runtime.session import cuda_available
 _LEVELS: Final = ("O0", "O1", "O2", "O3")
 
 
+@door
 def auto_mixed_precision(
     network: Any,
     amp_level: str = "O0",
@@ -44,7 +46,7 @@ def auto_mixed_precision(
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         amp_level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
             has a low-precision kernel. For "auto", use :func:`onnxamp.convert_model`.
-        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         lists: the preset of white and black lists: "mindspore", "paddle", "default",
             "conservative" or "fast".
 
@@ -123,6 +125,7 @@ _NAMED: Final = 8
 """The number of nodes that a warning names; plans name all."""
 
 
+@door
 def custom_mixed_precision(
     network: Any,
     *,
@@ -141,7 +144,7 @@ def custom_mixed_precision(
         white_list: these op types run in low precision, all others in float32, apart from exact ones (Reshape, Relu)
             between listed ones. Only kernels, schemas and hazards overrule the list.
         black_list: all other op types run in low precision.
-        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
 
     Returns:
         The converted ModelProto, or a Graph for a Graph.
@@ -183,11 +186,58 @@ def custom_mixed_precision(
     return _converted(network, options)
 
 
-_ACTIVE: Final[ContextVar[Options | None]] = ContextVar(
+@dataclass(slots=True, eq=False)
+class _Cast:
+    """A block of code with a precision.
+
+    Attributes:
+        options: those of sessions and networks that are created within it; None for float32.
+        spelled: how a message names it.
+        outer: the block around it.
+        is_used: whether anything was created or run within it.
+    """
+
+    options: Options | None
+    spelled: str
+    outer: "_Cast | None"
+    is_used: bool = False
+
+    def use(self) -> None:
+        """Note that something is created or run within this block and those around it."""
+        block: _Cast | None = self
+        while block is not None:
+            block.is_used = True
+            block = block.outer
+
+
+_ACTIVE: Final[ContextVar[_Cast | None]] = ContextVar(
     "onnxamp auto_cast", default=None
 )
 
 
+@contextmanager
+def _casting(options: Options | None, function: str, level: str) -> Iterator[None]:
+    """Let sessions and networks that are created within the block have a precision; None means float32.
+
+    Warns:
+        OptionWarning: nothing was created or run in a block that asks for low precision.
+    """
+    spelled = f"{function}({level})"
+    if options is not None:
+        spelled = f"{function}({level + ', ' if level else ''}dtype={options.dtype!r})"
+    block = _Cast(options, spelled, _ACTIVE.get())
+    with active_within(_ACTIVE, block):
+        yield
+    if options is not None and not block.is_used:
+        text = (
+            f"Nothing was created or run within {spelled}, so it changed nothing. It applies to"
+            " onnxamp.InferenceSession and build_train_network in this thread. It does not apply to sessions of"
+            " onnxruntime: convert their models with auto_mixed_precision, or create onnxamp.InferenceSession instead."
+        )
+        warn([text])
+
+
+@door
 @contextmanager
 def auto_cast(
     enable: bool = True,
@@ -201,8 +251,9 @@ def auto_cast(
 
     The counterpart of ``paddle.amp.auto_cast``. It applies to :class:`onnxamp.debugging.InferenceSession` (the model is
     converted; without a CUDA device, low precision is emulated) and to :func:`onnxamp.train.build_train_network`, whose
-    ``level`` and ``dtype`` must then keep their defaults. Objects created earlier do not change, and other threads and
-    asyncio tasks are not affected.
+    ``level`` and ``dtype`` must then keep their defaults. Objects created earlier do not change: a warning names those
+    that run within the context in another precision. Sessions that you create with ``onnxruntime`` itself are not
+    affected, because onnxamp does not change other packages; neither are other threads and asyncio tasks.
 
     Args:
         enable: False turns an outer context off; in that case, only the level is checked among the other arguments.
@@ -211,13 +262,17 @@ def auto_cast(
         level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products), with everything else in float32;
             "O1" these, unlisted ops that read only low precision, and exact ops (Reshape, Relu) where that saves Casts;
             "O2" all but black-listed ops. Case does not matter.
-        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         use_promote: at O2, whether an unlisted op may stay in float32 next to float32 values, where low
             precision would cost more Casts than it gains. False always lowers it.
 
     Raises:
         ArgumentError: a value is unknown, or an op is in both lists (a ValueError).
         ArgumentTypeError: an argument has the wrong type, such as a string for a list.
+
+    Warns:
+        OptionWarning: a session or network that was created outside runs within the context and keeps another
+            precision, or nothing was created or run within the context.
 
     Example:
         >>> import onnxamp
@@ -230,39 +285,137 @@ def auto_cast(
     """
     name = amp_level_of(level, ("O0", "OD", "O1", "O2"), "auto_cast")
     options = None
-    if enable:
+    if checked_flag("enable", enable):
         lists = replace(literal_preset("paddle"), follows=name == "O1")
         keywords = {
             "dtype": dtype,
             "white_list": custom_white_list,
             "black_list": custom_black_list,
             "lists": lists,
-            "strict": not use_promote,
+            "strict": not checked_flag("use_promote", use_promote),
             "fold": False,
         }
         options = Options.of("O1" if name == "OD" else name, keywords)
     if options is not None and name == "OD":
-        options = replace(options, rule=_only(options.white))
-    with active_within(_ACTIVE, None if name == "O0" else options):
+        options = replace(options, rule=_Only(options.white))
+    with _casting(None if name == "O0" else options, "auto_cast", f"level={name!r}"):
         yield
 
 
-def _only(white: frozenset[str]) -> Rule:
-    """Return a rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their consumers."""
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """A rule for O1 that keeps exact ops in float32 unless they are white-listed or follow their consumers."""
 
-    def rule(node: NodeProto) -> str | None:
+    white: frozenset[str]
+
+    def __call__(self, node: NodeProto) -> str | None:
+        """Decide for a node."""
         key = op_key(node)
-        is_free = key in white or key in op_facts().following
+        is_free = key in self.white or key in op_facts().following
         return "high" if is_exact(node) and not is_free else None
 
-    return rule
+
+@door
+@contextmanager
+def autocast(
+    device_type: str = "cuda",
+    dtype: DtypeLike | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,  # noqa: ARG001
+) -> Iterator[None]:
+    """Set the precision of sessions and training networks that are created within the context, by PyTorch's lists.
+
+    The counterpart of ``torch.amp.autocast``. It is :func:`auto_cast` at level "O1" with other lists: products,
+    convolutions and recurrent layers are low, powers, exponentials, sums, softmaxes and normalizations of layers and
+    groups stay in float32, and other ops are low if they read only low precision.
+
+    Args:
+        device_type: the device that the default of ``dtype`` is for. Sessions run where they would run otherwise.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
+            None for PyTorch's default: bfloat16 for "cpu", and float16 for others.
+        enabled: False turns an outer context off.
+        cache_enabled: not needed, because a model is converted once.
+
+    Raises:
+        ArgumentError: PyTorch has no autocast for the device, or the type is unknown (a ValueError).
+        ArgumentTypeError: an argument has the wrong type.
+
+    Warns:
+        OptionWarning: as :func:`auto_cast`.
+
+    Example:
+        >>> import onnxamp
+        >>> feeds = onnxamp.random_samples("models/encoder.onnx")[0]
+        >>> with onnxamp.amp.autocast("cuda", dtype="float16"):
+        ...     session = onnxamp.InferenceSession("models/encoder.onnx")
+        >>> session.run(None, feeds)[0].dtype
+        dtype('float32')
+    """
+    defaults = autocast_types()
+    # A device may have a number: "cuda:1".
+    kind = (
+        device_type.partition(":")[0] if isinstance(device_type, str) else device_type
+    )
+    default = defaults[checked_word("device_type", kind, [*defaults])]
+    options = None
+    if checked_flag("enabled", enabled):
+        chosen = default if dtype is None else dtype
+        lists = replace(autocast_preset(), follows=True)
+        options = Options.of("O1", {"dtype": chosen, "lists": lists, "fold": False})
+    with _casting(options, "autocast", ""):
+        yield
 
 
 def active_cast() -> Options | None:
-    """Return the options that the innermost :func:`auto_cast` sets; None outside of any."""
-    return _ACTIVE.get()
+    """Return the options for a session or network that is being created; None outside of :func:`auto_cast`."""
+    block = _ACTIVE.get()
+    if block is None:
+        return None
+    block.use()
+    return block.options
 
 
+class CastWatch:
+    """Warns, once, if an object runs within a context that asks for another precision than it was created with.
+
+    Args:
+        what: what the object that is being created is, for the message.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        block = _ACTIVE.get()
+        self._options = None if block is None else block.options
+        self._origin = "" if block is None else block.spelled
+        self._is_told = False
+
+    def check(self, has_low: Callable[[], bool]) -> None:
+        """Note a run of the object; ``has_low`` returns whether it computes in low precision.
+
+        Warns:
+            OptionWarning: the context does not apply to the object.
+        """
+        block = _ACTIVE.get()
+        if block is None:
+            return
+        block.use()
+        if self._is_told or block.options == self._options:
+            return
+        # Whoever chose a precision without a context, such as that of a converted model, is not surprised by it.
+        if self._options is None and has_low():
+            return
+        self._is_told = True
+        origin = f"was created outside of {block.spelled}, and stays in float32 there"
+        if self._options is not None:
+            origin = f"was created within {self._origin}, and keeps its precision within {block.spelled}"
+        text = (
+            f"This {self._what} {origin}: the context applies to what is created within it. Create the {self._what}"
+            " there, or convert its model with auto_mixed_precision."
+        )
+        warn([text])
+
+
+@door
 def is_float16_supported(device: str | None = None) -> bool:
     """Return whether a device computes in float16. The counterpart of ``paddle.amp.is_float16_supported``.
 
@@ -285,6 +438,7 @@ def is_float16_supported(device: str | None = None) -> bool:
     return _has_capability(device, (5, 3))
 
 
+@door
 def is_bfloat16_supported(device: str | None = None) -> bool:
     """Return whether a device computes in bfloat16. The counterpart of ``paddle.amp.is_bfloat16_supported``.
 

@@ -16,6 +16,7 @@ helpers that build their messages.
     ├── GradientError                      a loss cannot be differentiated: an op has no rule
     ├── OutputError                        the result cannot be written
     ├── MissingPackageError (ImportError)  an optional package is not installed
+    ├── MissingNameError (AttributeError)  an object has no method or attribute of this name
     ├── CallOrderError (RuntimeError)      a method was called before or after its time
     ├── RuntimeFailure                     ONNX Runtime could not load or run a model
     ├── NumericsError (RuntimeError)       a checked value holds NaN or Inf
@@ -108,6 +109,12 @@ class OutputError(OnnxAmpError):
 
 class MissingPackageError(OnnxAmpError, ImportError):
     """An optional package is not installed; the message says how to install it."""
+
+
+class MissingNameError(OnnxAmpError, AttributeError):
+    """An object has no method or attribute of this name; if it is one of another framework, the message says what to
+    write.
+    """
 
 
 class CallOrderError(OnnxAmpError, RuntimeError):

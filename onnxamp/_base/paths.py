@@ -16,6 +16,7 @@ from typing import IO, Final
 
 from onnxamp._base.errors import (
     ArgumentError,
+    ArgumentTypeError,
     MissingFileError,
     OutputError,
     suggestion,
@@ -45,11 +46,16 @@ def as_path(given: str | PathLike[str]) -> Path:
 
     Raises:
         ArgumentError: no file system knows the URL, or a "file:" URL names no file of this machine.
+        ArgumentTypeError: the argument is no path.
         MissingPackageError: the package for it is not installed.
     """
     if isinstance(given, Path):
         return given
-    text = os.fspath(given)
+    text = os.fspath(given) if isinstance(given, (str, PathLike)) else None
+    if not isinstance(text, str):
+        raise ArgumentTypeError(
+            f"A path must be a string or a path, not {given!r:.80}."
+        )
     if text[:5].lower() == "file:":
         return _local_file(text)
     found = URL.fullmatch(text)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import floor, log2
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
@@ -19,7 +19,23 @@ from onnxamp._facts.tables import read_table
 
 DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
-DtypeLike: TypeAlias = DtypeName | type[np.generic] | np.dtype[Any] | int
+
+
+class FrameworkDtype(Protocol):
+    """An element type of PyTorch, such as ``torch.float16``, as type checkers see it."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its numbers are floats."""
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether its numbers are complex."""
+
+
+DtypeLike: TypeAlias = (
+    DtypeName | type[np.generic] | np.dtype[Any] | int | FrameworkDtype
+)
 """A low-precision type in any form that :func:`dtype_name` reads."""
 
 
@@ -209,18 +225,27 @@ def _short_names() -> Iterator[tuple[str, str]]:
 _SHORT: Final = dict(_short_names())
 
 
+_KNOWN: Final = frozenset({*ELEM_NUMBERS, *_PLAIN.values()} - _PLAIN.keys())
+"""NumPy's names of element types."""
+_FRAMEWORKS: Final = frozenset({"mindspore", "paddle", "torch"})
+"""Packages with types of their own, whose text is their name: "Float16", "paddle.float16", "torch.float16"."""
+_DOTTED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*")
+
+
 def dtype_name(dtype: object) -> str:
     """Return NumPy's name for an element type that is given in any form: "float16", "bfloat16", "float32".
 
     Args:
-        dtype: a name, a NumPy or ml_dtypes type (``numpy.float16``, ``ml_dtypes.bfloat16``), a ``numpy.dtype``, or a
-            number of ``onnx.TensorProto.DataType``, including the values of ``onnx_ir.DataType``.
+        dtype: a name in upper or lower case, also one with its module ("torch.float16"), a NumPy or ml_dtypes type
+            (``numpy.float16``, ``ml_dtypes.bfloat16``), a ``numpy.dtype``, a type of PyTorch, Paddle or MindSpore
+            (``torch.float16``), or a number of ``onnx.TensorProto.DataType``, including the values of
+            ``onnx_ir.DataType``.
 
     Raises:
         ArgumentTypeError: it is none of these.
     """
     if isinstance(dtype, str):
-        return _SHORT.get(dtype.lower(), dtype)
+        return _named(dtype)
     if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
         name = ELEM_NAMES.get(int(dtype), str(int(dtype)))
         return _PLAIN.get(name, name)
@@ -229,10 +254,22 @@ def dtype_name(dtype: object) -> str:
     # NumPy takes any other class for a type of objects.
     if isinstance(dtype, type) and (known := np.dtype(dtype)) != np.dtype(object):
         return known.name
+    # By name, so that no framework is imported.
+    package = type(dtype).__module__.partition(".")[0]
+    if package in _FRAMEWORKS and _DOTTED.fullmatch(str(dtype)):
+        return _named(str(dtype))
     kind = dtype.__name__ if isinstance(dtype, type) else type(dtype).__name__
     raise ArgumentTypeError(
-        f"dtype must be a name such as 'float16', a NumPy or ml_dtypes type, or an ONNX element type, not {kind}."
+        "dtype must be a name such as 'float16', a type of NumPy, ml_dtypes, PyTorch, Paddle or MindSpore, or an ONNX"
+        f" element type, not {kind}."
     )
+
+
+def _named(text: str) -> str:
+    """Return NumPy's name for the name of a type; a name that no type has stays as it is."""
+    name = text.rpartition(".")[2].lower()
+    name = _SHORT.get(name, name)
+    return name if name in _KNOWN else text
 
 
 def low_type(dtype: object) -> Format:

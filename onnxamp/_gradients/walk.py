@@ -22,6 +22,8 @@ from onnxamp._graph.shapes import Dims, elements, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, inline_functions, wire
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.protos import opset_imports
+from onnxamp._options.doors import door
+from onnxamp._options.values import checked_names
 
 RULES: Final[Mapping[str, Rule]] = {
     **attention.RULES,
@@ -438,6 +440,7 @@ class Gradients:
     outputs: Mapping[str, str]
 
 
+@door
 def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradients:
     """Extend a model with the gradients of one of its values with respect to others.
 
@@ -455,6 +458,7 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
 
     Raises:
         ArgumentError: ``wanted`` is empty.
+        ArgumentTypeError: an argument has the wrong type.
         GradientError: an op between the loss and a wanted value has no gradient rule, or the loss does not depend on a
             wanted value.
         OpsetError: the opset of the model is below 18.
@@ -470,7 +474,8 @@ def add_gradients(model: ModelSource, loss: str, wanted: Iterable[str]) -> Gradi
         >>> session.run([found.outputs["x"]], {"x": np.array([1, 2, 3], np.float32)})[0].tolist()
         [2.0, 4.0, 6.0]
     """
-    return differentiate(Model.of(model).embedded(), loss, wanted)
+    names = checked_names("wanted", wanted)
+    return differentiate(Model.of(model).embedded(), loss, names)
 
 
 @no_collections()

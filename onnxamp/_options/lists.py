@@ -13,6 +13,7 @@ from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.tables import read_table
 from onnxamp._facts.targets import with_kernels
+from onnxamp._options.doors import door
 
 PresetName = Literal["default", "conservative", "fast", "mindspore", "paddle"]
 PRESETS: Final[tuple[PresetName, ...]] = get_args(PresetName)
@@ -68,6 +69,11 @@ def literal_preset(lists: str) -> Preset:
         ArgumentError, ArgumentTypeError: as :func:`preset`.
     """
     return replace(preset(lists), is_literal=True)
+
+
+def autocast_preset() -> Preset:
+    """Return the lists of ``torch.amp.autocast``, as :mod:`onnxamp.amp` reads them."""
+    return replace(_read_preset("pytorch"), is_literal=True)
 
 
 @cache
@@ -164,6 +170,7 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
     return spelled[near[0]] if near else None
 
 
+@door
 def get_white_list(lists: str = "mindspore") -> list[str]:
     """Return the op types that a preset lowers. The counterpart of ``mindspore.amp.get_white_list``.
 
@@ -188,6 +195,7 @@ def get_white_list(lists: str = "mindspore") -> list[str]:
     return [*known.white, *known.white_names]
 
 
+@door
 def get_black_list(lists: str = "mindspore") -> list[str]:
     """Return the op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
 

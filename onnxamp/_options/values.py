@@ -196,6 +196,10 @@ WHOLE: Final = (int, np.integer)
 """Types of numbers, and of whole numbers. Bools do not count."""
 
 
+_MOST_BITS: Final = 1023
+"""The number of bits of an integer that float64 can hold whatever they are."""
+
+
 def checked_number(
     name: str,
     value: Any,
@@ -212,7 +216,9 @@ def checked_number(
     # In Python, a bool is an int.
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ArgumentTypeError(said)
-    if not holds(value):
+    # Python's integers may be larger than any float.
+    is_huge = isinstance(value, int) and value.bit_length() > _MOST_BITS
+    if is_huge or not holds(value):
         raise ArgumentError(said)
     return value
 

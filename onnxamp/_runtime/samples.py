@@ -367,8 +367,13 @@ def draw_of(
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Draw:
     """Return the generator of :func:`random_samples`; raises the same errors."""
+    _check_whole("The seed", seed)
     if seed < 0:
         raise ArgumentError(f"The seed must not be negative, but is {seed}.")
+    if dims is not None and not isinstance(dims, Mapping):
+        raise ArgumentTypeError(
+            f"dims must be a dict from names to sizes, not {type(dims).__name__}."
+        )
     # Protos may lack their weights.
     source = model if isinstance(model, ModelProto) else Model.of(model)
 
@@ -384,12 +389,25 @@ def draw_of(
     return Draw(maker, seed)
 
 
+def _check_whole(what: str, number: object) -> None:
+    """Check that a number is whole.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    # In Python, a bool is an int.
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise ArgumentTypeError(f"{what} must be a whole number, not {number!r}.")
+
+
 def drawn(draw: Draw, count: int = 1) -> Samples:
     """Return the first samples of a draw.
 
     Raises:
         ArgumentError: ``count`` is too small.
+        ArgumentTypeError: it is not a whole number.
     """
+    _check_whole("The number of samples", count)
     if count < 1:
         raise ArgumentError(
             f"The number of samples must be at least 1, but is {count}."

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._base.optional import require_runtime
 from onnxamp._base.threads import Once
 from onnxamp._facts.providers import BUILT_IN, is_plugin
@@ -81,12 +81,17 @@ def choose_provider(wanted: Provider | None) -> Provider:
 
     Raises:
         ArgumentError: there is no such provider.
+        ArgumentTypeError: it is not a string.
         RuntimeFailure: the provider cannot be used; the message says why.
         MissingPackageError: ONNX Runtime is not installed.
     """
     require_runtime()
     if wanted is None:
         return "cuda" if cuda_available() else "cpu"
+    if not isinstance(wanted, str):
+        raise ArgumentTypeError(
+            f"provider must be a string such as 'cpu', not {type(wanted).__name__}."
+        )
     if wanted not in BUILT_IN:
         if plugin_called(split_hint(wanted)[0]) is None:
             known = ", ".join((*BUILT_IN, *plugins()))

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: the API of ``mindspore.amp`` and ``paddle.amp``, for ONNX models.
+"""Automatic mixed precision: the API of ``mindspore.amp``, ``paddle.amp`` and ``torch.amp``, for ONNX models.
 
 ======================================================  ============================================================
 to convert a model                                      auto_mixed_precision, custom_mixed_precision,
@@ -9,7 +9,7 @@ to train one                                            build_train_network, dec
                                                         DynamicLossScaleManager
 to scale arrays                                         LossScaler, StaticLossScaler, DynamicLossScaler,
                                                         all_finite, init_status
-for sessions and networks created in a block of code    auto_cast
+for sessions and networks created in a block of code    auto_cast, autocast (as in PyTorch)
 by the former names of Paddle                           amp_guard, amp_decorate
 to find NaN and Inf, and compare                        debugging
 ======================================================  ============================================================
@@ -19,6 +19,7 @@ from onnxamp import debugging
 from onnxamp._amp import (
     auto_cast,
     auto_mixed_precision,
+    autocast,
     custom_mixed_precision,
     is_bfloat16_supported,
     is_float16_supported,
@@ -64,6 +65,7 @@ __all__ = [
     "amp_guard",
     "auto_cast",
     "auto_mixed_precision",
+    "autocast",
     "build_train_network",
     "custom_mixed_precision",
     "debugging",

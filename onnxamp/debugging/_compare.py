@@ -6,7 +6,7 @@ from math import isfinite
 from os import PathLike
 from typing import Final
 
-from onnxamp._base.errors import ArgumentError, RuntimeFailure
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._model.model import ModelSource
 from onnxamp._model.weights import SENTINEL
@@ -14,6 +14,8 @@ from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.metrics import LOWNESS, TOLERANCES
 from onnxamp._numerics.results import DiffReport, FirstBad, LayerDiff
+from onnxamp._options.doors import door
+from onnxamp._options.values import checked_number
 from onnxamp._runtime.engines import Progress
 from onnxamp._runtime.samples import SamplesLike
 from onnxamp._runtime.session import Provider
@@ -93,6 +95,7 @@ _HEADS: Final = (
 )
 
 
+@door
 def compare_accuracy(
     dump_path: str | PathLike[str],
     another_dump_path: str | PathLike[str],
@@ -134,8 +137,7 @@ def compare_accuracy(
         []
     """
     path = table_path(output_filename)
-    if not loss_scale > 0:
-        raise ArgumentError(f"loss_scale must be greater than 0, not {loss_scale!r}.")
+    checked_number("loss_scale", loss_scale, "greater than 0", lambda n: n > 0)
     one = {(row.step, row.tensor): row for row in read_dump(dump_path)}
     other = {(row.step, row.tensor): row for row in read_dump(another_dump_path)}
     if not one.keys() & other.keys():
@@ -239,6 +241,7 @@ _LAYER_COLUMNS: Final = {
 """Columns of a layer table: attributes of a :class:`LayerDiff`, and of its measurements."""
 
 
+@door
 def compare_models(
     reference: ModelSource,
     result: ModelSource,
@@ -271,6 +274,7 @@ def compare_models(
 
     Raises:
         ArgumentError: the samples do not fit the models, or the suffix of the table is unknown.
+        ArgumentTypeError: an argument has the wrong type.
         ModelError: a model cannot be read.
         RuntimeFailure: a model does not run.
         OutputError: the table cannot be written.
@@ -282,6 +286,14 @@ def compare_models(
         True
     """
     path = table_path(output_filename)
+    if progress is not None and not callable(progress):
+        raise ArgumentTypeError(
+            f"progress must be a function, not {type(progress).__name__}."
+        )
+    if limits is not None and not isinstance(limits, Limits):
+        raise ArgumentTypeError(
+            f"limits must be onnxamp.Limits, not {type(limits).__name__}."
+        )
     report = diff_models(
         reference,
         result,

@@ -13,13 +13,14 @@ from onnx import TensorProto, numpy_helper
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.sources import unchanged_sources
+from onnxamp._options.doors import door
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import DataflowGraph, dtype_of
 from onnxamp._runtime.samples import SamplesLike, as_samples
 from onnxamp._runtime.session import Provider, choose_provider
 from onnxamp.debugging._records import ValueRecord, counted
 from onnxamp.debugging._tensors import DebugMode, NumericsWarning, tensor_stats
-from onnxamp.debugging._watch import RunRecords, Watcher
+from onnxamp.debugging._watch import RunRecords, Watcher, caller_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class LayerCheck:
         )
 
 
+@door
 @unchanged_sources()
 def check_layer_numerics(
     model: ModelSource,
@@ -131,7 +133,7 @@ def check_layer_numerics(
         text = (
             f"{what} in {counted(alarming)} of the layer; the first is {alarming[0]}."
         )
-        warnings.warn(text, NumericsWarning, stacklevel=2)
+        warnings.warn(text, NumericsWarning, stacklevel=caller_level())
     return check
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, printable
 from onnxamp._base.paths import as_path, made_folder
 from onnxamp._base.public import active_within
+from onnxamp._options.doors import door
 from onnxamp._options.lists import is_known, nearest_name
 from onnxamp.debugging._tables import Cell, read_csv, write_table
 from onnxamp.debugging._tensors import LOST_ABOVE, DebugMode, TensorStats
@@ -164,6 +165,7 @@ def _cells(record: ValueRecord) -> list[Cell]:
     ]
 
 
+@door
 def read_dump(path: str | PathLike[str]) -> tuple[ValueRecord, ...]:
     """Read the dump that a checker in mode ``CHECK_ALL`` wrote.
 
@@ -222,6 +224,7 @@ def _records(path: Path) -> list[ValueRecord]:
     return records
 
 
+@door
 @dataclass(frozen=True)
 class TensorCheckerConfig:
     """The configuration of a checker; see :func:`enable_tensor_checker`.
@@ -380,6 +383,7 @@ _ACTIVE: Final[ContextVar[TensorChecker | None]] = ContextVar(
 )
 
 
+@door
 def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
     """Check every run of an :class:`InferenceSession` and every training step until the checker is disabled.
 
@@ -418,6 +422,7 @@ def enable_tensor_checker(checker_config: TensorCheckerConfig) -> TensorChecker:
     return checker
 
 
+@door
 def disable_tensor_checker() -> None:
     """Stop checking runs. Do nothing if no checker is active.
 
@@ -430,6 +435,7 @@ def disable_tensor_checker() -> None:
     _ACTIVE.set(None)
 
 
+@door
 @contextmanager
 def tensor_checker(checker_config: TensorCheckerConfig) -> Iterator[TensorChecker]:
     """Enable a checker within a ``with`` block, as :func:`enable_tensor_checker` does, and then restore the previous

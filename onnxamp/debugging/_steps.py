@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from onnx import ModelProto
 
-from onnxamp._amp import active_cast
+from onnxamp._amp import CastWatch, active_cast
 from onnxamp._base.errors import ArgumentError, OnnxAmpError
+from onnxamp._facts.dtypes import FORMATS
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import (
     Model,
@@ -35,6 +36,7 @@ from onnxamp._model.model import (
 from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
+from onnxamp._options.doors import door
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import DataflowGraph, expose, make_flow
@@ -205,6 +207,7 @@ def _without_overflows(
     return excused
 
 
+@door
 class InferenceSession:
     """Runs a model like ``onnxruntime.InferenceSession``, and checks the runs if a check is active.
 
@@ -250,6 +253,7 @@ class InferenceSession:
         self._source: ModelProto | str = (
             source if cast is None else convert_as(source, cast)
         )
+        self._cast_watch = CastWatch("session")
         self._lock = threading.Lock()
         if sess_options is None and providers is None and provider_options is None:
             on_cuda = cuda_available()
@@ -292,6 +296,7 @@ class InferenceSession:
             RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
         """
+        self._cast_watch.check(self._has_low)
         check = next_check()
         if check is not None:
             self._check(*check, input_feed)
@@ -337,6 +342,9 @@ class InferenceSession:
         on_cuda = self.get_providers()[0] == "CUDAExecutionProvider"
         engine = engine_on("cuda" if on_cuda else "cpu", emulates=True)
         return Watcher(engine.open(self._source))
+
+    def _has_low(self) -> bool:
+        return any(name in FORMATS for _, name in self._operators.calls)
 
     @cached_property
     def _operators(self) -> OperatorStats:

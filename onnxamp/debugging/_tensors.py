@@ -23,6 +23,7 @@ from onnxamp._graph.types import PRECISIONS, infer_types, operator_counts
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._model.weights import SENTINEL
+from onnxamp._options.doors import door
 from onnxamp._runtime.values import from_value
 from onnxamp.debugging._tables import escaped, write_table
 
@@ -175,6 +176,7 @@ def tensor_stats(array: npt.NDArray[Any]) -> TensorStats:
     )
 
 
+@door
 def check_numerics(
     tensor: Any,
     op_type: str,
@@ -230,13 +232,17 @@ def check_numerics(
         if debug_mode is DebugMode.CHECK_NAN_INF_AND_ABORT:
             raise NumericsError(text, var_name, op=op_type)
         if debug_mode is not DebugMode.CHECK_ALL:
-            warnings.warn(text, NumericsWarning, stacklevel=2)
+            warnings.warn(text, NumericsWarning, stacklevel=_CALLER)
     elif debug_mode is DebugMode.CHECK_ALL_FOR_OVERFLOW and stats.fp16 and is_wide:
         text = f"In float16 there would be {stats.fp16} in {where}."
-        warnings.warn(text, NumericsWarning, stacklevel=2)
+        warnings.warn(text, NumericsWarning, stacklevel=_CALLER)
     with np.errstate(over="ignore"):  # float64 beyond float32 is infinite there
         values = np.array([stats.max, stats.min, stats.mean]).astype(np.float32)
     return np.array([stats.num_nan, stats.num_inf, stats.num_zero], np.int64), values
+
+
+_CALLER: Final = 3
+"""The stack level of the code that called a function behind a door."""
 
 
 def _as_array(tensor: Any) -> npt.NDArray[Any]:
@@ -323,6 +329,7 @@ _ACTIVE: Final[ContextVar[OperatorStats | None]] = ContextVar(
 )
 
 
+@door
 def enable_operator_stats_collection() -> OperatorStats:
     """Count the nodes of every model that an :class:`InferenceSession` runs, and of every training step, from now on.
 
@@ -345,6 +352,7 @@ def enable_operator_stats_collection() -> OperatorStats:
     return stats
 
 
+@door
 def disable_operator_stats_collection() -> OperatorStats | None:
     """Stop counting.
 
@@ -377,6 +385,7 @@ def collect_operator_stats(
 def collect_operator_stats(model: ModelSource) -> OperatorStats: ...
 
 
+@door
 def collect_operator_stats(
     model: ModelSource | None = None,
 ) -> AbstractContextManager[OperatorStats] | OperatorStats:

@@ -310,11 +310,11 @@ def _warn(
         )
     for text in told:
         warnings.warn(
-            f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=_caller()
+            f"Run {step}: {text}.{where}", NumericsWarning, stacklevel=caller_level()
         )
 
 
-def _caller() -> int:
+def caller_level() -> int:
     """Return the stack level of the code that called onnxamp, seen from the caller of this function."""
     frame = sys._getframe(1)
     level = 1

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnx import ModelProto
 
-from onnxamp._amp import active_cast
+from onnxamp._amp import CastWatch, active_cast
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
 from onnxamp._facts.providers import is_plugin
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
+from onnxamp._options.doors import door
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.emulate import emulate
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 BOOSTS = ("O0", "O1", "O2")
 
 
+@door
 def build_train_network(
     network: Any,
     optimizer: Optimizer,
@@ -90,7 +92,7 @@ def build_train_network(
             ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
             or None for no scaling. The default, ``FROM_LEVEL``, uses the loss scale of the level.
-        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         provider: where the step runs: "cuda", "cpu", "webgpu", or the package name of another plugin provider.
         seed: the seed of the dropout masks.
 
@@ -142,6 +144,7 @@ def build_train_network(
     is_exact = precision.options.level == Level.O0
     forward = training_model(masters.model, precision.opset(masters.model))
     loss = None if loss_fn is None else find_loss(loss_fn)
+    _check_divisor(optimizer, manager)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
     lacks = plugin.lacks if plugin else ()
@@ -170,6 +173,8 @@ def build_train_network(
         held=held,
         runs_on=runs_on,
         seed=seed,
+        cast_watch=CastWatch("network"),
+        has_low=not is_exact,
         stored=decorated.stored if decorated else {},
     )
     if isinstance(manager, AmpScaler):
@@ -184,7 +189,7 @@ def _place(provider: Provider | None, boost_level: str) -> Provider:
         ArgumentError: the boost level is unknown, or the provider does not support it.
         RuntimeFailure: the provider cannot be used.
     """
-    if boost_level not in BOOSTS:
+    if not isinstance(boost_level, str) or boost_level not in BOOSTS:
         raise ArgumentError(
             f"Unknown boost_level {boost_level!r}: choose one of {', '.join(BOOSTS)}."
         )
@@ -229,6 +234,23 @@ def _manager(
             f" {type(given).__name__}."
         )
     return given
+
+
+def _check_divisor(optimizer: Optimizer, manager: LossScaleManager | None) -> None:
+    """Check the loss scale of an optimizer, by which it divides gradients in MindSpore but not here.
+
+    Raises:
+        ArgumentError: the gradients are not scaled by it, or MindSpore would divide them twice.
+    """
+    scale = optimizer.loss_scale
+    divides = manager is None or manager.get_drop_overflow_update()
+    if scale == 1 or (not divides and manager and manager.get_loss_scale() == scale):
+        return
+    raise ArgumentError(
+        f"The optimizer has loss_scale={scale:g}, which MindSpore requires with"
+        f" loss_scale_manager=FixedLossScaleManager({scale:g}, drop_overflow_update=False): pass that manager, or leave"
+        " loss_scale out, because a step here always unscales its gradients."
+    )
 
 
 def _requested(

@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxamp._base.errors import ArgumentError, GradientError, ModelError
+from onnxamp._base.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GradientError,
+    ModelError,
+)
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, FORMATS, LOW_ELEMS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.tables import read_table
@@ -23,6 +28,8 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin, inline_functions
 from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
+from onnxamp._options.doors import door
+from onnxamp._options.values import WHOLE, checked_number
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade import upgraded
@@ -354,6 +361,7 @@ class LabelClasses(NamedTuple):
     ignored: int | None
 
 
+@door
 @dataclass(frozen=True, slots=True)
 class Batches:
     """One epoch of batches, shuffled by seed and epoch, so that resumed training sees the same batches.
@@ -365,6 +373,7 @@ class Batches:
 
     Raises:
         ArgumentError: there are no samples, or the arrays have different numbers of samples.
+        ArgumentTypeError: ``arrays`` is no dict of arrays, or another argument not a whole number.
 
     Example:
         >>> import numpy as np
@@ -380,16 +389,23 @@ class Batches:
     epoch: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.arrays, Mapping):
+            raise ArgumentTypeError(
+                "arrays must be a dict of arrays, by the names of the inputs and the labels, not"
+                f" {type(self.arrays).__name__}."
+            )
         counts = {
-            name: array.shape[0] if array.ndim else 0
-            for name, array in self.arrays.items()
+            name: _sample_count(name, array) for name, array in self.arrays.items()
         }
+        what = "a positive whole number"
+        checked_number("size", self.size, what, lambda n: n > 0, WHOLE)
+        what = "a whole number, 0 or greater"
+        checked_number("seed", self.seed, what, lambda n: n >= 0, WHOLE)
+        checked_number("epoch", self.epoch, what, lambda n: n >= 0, WHOLE)
         if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
             raise ArgumentError(
                 f"All arrays need the same number of samples, at least one; they have {counts}."
             )
-        if self.size < 1:
-            raise ArgumentError(f"A batch needs at least one sample, not {self.size}.")
 
     def after(self, epochs: int) -> "Batches":
         """Return the batches of a later epoch."""
@@ -409,6 +425,19 @@ class Batches:
         for start in range(0, self.samples, self.size):
             rows = order[start : start + self.size]
             yield {name: array[rows] for name, array in self.arrays.items()}
+
+
+def _sample_count(name: str, array: NDArray[Any]) -> int:
+    """Return the number of samples in an array.
+
+    Raises:
+        ArgumentTypeError: it is no array.
+    """
+    if not hasattr(array, "shape") or not hasattr(array, "ndim"):
+        raise ArgumentTypeError(
+            f"{name!r} must be an array, not {type(array).__name__}."
+        )
+    return int(array.shape[0]) if array.ndim else 0
 
 
 def typed_feeds(

@@ -1,7 +1,7 @@
 """``AmpScaler`` and ``GradScaler`` as in Paddle: the loss scale, and the second half of a training loop."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 import numpy as np
@@ -14,21 +14,27 @@ from onnxamp._base.errors import (
     warn,
 )
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._options.doors import door
 from onnxamp._options.values import checked_flag
 from onnxamp.train._optimizers import Optimizer
+from onnxamp.train._scale_values import (
+    SMALLEST,
+    checked_count,
+    checked_factor,
+    checked_fraction,
+    checked_small_scale,
+    checked_updates,
+)
 from onnxamp.train._scaling import (
     STILL,
     MovingLossScaleManager,
     ScaleState,
     ScaleUpdate,
-    checked_count,
-    checked_factor,
-    checked_fraction,
-    checked_scale,
 )
 from onnxamp.train._sessions import StepGradients
 
 
+@door
 class AmpScaler(MovingLossScaleManager):
     """The loss scale of ``paddle.amp.AmpScaler``, for training loops written for Paddle.
 
@@ -64,6 +70,8 @@ class AmpScaler(MovingLossScaleManager):
         """Whether an update since the last :meth:`update` overflowed; None if no update counts."""
         self._stepped: WeakSet[Any] = WeakSet()
         self.set_init_loss_scaling(init_loss_scaling)
+        if not self._enable:
+            self._init = 1.0
         self.set_incr_ratio(incr_ratio)
         self.set_decr_ratio(decr_ratio)
         self.set_incr_every_n_steps(incr_every_n_steps)
@@ -82,12 +90,21 @@ class AmpScaler(MovingLossScaleManager):
 
         Args:
             var: the result of :meth:`TrainNetwork.gradients`, which is returned unchanged because its gradients are
-                already those of the scaled loss; or a number or an array, which is multiplied by the scale.
+                already those of the scaled loss; or a number, an array or a list of these, which are multiplied by the
+                scale.
 
         Raises:
             ArgumentError: the network was built without this scaler.
+            ArgumentTypeError: ``var`` is something else.
         """
+        if isinstance(var, (list, tuple)):
+            return type(var)(self.scale(item) for item in var)
         if not isinstance(var, StepGradients):
+            if isinstance(var, (str, bytes)) or not hasattr(var, "__mul__"):
+                raise ArgumentTypeError(
+                    "scale() takes what net.gradients(batch) returns, a number, an array or a list of these, not"
+                    f" {type(var).__name__}."
+                )
             return var * self.get_loss_scale() if self._enable else var
         if not any(net.pending is var for net in self._networks):
             raise ArgumentError(
@@ -129,9 +146,18 @@ class AmpScaler(MovingLossScaleManager):
                 if counts:
                     self._overflow = bool(self._overflow) or result.overflow
 
-    def update(self) -> None:
-        """Adjust the scale to the steps since the last update."""
-        if self._overflow is not None:
+    def update(self, new_scale: float | None = None) -> None:
+        """Adjust the scale to the steps since the last update.
+
+        Args:
+            new_scale: continue with this scale instead, as in PyTorch.
+        """
+        if new_scale is not None:
+            scale = checked_small_scale("new_scale", new_scale)
+            if self._enable:
+                array = np.array(scale, np.float32)
+                self.scale_state = self.scale_state._replace(scale=array)
+        elif self._overflow is not None:
             self.update_loss_scale(self._overflow)
         self._overflow = None
         self._stepped.clear()
@@ -195,8 +221,13 @@ class AmpScaler(MovingLossScaleManager):
             return None
         if not self._dynamic:
             return STILL
+        # Paddle and PyTorch let the scale fall below 1.
         return ScaleUpdate(
-            self._incr_ratio, self._decr_ratio, self._incr_every, self._decr_every
+            self._incr_ratio,
+            self._decr_ratio,
+            self._incr_every,
+            self._decr_every,
+            SMALLEST,
         )
 
     def bind(self, network: Any) -> None:
@@ -226,12 +257,12 @@ class AmpScaler(MovingLossScaleManager):
         return self._enable and self._dynamic
 
     def get_init_loss_scaling(self) -> float:
-        """Return the initial scale."""
+        """Return the initial scale; 1 if the scaler was created disabled."""
         return self._init
 
     def set_init_loss_scaling(self, new_init_loss_scaling: float) -> None:
-        """Restart with this scale, which must be at least 1."""
-        self._init = checked_scale("init_loss_scaling", new_init_loss_scaling)
+        """Restart with this scale, which must be positive."""
+        self._init = checked_small_scale("init_loss_scaling", new_init_loss_scaling)
         self.scale_state = ScaleState.of(self._init if self._enable else 1)
 
     def get_incr_ratio(self) -> float:
@@ -268,6 +299,42 @@ class AmpScaler(MovingLossScaleManager):
             "decr_every_n_nan_or_inf", new_decr_every_n_nan_or_inf
         )
 
+    # settings by the names of PyTorch
+
+    def is_enabled(self) -> bool:
+        """Return whether the loss is scaled."""
+        return self._enable
+
+    def get_scale(self) -> float:
+        """Return the current scale; 1 if the scaler is disabled."""
+        return self.get_loss_scale()
+
+    def get_growth_factor(self) -> float:
+        """Return the factor by which the scale rises."""
+        return self.get_incr_ratio()
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Change the factor by which the scale rises; it must be greater than 1."""
+        self.set_incr_ratio(new_factor)
+
+    def get_backoff_factor(self) -> float:
+        """Return the factor by which the scale falls."""
+        return self.get_decr_ratio()
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Change the factor by which the scale falls; it must be between 0 and 1."""
+        self.set_decr_ratio(new_factor)
+
+    def get_growth_interval(self) -> int:
+        """Return the number of updates in a row without overflow before the scale rises."""
+        return self.get_incr_every_n_steps()
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Change the number of updates in a row without overflow before the scale rises."""
+        self.set_incr_every_n_steps(new_interval)
+
+    # the state
+
     def state_dict(self) -> dict[str, Any]:
         """Return the scale (a float32 array of one element), its settings and counters; empty if the scaler is
         disabled.
@@ -287,7 +354,7 @@ class AmpScaler(MovingLossScaleManager):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned, even during training.
+        """Continue from a state that :meth:`state_dict` returned, here or in PyTorch, even during training.
 
         A disabled scaler does not change.
 
@@ -295,22 +362,33 @@ class AmpScaler(MovingLossScaleManager):
             EmptyStateError: the state is empty, like that of a disabled scaler.
             ArgumentError: a key is missing, or a value is out of range; the state does not change.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(
+                f"state_dict must be what state_dict() returned, not {type(state_dict).__name__}."
+            )
         if not self._enable:
             return
         if not state_dict:
             raise EmptyStateError(
                 "The state of a scaler is empty: it was probably saved by one that is disabled."
             )
+        if "growth_factor" in state_dict:
+            state_dict = _of_pytorch(state_dict)
         if missing := self.state_dict().keys() - state_dict.keys():
             raise ArgumentError(f"The state of a scaler needs {min(missing)!r}.")
         counters = {"scale", "incr_count", "decr_count"}
         given = {
             name: state_dict[name] for name in self.state_dict().keys() - counters
         }
-        scale = float(np.asarray(state_dict["scale"]).reshape(-1)[0])
+        stored = np.asarray(state_dict["scale"])
+        if stored.size != 1 or stored.dtype.kind not in "iuf":
+            raise ArgumentError(
+                f"The scale of a scaler must be one number, not {state_dict['scale']!r}."
+            )
+        scale = float(stored.item())
         fresh = AmpScaler(init_loss_scaling=scale, **given)
         good, bad = (
-            checked_count(name, state_dict[name] + 1) - 1
+            checked_updates(name, state_dict[name])
             for name in ("incr_count", "decr_count")
         )
         kept = ("_networks", "_stepped", "_overflow")
@@ -321,16 +399,37 @@ class AmpScaler(MovingLossScaleManager):
             self.scale_state = ScaleState.of(scale, good, bad)
 
 
+_PYTORCH_STATE: Final = {
+    "growth_factor": "incr_ratio",
+    "backoff_factor": "decr_ratio",
+    "growth_interval": "incr_every_n_steps",
+    "_growth_tracker": "incr_count",
+}
+"""Keys in the state of ``torch.amp.GradScaler``, and their names here."""
+
+
+def _of_pytorch(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a scaler of PyTorch as a state of this one."""
+    own = {_PYTORCH_STATE.get(name, name): value for name, value in state.items()}
+    # PyTorch lowers the scale at each overflow.
+    fixed = {"decr_every_n_nan_or_inf": 1, "decr_count": 0}
+    return {**fixed, "use_dynamic_loss_scaling": True, **own}
+
+
+@door
 class GradScaler(AmpScaler):
-    """The loss scale of ``paddle.amp.GradScaler``, for training loops written for Paddle.
+    """The loss scale of ``paddle.amp.GradScaler`` and ``torch.amp.GradScaler``, for training loops written for them.
 
     :func:`build_train_network` takes it as ``loss_scale_manager``. Then either call :meth:`TrainNetwork.step`, or write
-    the training loop as in Paddle; the results are the same. Pass the optimizer or the network where Paddle takes the
-    optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
+    the training loop as in Paddle or PyTorch; the results are the same. Pass the optimizer or the network where these
+    take the optimizer. With bfloat16, where nothing is flushed, a dynamic scaler is disabled with a warning.
+
+    The arguments may have PyTorch's names and order: ``GradScaler("cuda", init_scale=1024, growth_interval=100)``. The
+    device is not needed, because the scale is where the network is.
 
     Args:
         enable: False scales nothing.
-        init_loss_scaling: the initial scale, at least 1.
+        init_loss_scaling: the initial scale. It may be below 1, and may fall to any positive number.
         incr_ratio: factor by which the scale rises, greater than 1.
         decr_ratio: factor by which the scale falls, between 0 and 1.
         incr_every_n_steps: updates in a row without overflow before the scale rises.
@@ -367,11 +466,11 @@ class GradScaler(AmpScaler):
         use_dynamic_loss_scaling: bool = True,
     ) -> None:
         super().__init__(
-            enable,
-            init_loss_scaling,
-            incr_ratio,
-            decr_ratio,
-            incr_every_n_steps,
-            decr_every_n_nan_or_inf,
-            use_dynamic_loss_scaling,
+            enable=enable,
+            init_loss_scaling=init_loss_scaling,
+            incr_ratio=incr_ratio,
+            decr_ratio=decr_ratio,
+            incr_every_n_steps=incr_every_n_steps,
+            decr_every_n_nan_or_inf=decr_every_n_nan_or_inf,
+            use_dynamic_loss_scaling=use_dynamic_loss_scaling,
         )

@@ -36,6 +36,7 @@ from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model, ModelHolder
+from onnxamp._options.doors import door
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import LOSS_SCALED, Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
@@ -289,6 +290,7 @@ class Decorated(ModelHolder):
         return replace(options, keep_high=(*options.keep_high, *sums))
 
 
+@door
 def decorate(
     models: Any,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
@@ -309,7 +311,7 @@ def decorate(
         models: a ModelProto, a path or an onnx-graphsurgeon Graph, or a list of them; they are not changed.
         optimizers: one or a list. They are returned unchanged, because their masters are always float32.
         level: "O1" or "O2", in either case.
-        dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.
+        dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         master_weight: None or True at O2. Without float32 masters, updates smaller than the last bit of a weight would
             be lost, so False is an error.
         save_dtype: the type in which :meth:`TrainNetwork.export` stores the trained weights at O2: "float16",

@@ -22,6 +22,7 @@ from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims
 from onnxamp._model.protos import small_model
+from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
 from onnxamp._runtime.session import make_session, run
 from onnxamp.train._forward import LabelClasses, typed_feeds
@@ -38,6 +39,7 @@ _SMALLEST: Final = 1e-12
 """The value that smaller probabilities are raised to, so that their logarithms are finite."""
 
 
+@door
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss, and the input for labels that it adds to the graph.
@@ -138,6 +140,7 @@ class Loss:
         return result
 
 
+@door
 def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     sparse: bool = False, reduction: Reduction = "none"
 ) -> Loss:
@@ -160,6 +163,7 @@ def SoftmaxCrossEntropyWithLogits(  # noqa: N802
     return _entropy(_log_softmax(-1), -1, reduction, is_soft=not sparse)
 
 
+@door
 def CrossEntropyLoss(  # noqa: N802
     weight: ArrayLike | None = None,
     ignore_index: int = -100,
@@ -213,6 +217,7 @@ def CrossEntropyLoss(  # noqa: N802
     )
 
 
+@door
 def NLLLoss(  # noqa: N802
     weight: ArrayLike | None = None,
     ignore_index: int = -100,
@@ -233,6 +238,7 @@ def NLLLoss(  # noqa: N802
     )
 
 
+@door
 def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     """Return the squared difference of output and labels, like ``MSELoss`` of MindSpore and Paddle.
 
@@ -249,6 +255,7 @@ def MSELoss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     return _reducing(squares, reduction)
 
 
+@door
 def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     """Return the absolute difference of output and labels, like ``L1Loss`` of MindSpore and Paddle.
 
@@ -260,6 +267,7 @@ def L1Loss(reduction: Reduction = "mean") -> Loss:  # noqa: N802
     return _reducing(lambda output, labels: (output - labels).op("Abs"), reduction)
 
 
+@door
 def BCELoss(  # noqa: N802
     weight: ArrayLike | None = None, reduction: Reduction = "mean"
 ) -> Loss:
@@ -283,6 +291,7 @@ def BCELoss(  # noqa: N802
     return _reducing(losses, reduction, weight)
 
 
+@door
 def BCEWithLogitsLoss(  # noqa: N802
     *,
     weight: ArrayLike | None = None,
@@ -303,11 +312,12 @@ def BCEWithLogitsLoss(  # noqa: N802
         >>> round(float(BCEWithLogitsLoss()([5.0, 1.0, 3.0], [1.0, 0.0, 1.0])), 4)
         0.4562
     """
+    positive = None if pos_weight is None else _factors("pos_weight", pos_weight)
 
     def losses(output: Tensor, labels: Tensor) -> Tensor:
-        if pos_weight is None:
+        if positive is None:
             return output.op("Softplus") - output * labels
-        factors = labels * (output.like(np.asarray(pos_weight)) - 1.0) + 1.0
+        factors = labels * (output.like(positive) - 1.0) + 1.0
         negatives = output * (1.0 - labels)
         return negatives + factors * (-output).op("Softplus")
 
@@ -329,7 +339,7 @@ def _entropy(
     With soft labels, which only Paddle has, class weights are applied as in Paddle. With labels that are classes,
     MindSpore and Paddle agree except for label smoothing, which follows MindSpore.
     """
-    table = None if weight is None else np.asarray(weight, np.float32)
+    table = None if weight is None else _factors("weight", weight)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
         """Return the weights, shaped to broadcast along the axis of the classes."""
@@ -411,14 +421,29 @@ def _reducing(
         ArgumentError, ArgumentTypeError: the reduction is unknown.
     """
     _check_reduction(reduction)
+    factors = None if weight is None else _factors("weight", weight)
 
     def function(output: Tensor, labels: Tensor) -> Tensor:
         each = losses(output, labels)
-        if weight is not None:
-            each = each * each.like(np.asarray(weight))
+        if factors is not None:
+            each = each * each.like(factors)
         return _reduced(each, reduction)
 
     return Loss(function)
+
+
+def _factors(what: str, given: ArrayLike) -> NDArray[np.float32]:
+    """Return factors of losses.
+
+    Raises:
+        ArgumentTypeError: they are not numbers.
+    """
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise ArgumentTypeError(
+            f"{what} must be an array of numbers, not {given!r:.80}."
+        )
+    return array.astype(np.float32)
 
 
 def _check_reduction(reduction: str) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from onnxamp._amp import CastWatch
 from onnxamp._base.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -20,7 +21,9 @@ from onnxamp._base.optional import require
 from onnxamp._base.paths import as_path, reason_of
 from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
+from onnxamp._options.doors import door
 from onnxamp._options.options import Options
+from onnxamp._options.values import checked_flag
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
@@ -64,6 +67,7 @@ STEPS: Final = "train/steps"
 """Key in checkpoints: the number of steps made, which determines rates, updates and dropout masks."""
 
 
+@door
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class TrainNetwork:
     """A network in training, made by :func:`build_train_network`.
@@ -96,6 +100,9 @@ class TrainNetwork:
     held: NetworkState
     runs_on: str
     seed: int
+    cast_watch: CastWatch
+    has_low: bool
+    """Whether the step computes in low precision."""
     stored: Mapping[str, str] = field(default_factory=dict)
     """The type of each weight that :meth:`export` does not store in its original type."""
     steps: int = 0
@@ -116,6 +123,28 @@ class TrainNetwork:
     def loss_scale_manager(self) -> LossScaleManager | None:
         """The manager of the loss scale; None for no scaling."""
         return self.scale.manager
+
+    def train(self, mode: bool = True) -> "TrainNetwork":
+        """Return this network, which always trains. MindSpore calls this ``set_train``.
+
+        Raises:
+            ArgumentError: ``mode`` is False.
+        """
+        if not checked_flag("mode", mode):
+            raise _no_evaluation()
+        return self
+
+    def eval(self) -> NoReturn:
+        """Refuse: a network in training has no evaluation mode.
+
+        Raises:
+            ArgumentError: always; the message says what to run instead.
+        """
+        raise _no_evaluation()
+
+    def set_train(self, mode: bool = True) -> "TrainNetwork":
+        """Call :meth:`train`."""
+        return self.train(mode)
 
     def step(self, feeds: Mapping[str, Any]) -> StepResult:
         """Make one training step: :meth:`gradients` and :meth:`apply` in one call.
@@ -281,10 +310,14 @@ class TrainNetwork:
         """Return whether the next step updates the weights; without accumulation, every step does."""
         return (self.steps + 1) % self.optimizer.accumulate == 0
 
+    def _has_low(self) -> bool:
+        return self.has_low
+
     def _inputs(
         self, feeds: Mapping[str, Any]
     ) -> tuple[dict[str, NDArray[Any]], float]:
         """Return all inputs of a step except the state, and its loss scale."""
+        self.cast_watch.check(self._has_low)
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
                 f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
@@ -480,3 +513,9 @@ class TrainNetwork:
             )
             return converted
         return trained_model(self.source, self.masters, arrays, self.stored)
+
+
+def _no_evaluation() -> ArgumentError:
+    return ArgumentError(
+        "A network in training has no evaluation mode: run InferenceSession(net.export()) instead."
+    )

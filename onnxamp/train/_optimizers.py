@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from math import isfinite
 from typing import (
     Any,
@@ -22,7 +21,8 @@ from typing import (
 
 from onnxamp._base.errors import ArgumentTypeError
 from onnxamp._gradients.writer import Tensor
-from onnxamp._options.values import WHOLE, checked_number, compiled
+from onnxamp._options.doors import door
+from onnxamp._options.values import WHOLE, checked_number, checked_texts, compiled
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function that maps the number of a step, counted from 0, to its learning rate."""
@@ -45,21 +45,9 @@ C = TypeVar("C", bound=type)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _settings(cls: C) -> C:
-    """Make a frozen keyword-only dataclass that rejects the parameters that optimizers of other frameworks need."""
+    """Make a frozen keyword-only dataclass that also takes settings by the names of other frameworks."""
     made: Any = dataclass(frozen=True, kw_only=True)(cls)
-    init = made.__init__
-
-    @wraps(init)
-    def checked(self: Any, *given: object, **settings: object) -> None:
-        if given or not settings.keys().isdisjoint(("params", "parameters")):
-            raise ArgumentTypeError(
-                f"{made.__name__} needs no parameters; pass its settings by name, such as learning_rate=0.1: it"
-                " trains all weights of the network, or those that weights=[...] matches."
-            )
-        init(self, **settings)
-
-    made.__init__ = checked
-    return cast(C, made)
+    return cast(C, door(made))
 
 
 @_settings
@@ -74,6 +62,12 @@ class Optimizer(ABC):
         clip_norm: the largest common L2 norm of the gradients; they are scaled down to it if it is exceeded.
         accumulate: update once in this many steps, with the mean of their gradients.
         weights: regular expressions for the full names of the weights to train; none for all.
+        loss_scale: the loss scale that MindSpore's optimizers divide gradients by. Here the step does so itself; the
+            setting must be 1, or the scale of a :class:`FixedLossScaleManager` with ``drop_overflow_update=False``,
+            where MindSpore requires it.
+
+    Settings may have their names in ``torch.optim``, ``mindspore.nn`` and ``paddle.optimizer``: ``lr``, ``eps``,
+    ``betas``, ``use_nesterov``.
 
     Raises:
         ArgumentError, ArgumentTypeError: a value is out of range, or has the wrong type.
@@ -91,12 +85,20 @@ class Optimizer(ABC):
     clip_norm: float | None = None
     accumulate: int = 1
     weights: Sequence[str] = ()
+    loss_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.weights, str):
             raise ArgumentTypeError(
                 "weights must be a list of regular expressions, not a string."
             )
+        checked_texts("weights", self.weights)
+        if not isinstance(self.weight_decays, Mapping):
+            raise ArgumentTypeError(
+                "weight_decays must be a dict from regular expressions to numbers, not"
+                f" {type(self.weight_decays).__name__}."
+            )
+        checked_texts("weight_decays", self.weight_decays)
         if not callable(self.learning_rate):
             _check("learning_rate", self.learning_rate)
         _check("weight_decay", self.weight_decay)
@@ -110,6 +112,9 @@ class Optimizer(ABC):
             )
         checked_number(
             "accumulate", self.accumulate, "a positive integer", lambda n: n > 0, WHOLE
+        )
+        checked_number(
+            "loss_scale", self.loss_scale, "a positive number", lambda n: n > 0
         )
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -139,6 +144,9 @@ class Optimizer(ABC):
 
     def clear_grad(self, set_to_zero: bool = True) -> None:  # noqa: B027
         """Do nothing: an update consumes its gradients, and new gradients replace old ones."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: B027
+        """Do nothing: :meth:`clear_grad` by its name in PyTorch."""
 
     def trains(self, name: str) -> bool:
         """Return whether the weight is to be trained."""

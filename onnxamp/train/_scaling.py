@@ -9,50 +9,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import inf, isfinite, nan
+from math import isfinite, nan
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxamp._base.errors import ArgumentError, NumericsError
-from onnxamp._options.values import WHOLE, checked_flag, checked_number
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, NumericsError
+from onnxamp._options.doors import door
+from onnxamp._options.values import checked_flag
 from onnxamp._runtime.values import from_value
+from onnxamp.train._scale_values import (
+    SMALLEST,
+    checked_count,
+    checked_factor,
+    checked_scale,
+)
 from onnxamp.train._step import FACTORS, LARGEST, SCALE, SCALE_STATE, WINDOWS, Scaling
-
-_MOST: Final = 2**62
-"""The number of updates that no window may reach."""
-
 
 _MOST_OVERFLOWS: Final = 1000
 """The number of updates in a row whose gradients may overflow, as in MindSpore."""
-
-
-def checked_scale(name: str, value: float) -> float:
-    """Return a scale, checked."""
-    return float(
-        checked_number(
-            name, value, "a number from 1 to 2^126", lambda n: 1 <= n <= LARGEST
-        )
-    )
-
-
-def checked_factor(name: str, value: float) -> float:
-    """Return a factor by which a scale rises, checked."""
-    what = "a finite number greater than 1"
-    return float(checked_number(name, value, what, lambda n: 1 < n < inf))
-
-
-def checked_fraction(name: str, value: float) -> float:
-    """Return a factor by which a scale falls, checked."""
-    what = "a number between 0 and 1"
-    return float(checked_number(name, value, what, lambda n: 0 < n < 1))
-
-
-def checked_count(name: str, value: int) -> int:
-    """Return a number of updates, checked."""
-    what = "a positive whole number"
-    return int(checked_number(name, value, what, lambda n: 1 <= n < _MOST, WHOLE))
 
 
 class FromLevel(Enum):
@@ -73,21 +49,22 @@ class ScaleUpdate:
     """The rule by which a graph changes the scale.
 
     ``grow_every`` updates in a row without overflow multiply the scale by ``grow``, and ``shrink_every`` updates in a
-    row with overflow multiply it by ``shrink``. The scale never falls below 1.
+    row with overflow multiply it by ``shrink``, but the scale never falls below ``least``.
 
     Example:
         >>> from onnxamp.train import DynamicLossScaleManager
         >>> DynamicLossScaleManager(scale_window=100).get_update_cell()
-        ScaleUpdate(grow=2.0, shrink=0.5, grow_every=100, shrink_every=1)
+        ScaleUpdate(grow=2.0, shrink=0.5, grow_every=100, shrink_every=1, least=1.0)
     """
 
     grow: float
     shrink: float
     grow_every: int
     shrink_every: int
+    least: float = 1.0
 
 
-STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1)
+STILL: Final = ScaleUpdate(1.0, 1.0, 1, 1, SMALLEST)
 """A rule that changes neither the scale nor its counters, for scalers that are disabled or not dynamic."""
 
 
@@ -138,6 +115,7 @@ class LossScaleManager:
         return True
 
 
+@door
 class FixedLossScaleManager(LossScaleManager):
     """A constant loss scale, like ``mindspore.amp.FixedLossScaleManager``.
 
@@ -211,7 +189,7 @@ class ScaleState(NamedTuple):
             with np.errstate(over="ignore"):
                 return self.of(min(float(scale * np.float32(update.grow)), LARGEST))
         if bad == update.shrink_every:
-            return self.of(max(float(scale * np.float32(update.shrink)), 1.0))
+            return self.of(max(float(scale * np.float32(update.shrink)), update.least))
         return self.of(float(scale), good, bad)
 
 
@@ -236,6 +214,7 @@ class MovingLossScaleManager(LossScaleManager):
         """Record an update that was made or skipped."""
 
 
+@door
 class DynamicLossScaleManager(MovingLossScaleManager):
     """A loss scale that falls at each overflow and rises after a window without overflows.
 
@@ -350,7 +329,7 @@ class LossScale:
             return {SCALE: np.array(scale, np.float32)}
         update = self._mover.get_update_cell() or STILL
         return {
-            FACTORS: np.array([update.grow, update.shrink], np.float32),
+            FACTORS: np.array([update.grow, update.shrink, update.least], np.float32),
             WINDOWS: np.array([update.grow_every, update.shrink_every], np.int64),
         }
 
@@ -416,6 +395,7 @@ class LossScaler(LossScaleManager, ABC):
         self.adjust(not overflow)
 
 
+@door
 class StaticLossScaler(LossScaler):
     """A constant loss scale, like ``mindspore.amp.StaticLossScaler``.
 
@@ -458,6 +438,7 @@ class StaticLossScaler(LossScaler):
         return False
 
 
+@door
 class DynamicLossScaler(StaticLossScaler):
     """A loss scale that falls at each overflow and rises after a window without overflows.
 
@@ -495,6 +476,7 @@ class DynamicLossScaler(StaticLossScaler):
         return True
 
 
+@door
 def all_finite(
     inputs: Iterable[ArrayLike] | Mapping[str, ArrayLike],
     status: object = None,  # noqa: ARG001
@@ -505,16 +487,34 @@ def all_finite(
         inputs: arrays, or a dict of them, such as the ``gradients`` of a step.
         status: the result of :func:`init_status`; not needed.
 
+    Raises:
+        ArgumentTypeError: ``inputs`` are not arrays of real numbers.
+
     Example:
         >>> import numpy as np
         >>> from onnxamp.train import all_finite
         >>> bool(all_finite((np.array([np.nan, 1.0]), np.array([1.0]))))
         False
     """
-    arrays = inputs.values() if isinstance(inputs, Mapping) else inputs
-    return np.bool_(all(np.isfinite(np.asarray(array)).all() for array in arrays))
+    if not isinstance(inputs, Iterable):
+        raise ArgumentTypeError(
+            f"inputs must be arrays or a dict of arrays, not {type(inputs).__name__}."
+        )
+    given = inputs.values() if isinstance(inputs, Mapping) else inputs
+    arrays = [np.asarray(item) for item in given]
+    if wrong := [array for array in arrays if not _is_real(array)]:
+        raise ArgumentTypeError(
+            f"inputs must hold arrays of real numbers, not of {wrong[0].dtype}."
+        )
+    return np.bool_(all(np.isfinite(array).all() for array in arrays))
 
 
+def _is_real(array: NDArray[Any]) -> bool:
+    # NumPy marks types that packages register, such as those of ml_dtypes, by a 2.
+    return array.dtype.kind in "biuf" or array.dtype.isbuiltin == 2
+
+
+@door
 def init_status() -> NDArray[np.float32]:
     """Return eight zeros, as ``mindspore.amp.init_status`` does on a CPU or GPU: overflows are detected without it.
 

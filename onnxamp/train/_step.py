@@ -9,8 +9,8 @@ dropout masks           see :class:`onnxamp.train._forward.Mask`
 ``train/apply``         bool scalar: whether this step updates the weights; only with accumulation
 ``train/divisor``       float32 scalar: 1; only without a loss scale
 ``train/scale``         loss scale, float32 scalar
-``train/factors``       the factors by which the graph changes the scale, and the numbers of updates after which it does
-                        (``train/windows``); see :meth:`_Update._move_scale`
+``train/factors``       the factors by which the graph changes the scale and the least scale, and the numbers of updates
+                        after which it does (``train/windows``); see :meth:`_Update._move_scale`
 state                   weights, running statistics, optimizer slots, counters, by name
 ======================  ==============================================================================================
 
@@ -70,7 +70,7 @@ halves, and unscaled gradients after it."""
 NEXT: Final = "train/next/"
 """Prefix of the name of a piece of state, for the output that replaces it."""
 LARGEST: Final = 2.0**126
-"""Keeps the loss scale finite in float32."""
+"""The largest loss scale. It and its reciprocal are normal numbers in float32."""
 _CLIP_EPSILON: Final = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 _FLOAT = TensorProto.FLOAT
@@ -390,14 +390,14 @@ class _Update:
     def _move_scale(self, overflow: Tensor, apply: Tensor | None) -> None:
         """Write the next scale (float32) and its counters (int64); :meth:`ScaleState.after` computes the same.
 
-        The factors are ``grow`` and ``shrink`` of :class:`ScaleUpdate`; the windows are ``grow_every`` and
+        The factors are ``grow``, ``shrink`` and ``least`` of :class:`ScaleUpdate`; the windows are ``grow_every`` and
         ``shrink_every``.
         """
         kinds = zip(SCALE_STATE, (_FLOAT, _INT64, _INT64), strict=True)
         state = scale, good, bad = [
             self.writer.input(name, kind) for name, kind in kinds
         ]
-        factors = self.writer.input(FACTORS, _FLOAT, (2,))
+        factors = self.writer.input(FACTORS, _FLOAT, (3,))
         windows = self.writer.input(WINDOWS, _INT64, (2,))
         first = self.writer.ints(0)
         second = self.writer.ints(1)
@@ -406,7 +406,8 @@ class _Update:
         grows = good.equals(windows.op("Gather", first))
         shrinks = bad.equals(windows.op("Gather", second))
         larger = (scale * factors.op("Gather", first)).op("Min", scale.like(LARGEST))
-        smaller = (scale * factors.op("Gather", second)).op("Max", scale.like(1.0))
+        least = factors.op("Gather", self.writer.ints(2))
+        smaller = (scale * factors.op("Gather", second)).op("Max", least)
         following = [
             grows.where(larger, shrinks.where(smaller, scale)),
             grows.where(0, good),

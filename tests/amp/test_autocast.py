@@ -1,13 +1,18 @@
 """``auto_cast``: what is made within the context has its precision, and nothing else."""
 
+import contextvars
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from commands import CLASSIFIER
 from onnx import TensorProto
+from torch_door import low_ops
 from train_nets import conv_net, feeds
 
 import onnxamp
@@ -102,3 +107,139 @@ def test_a_listed_normalization_trains_in_low_precision() -> None:
         found += [bool(raised & set(node.input)) for node in net.model.graph.node if node.name.startswith("n0.node/s")]
         assert np.isfinite(net.step(feeds(6, (1, 8, 8), 10)).loss)
     assert kept != listed
+
+
+# --- PyTorch's autocast -----------------------------------------------------------------------------------------
+
+def test_autocast_follows_the_lists_of_pytorch() -> None:
+    wanted = {"MatMul", "Tanh", "ReduceMean", "Mul"}
+    assert low_ops(onnxamp.amp.autocast("cuda")) == wanted
+    assert low_ops(onnxamp.amp.autocast("cuda", dtype="float16", cache_enabled=False)) == wanted
+    assert low_ops(onnxamp.amp.autocast("cuda:1", "float16", True, None)) == wanted
+    assert low_ops(onnxamp.amp.autocast()) == low_ops(onnxamp.amp.autocast(True)) == wanted, "torch.cuda.amp.autocast"
+    assert low_ops(onnxamp.amp.autocast("cuda", enabled=False)) == low_ops(onnxamp.amp.autocast(False)) == set()
+    assert low_ops(onnxamp.amp.auto_cast()) == {"MatMul", "Tanh"}, "Paddle's black list holds means"
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "bfloat16"), ("cuda", "float16"), ("mps", "float16")])
+def test_the_device_has_a_default_type(device: str, dtype: str) -> None:
+    with onnxamp.amp.autocast(device):
+        assert onnxamp._amp.active_cast().dtype == dtype
+    with onnxamp.amp.autocast(device, dtype="bfloat16"):
+        assert onnxamp._amp.active_cast().dtype == "bfloat16"
+
+
+def test_autocast_trains_and_decorates_functions() -> None:
+    @onnxamp.amp.autocast("cuda")
+    def made() -> onnxamp.train.TrainNetwork:
+        return build_train_network(conv_net(), SGD(), "cross-entropy")
+
+    assert made().has_low
+
+
+@pytest.mark.parametrize(("wishes", "said"), [
+    ({"device_type": "npu"}, "Unknown device_type 'npu'"),
+    ({"device_type": 3}, "device_type must be 'cpu' or"),
+    ({"dtype": "float32"}, "Unknown dtype 'float32'"),
+    ({"enabled": 1}, "enabled must be a bool"),
+])  # fmt: skip
+def test_wrong_wishes_of_autocast(wishes: dict[str, Any], said: str) -> None:
+    with pytest.raises(onnxamp.OnnxAmpError, match=said), onnxamp.amp.autocast(**wishes):
+        pass
+
+
+# --- what a context does not apply to ---------------------------------------------------------------------------
+
+
+def warned(run: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        run()
+    assert all(item.category is onnxamp.OptionWarning and item.filename == __file__ for item in caught)
+    return [str(item.message) for item in caught]
+
+
+def test_a_session_from_outside_is_named_once() -> None:
+    session = onnxamp.InferenceSession(CLASSIFIER)
+
+    def run() -> None:
+        with onnxamp.auto_cast(level="O2", dtype="bfloat16"):
+            session.run(None, FEEDS)
+
+    (text,) = warned(run)
+    assert text.startswith("This session was created outside of auto_cast(level='O2', dtype='bfloat16'), and stays in")
+    assert "Create the session there" in text
+    assert warned(run) == []
+    session.run(None, FEEDS)
+
+
+def test_a_network_from_outside_is_named_once() -> None:
+    batch = feeds(6, (1, 8, 8), 10)
+    net = build_train_network(conv_net(), SGD(), "cross-entropy")
+    (text,) = warned(lambda: within(net.step, batch))
+    assert text.startswith("This network was created outside of autocast(dtype='float16'), and stays in float32")
+    assert warned(lambda: within(net.step, batch)) == []
+    other = build_train_network(conv_net(), SGD(), "cross-entropy")
+    assert len(warned(lambda: within(other.gradients, batch))) == 1
+
+
+def within(run: Callable[..., object], *arguments: object) -> None:
+    with onnxamp.amp.autocast("cuda"):
+        run(*arguments)
+
+
+def test_who_chose_a_precision_is_not_surprised() -> None:
+    batch = feeds(6, (1, 8, 8), 10)
+    low = onnxamp.InferenceSession(onnxamp.convert_model(CLASSIFIER))
+    by_level = build_train_network(conv_net(), SGD(), "cross-entropy", "O1")
+    decorated = build_train_network(onnxamp.amp.decorate(conv_net(), level="O2"), SGD(), "cross-entropy")
+    with onnxamp.amp.autocast("cuda"):
+        inside = onnxamp.InferenceSession(CLASSIFIER)
+    within(low.run, None, FEEDS)
+    within(by_level.step, batch)
+    within(decorated.step, batch)
+    within(inside.run, None, FEEDS)
+    with onnxamp.auto_cast(enable=False):
+        low.run(None, FEEDS)
+        onnxamp.InferenceSession(CLASSIFIER).run(None, FEEDS)
+    for level in ("OD", "o2"):
+        with onnxamp.auto_cast(level=level):
+            inside = onnxamp.InferenceSession(CLASSIFIER)
+        with onnxamp.auto_cast(level=level):
+            inside.run(None, FEEDS)
+    inside.run(None, FEEDS)
+
+
+def test_an_object_of_another_context_is_named() -> None:
+    with onnxamp.auto_cast(level="O2"):
+        session = onnxamp.InferenceSession(CLASSIFIER)
+
+    def run() -> None:
+        with onnxamp.auto_cast(enable=False):
+            session.run(None, FEEDS)
+
+    (text,) = warned(run)
+    assert "created within auto_cast(level='O2', dtype='float16'), and keeps its precision within auto_cast(" in text
+
+
+def test_a_context_without_effect_is_named() -> None:
+    def run() -> None:
+        with onnxamp.auto_cast(), onnxamp.auto_cast(level="O2"):
+            ort.InferenceSession(CLASSIFIER, providers=["CPUExecutionProvider"]).run(None, FEEDS)
+
+    inner, outer = warned(run)
+    assert inner.startswith("Nothing was created or run within auto_cast(level='O2', dtype='float16'), so it changed")
+    assert "It does not apply to sessions of onnxruntime" in inner
+    assert "auto_cast(level='O1', dtype='float16')" in outer
+
+
+def test_a_context_with_effect_or_without_a_wish_is_not_named() -> None:
+    with onnxamp.auto_cast(), onnxamp.auto_cast(level="O2"):
+        onnxamp.InferenceSession(CLASSIFIER)
+    for wishes in ({"enable": False}, {"level": "O0"}):
+        with onnxamp.auto_cast(**wishes):
+            pass
+    with pytest.raises(ZeroDivisionError), onnxamp.auto_cast():
+        1 / 0  # noqa: B018
+    context = contextvars.copy_context
+    with onnxamp.auto_cast():
+        context().run(onnxamp.InferenceSession, CLASSIFIER)

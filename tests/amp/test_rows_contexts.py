@@ -9,12 +9,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 from coming_from import RowTests, rows
 from graphs.case import parse
 from onnx import TensorProto
 from repository import ROOT
-from train_nets import conv_net, make, mlp, network
+from train_nets import conv_net, feeds, make, mlp, network
 
 import onnxamp
 from onnxamp import amp
@@ -458,3 +459,18 @@ def devices(ask: Any) -> None:
 @row("`paddle.amp.debugging`")
 def _() -> None:
     assert amp.debugging is onnxamp.debugging
+
+
+@row("a layer from outside of the context")
+def _() -> None:
+    net = build_train_network(mlp(), SGD(), "cross-entropy")
+    with amp.auto_cast():
+        with pytest.warns(onnxamp.OptionWarning, match="This network was created outside of auto_cast"):
+            net.step(feeds())
+        net.step(feeds())
+
+
+@row("(nothing)")
+def _() -> None:
+    with pytest.warns(onnxamp.OptionWarning, match="does not apply to sessions of onnxruntime"), amp.auto_cast():
+        onnxruntime.InferenceSession(mlp().SerializeToString(), providers=["CPUExecutionProvider"])

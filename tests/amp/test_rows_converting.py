@@ -366,3 +366,8 @@ def _() -> None:
 def _() -> None:
     once = amp.auto_mixed_precision(model(), "O2")
     assert amp.auto_mixed_precision(once, "O2") == once
+
+
+@row('`auto_mixed_precision(network, level="O2")`, as other functions call it')
+def _() -> None:
+    assert amp.auto_mixed_precision(model(), level="O2") == amp.auto_mixed_precision(model(), amp_level="O2")

@@ -586,6 +586,7 @@ SETTINGS = ("init_loss_scaling", "incr_ratio", "decr_ratio", "incr_every_n_steps
 @row("`get_init_loss_scaling()`, `get_incr_ratio()`, and so on")
 def _() -> None:
     assert [getattr(amp.GradScaler(), f"get_{name}")() for name in SETTINGS] == [65536.0, 2.0, 0.5, 2000, 1]
+    assert amp.GradScaler(enable=False).get_init_loss_scaling() == 1
 
 
 @row("`set_init_loss_scaling(...)`, `set_incr_ratio(...)`, and so on")
@@ -697,3 +698,58 @@ def _() -> None:
     for net in nets:
         for name in one.plan.weights:
             np.testing.assert_allclose(net.state()[name], one.state()[name], rtol=1e-4, atol=1e-5)
+
+
+@row("`nn.Momentum(params, 0.1, 0.9, loss_scale=1024.0)`, with `FixedLossScaleManager(1024.0, False)`")
+def _() -> None:
+    fixed = amp.FixedLossScaleManager(1024.0, False)
+    nets = [
+        built(optimizer=onnxamp.train.Momentum(learning_rate=0.1, **more), loss_scale_manager=fixed)
+        for more in ({"loss_scale": 1024.0}, {})
+    ]
+    one, other = [(net.step(feeds()), net.state()["w0"])[1] for net in nets]
+    assert (one == other).all()
+    with pytest.raises(onnxamp.ArgumentError, match="leave loss_scale out"):
+        built(optimizer=onnxamp.train.Momentum(loss_scale=1024.0))
+
+
+@row("`paddle.optimizer.Momentum(0.1, 0.9, use_nesterov=True)`, `nn.Adam(params, eps=1e-8)`")
+def _() -> None:
+    momentum = onnxamp.train.Momentum(learning_rate=0.1, nesterov=True)
+    assert onnxamp.train.Momentum(0.1, 0.9, use_nesterov=True) == momentum
+    assert onnxamp.train.Adam(eps=1e-8) == onnxamp.train.Adam(epsilon=1e-8)
+    with pytest.raises(onnxamp.ArgumentTypeError, match="use Momentum"):
+        SGD(momentum=0.9)
+
+
+@row("gradient accumulation: `accumulate_step`, or several `backward()` before one `step`")
+def _() -> None:
+    assert SGD(accumulate_step=4) == SGD(accumulate=4)
+    net = built(optimizer=SGD(accumulate=4))
+    before = net.state()["w0"]
+    for step in range(1, 5):
+        net.step(feeds())
+        assert (net.state()["w0"] == before).all() == (step < 4)
+
+
+@row("`set_auto_parallel_context(pipeline_stages=2)`")
+def _() -> None:
+    with pytest.raises(onnxamp.OnnxAmpError, match="there are no pipeline stages"):
+        built(pipeline_stages=2)
+
+
+@row("`train_network.set_train()`, `model.train()`")
+def _() -> None:
+    net = built()
+    assert net.set_train() is net.train() is net
+    for call in (lambda: net.set_train(False), net.eval):
+        with pytest.raises(onnxamp.ArgumentError, match=r"net.export\(\)"):
+            call()
+
+
+@row("a scale below 1: `GradScaler(init_loss_scaling=0.5)`")
+def _() -> None:
+    net = built(loss_scale_manager=amp.GradScaler(init_loss_scaling=0.5))
+    assert [net.step(LOUD).scale for _ in range(3)] == [0.5, 0.25, 0.125]
+    net = built(loss_scale_manager=amp.DynamicLossScaleManager(2))
+    assert [net.step(LOUD).scale for _ in range(3)] == [2, 1, 1]

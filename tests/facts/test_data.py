@@ -22,7 +22,7 @@ from onnxamp._options.lists import framework_names
 DATA = ROOT / "onnxamp" / "_data"
 REGISTRIES = ROOT / "scripts" / "registries"
 SCRIPT = ROOT / "scripts" / "make_kernel_tables.py"
-LISTS = ("conservative", "default", "fast", "mindspore", "paddle")
+LISTS = ("conservative", "default", "fast", "mindspore", "paddle", "pytorch")
 TABLES = ("cpu", "cuda")
 PLUGINS = ("webgpu",)
 ASKED = ("tensorrt", "openvino")

@@ -86,8 +86,8 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 }
 """Engines that the page of the same name needs."""
 SLOW = {
-    "accuracy", "bench", "cluster", "coming-from", "cuda", "float16-only", "genai", "int8", "language-models",
-    "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
+    "accuracy", "bench", "cluster", "coming-from", "coming-from-pytorch", "cuda", "float16-only", "genai", "int8",
+    "language-models", "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
     "transformers-js", "tune", "tutorial",
 }  # fmt: skip
 """Pages whose commands take seconds."""

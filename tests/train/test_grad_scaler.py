@@ -230,8 +230,8 @@ def test_setters_count_while_a_network_is_trained() -> None:
 
 
 @pytest.mark.parametrize(("setter", "value"), [
-    ("init_loss_scaling", 0.5), ("incr_ratio", 1), ("decr_ratio", 1.5), ("decr_ratio", 0),
-    ("incr_every_n_steps", 0), ("decr_every_n_nan_or_inf", -1),
+    ("init_loss_scaling", 0), ("init_loss_scaling", 2.0**127), ("incr_ratio", 1), ("decr_ratio", 1.5),
+    ("decr_ratio", 0), ("incr_every_n_steps", 0), ("decr_every_n_nan_or_inf", -1),
 ])  # fmt: skip
 def test_values_out_of_range(setter: str, value: Any) -> None:
     mine = GradScaler()
@@ -273,3 +273,103 @@ def test_states_that_are_none(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         mine.load_state_dict(state)
     assert mine.state_dict() == before
+
+
+def reference(scale: float, overflows: list[bool], every: int, *, floor: float) -> list[float]:
+    """The scale after each update, by the algorithm of Paddle and PyTorch."""
+    scales, good = [], 0
+    for overflow in overflows:
+        good = 0 if overflow else good + 1
+        if overflow:
+            scale = max(scale * 0.5, floor)
+        elif good == every:
+            scale, good = scale * 2, 0
+        scales.append(scale)
+    return scales
+
+
+@pytest.mark.parametrize("boost_level", ["O0", "O1", "O2"])
+def test_the_scale_falls_below_one_as_in_paddle_and_pytorch(boost_level: str) -> None:
+    overflows = [True, True, True, False, False, True, False, False]
+    mine = scaler(init_loss_scaling=0.5)
+    net = build_train_network(conv_net(), SGD(), "cross-entropy", "O2", boost_level, loss_scale_manager=mine)
+    found = [(net.step(batch), mine.get_loss_scale())[1] for batch in batches(tuple(overflows))]
+    assert found == reference(0.5, overflows, 2, floor=2.0**-126)
+    assert min(found) < 0.1
+    assert np.isfinite(net.step(batches((False,))[0]).loss)
+
+
+def test_the_scale_stays_a_number() -> None:
+    mine = scaler(init_loss_scaling=2.0**-125)
+    for _ in range(4):
+        mine.update_loss_scale(overflow=True)
+    assert mine.get_loss_scale() == 2.0**-126
+    manager = DynamicLossScaleManager(2.0)
+    for _ in range(4):
+        manager.update_loss_scale(overflow=True)
+    assert manager.get_loss_scale() == 1, "MindSpore keeps it at 1 or above"
+
+
+def test_the_arguments_and_methods_of_pytorch() -> None:
+    mine = GradScaler("cuda", init_scale=64.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=3, enabled=True)
+    assert mine.state_dict() == GradScaler(True, 64.0, 4.0, 0.25, 3).state_dict()
+    assert GradScaler("cuda", 64.0, 4.0, 0.25, 3, True).state_dict() == mine.state_dict()
+    assert GradScaler(64.0, 4.0, 0.25, 3, True).state_dict() == mine.state_dict(), "torch.cuda.amp.GradScaler"
+    assert GradScaler(device="cpu").state_dict() == GradScaler().state_dict()
+    assert (mine.get_scale(), mine.is_enabled(), mine.get_growth_factor()) == (64, True, 4)
+    assert (mine.get_backoff_factor(), mine.get_growth_interval()) == (0.25, 3)
+    mine.set_growth_factor(2.0)
+    mine.set_backoff_factor(0.5)
+    mine.set_growth_interval(1)
+    mine.update_loss_scale(overflow=False)
+    assert mine.get_scale() == 128
+    mine.update(new_scale=8.0)
+    assert (mine.get_scale(), mine.scale([1.0, (2.0,)])) == (8, [8, (16,)])
+    off = GradScaler("cuda", enabled=False)
+    assert (off.get_scale(), off.is_enabled(), off.state_dict()) == (1, False, {})
+    off.update(4.0)
+    assert off.get_scale() == 1
+    for wrong in ("x", None, object()):
+        with pytest.raises(onnxamp.ArgumentTypeError, match="scale\\(\\) takes"):
+            mine.scale(wrong)
+
+
+def test_a_disabled_scaler_has_the_initial_scale_one_as_in_paddle() -> None:
+    assert GradScaler(enable=False).get_init_loss_scaling() == 1
+    assert amp.AmpScaler(False, 8.0).get_init_loss_scaling() == 1
+
+
+def test_a_state_of_pytorch_goes_on() -> None:
+    theirs = {"scale": 32.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "_growth_tracker": 1}
+    mine = GradScaler()
+    mine.load_state_dict(theirs)
+    mine.update_loss_scale(overflow=False)
+    assert (mine.get_scale(), mine.get_growth_interval()) == (64, 2)
+    for change, said in (({"scale": "x"}, "must be one number"), ({"_growth_tracker": -1}, "incr_count must be")):
+        with pytest.raises(onnxamp.ArgumentError, match=said):
+            mine.load_state_dict({**theirs, **change})
+    with pytest.raises(onnxamp.ArgumentTypeError, match="what state_dict"):
+        mine.load_state_dict([1])
+    assert mine.get_scale() == 64
+
+
+@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_loop_of_pytorch(unscale: bool) -> None:
+    """The loop of PyTorch's recipe, line by line, but for the forward pass."""
+    optimizer, theirs = AdamW(lr=1e-3), GradScaler(init_scale=1024, growth_interval=2)
+    with amp.autocast("cuda", dtype="float16"):
+        net = build_train_network(conv_net(), optimizer, "cross-entropy", loss_scale_manager=theirs)
+        other = build_train_network(conv_net(), AdamW(), "cross-entropy", loss_scale_manager=scaler())
+    net.train()
+    for batch in batches():
+        optimizer.zero_grad(set_to_none=True)
+        with amp.autocast("cuda", dtype="float16"):
+            loss = net.gradients(batch)
+        theirs.scale(loss).backward()
+        if unscale:
+            theirs.unscale_(optimizer)
+        theirs.step(optimizer)
+        theirs.update()
+        other.step(batch)
+    assert same(net, other)
