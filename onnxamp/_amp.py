@@ -68,9 +68,17 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
+    return _converted(network, literal_options(level, dtype, lists))
+
+
+def literal_options(level: str, dtype: DtypeLike, lists: str = "mindspore") -> Options:
+    """Return the options of :func:`auto_mixed_precision`, which training uses as well.
+
+    Raises:
+        As :class:`Options`.
+    """
     keywords = {"dtype": dtype, "strict": True, "fold": False}
-    read = literal_preset(lists)
-    return _converted(network, Options.of(level, {**keywords, "lists": read}))
+    return Options.of(level, {**keywords, "lists": literal_preset(lists)})
 
 
 def _converted(network: Any, options: Options) -> Any:

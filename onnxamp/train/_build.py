@@ -1,25 +1,29 @@
 """Building a network in training from a model and options."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx import ModelProto
 
-from onnxamp._amp import active_cast
+from onnxamp._amp import active_cast, literal_options
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._rewrite.inline import inline
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, is_plugin, make_session
+from onnxamp.train._decided import step_rule
 from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (
     Decorated,
     decorating_options,
+    decorating_rule,
     excluder,
     make_precision,
 )
@@ -125,12 +129,15 @@ def build_train_network(
     boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
-    options = _requested(level, dtype, decorated, active_cast())
+    decides, options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
     source = decorated.source if decorated else Model.of(network).embedded()
     excludes = excluder(decorated.excluded if decorated else None, source)
+    if decorated:
+        decides = replace(decides, rule=decorating_rule(excludes))
     masters = find_masters(source)
     precision = make_precision(
+        decides,
         options,
         masters,
         excludes,
@@ -138,17 +145,21 @@ def build_train_network(
         keep_batchnorm_fp32,
         on_cuda=chosen == "cuda",
     )
-    is_exact = precision.options.level == Level.O0
-    forward = training_model(masters.model, precision.opset(masters.model))
+    is_exact = precision.is_exact
+    model = inline(masters.model)[0] if masters.model.functions else masters.model
+    forward = training_model(model, precision.opset(model))
     loss = None if loss_fn is None else find_loss(loss_fn)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
     lacks = plugin.lacks if plugin else ()
     step = build_step(forward, optimizer, loss, scale.scaling, lacks)
-    # Gradients are written in float32, and the whole step is then converted as any model is.
-    wanted = precision.options_for(forward.model)
-    wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
-    graph = step.model if is_exact else convert_as(step.model, wanted)
+    graph = step.model
+    if not is_exact:
+        # Gradients are written in float32, and the whole step is then converted as any model is.
+        rule = step_rule(forward.model, step.model, precision.decide(model))
+        wanted = replace(precision.options, rule=rule)
+        wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
+        graph = convert_as(step.model, wanted)
     emulated = chosen == "cpu" and not is_exact
     ready = emulate(graph) if emulated else graph
     held = NetworkState(step.successors, on_device=boost_level == "O1")
@@ -232,25 +243,25 @@ def _manager(
 
 def _requested(
     level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None
-) -> Options:
-    """Return the conversion options: those of the arguments, of a decorated model, or of auto_cast.
+) -> tuple[Options, Options]:
+    """Return the options for the forward pass, and for all the rest: those of the arguments, of a decorated model, or
+    of auto_cast.
 
     Raises:
         ArgumentError: a value is unknown, or the arguments contradict each other.
     """
     if decorated is None and cast is None:
-        return Options.of(
-            level, {"dtype": dtype, "lists": "conservative", "fold": False}
-        )
+        careful = {"dtype": dtype, "lists": "conservative", "fold": False}
+        return literal_options(level, dtype), Options.of(level, careful)
     if (level, dtype_name(dtype)) != ("O0", "float16"):
         raise ArgumentError(
             "A decorated model or auto_cast sets level and dtype: leave both at their defaults."
         )
     if cast is None:
-        low = decorated.dtype if decorated else dtype
-        return decorating_options(low)
+        options = decorating_options(decorated.dtype if decorated else dtype)
+        return options, options
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."
         )
-    return cast
+    return cast, cast

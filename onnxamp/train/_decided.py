@@ -1,0 +1,149 @@
+"""The precision of the forward pass of a step, decided by the conversion of the model and carried over to the step.
+
+The step computes what the model computes, but partly by other nodes: batch statistics, dropout, unrolled recurrent ops
+and function bodies replace single ops. All nodes of the step between values of the model are *parts* of the node that
+computes these values in the model, and follow the decision about it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from onnx import ModelProto, NodeProto
+
+from onnxamp._facts.tables import read_table
+from onnxamp._gradients.pointwise import RUNNING, SCALED
+from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import ABSENT, Node
+from onnxamp._job.api import converted_as
+from onnxamp._options.options import LOSS_SCALED, Options, Rule
+from onnxamp.train._step import OWN
+
+NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
+_GRADIENT: Final = "/gradient"
+"""After the label of a node, or the name of a value, in the names of the nodes that compute its gradient."""
+
+Decided = Mapping[str, bool]
+"""Whether nodes are low, by first output. Nodes without a float to decide about are left out."""
+
+
+def decide_forward(model: ModelProto, options: Options) -> Decided:
+    """Return whether the conversion of a model lowers its nodes, those of subgraphs included."""
+    analysis = converted_as(model, options)[0].analysis
+    graph = analysis.graph
+    ports = analysis.ports
+    is_low = analysis.decision.of_ports()
+    decided = dict[str, bool]()
+    doubtful = set[str]()
+    for node in graph.nodes:
+        made = [ports.produced[value] for value in node.outputs if value != ABSENT]
+        # A value that either precision stores at no cost is no decision: it follows its readers.
+        if any(value in ports.free for value in node.outputs):
+            continue
+        settled = [is_low[variable] for variable in made if variable >= 0]
+        read = {is_low[one] for one in ports.consumed[node.index] if one >= 0}
+        if not settled and len(read) != 1:
+            continue
+        low = settled[0] if settled else read.pop()
+        if decided.setdefault(node.first_output, low) != low:
+            doubtful.add(node.first_output)  # subgraphs may use a name twice
+    return {name: low for name, low in decided.items() if name not in doubtful}
+
+
+def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
+    """Return the rule for converting a step whose forward pass is decided. Complexity: linear in its nodes and reads.
+
+    Nodes that the step adds to the model, such as the loss, stay in float32. So do the statistics of batch
+    normalizations: their squares would overflow, and the kernels of frameworks also accumulate them in float32. Running
+    statistics are state, like weights. If an op is float32, so is its gradient; otherwise, the conversion decides, and
+    loss scales keep the values in range.
+
+    Args:
+        forward: the model in training mode.
+        step: the graph of the step, in float32.
+        decided: the precision of the nodes of ``forward``.
+    """
+    graph = Graph.of(step)
+    opinions = dict[str, str | None]()
+    labels = dict[str, str]()
+    for owner, node in _parts(Graph.of(forward), graph):
+        opinions[node.first_output] = opinion = _opinion(owner, node, decided)
+        is_high = decided.get(owner.first_output) is False or opinion == "high"
+        for label in (owner.label, node.label):
+            labels[label] = "high" if is_high else LOSS_SCALED
+    for node in graph.at(graph.scopes[0].nodes):
+        if node.first_output not in opinions:
+            opinions[node.first_output] = _added(node, labels)
+
+    def rule(node: NodeProto) -> str | None:
+        """Decide for a node."""
+        name = next(filter(None, node.output), "")
+        if name in opinions:
+            return opinions[name]
+        return _word(decided.get(name))
+
+    return rule
+
+
+def _word(low: bool | None) -> str | None:
+    """Return the answer of a rule."""
+    return None if low is None else "low" if low else "high"
+
+
+def _parts(forward: Graph, step: Graph) -> Iterator[tuple[Node, Node]]:
+    """Yield nodes of the model, and the nodes of the step that are their parts; nodes of subgraphs are left out."""
+    known = forward.scopes[0].names
+    made = step.scopes[0].names
+    seen = set[int]()
+    for owner in forward.at(forward.scopes[0].nodes):
+        names = (
+            forward.values[value].name for value in owner.outputs if value != ABSENT
+        )
+        stack = [step.producer(made[name]) for name in names if name in made]
+        while stack:
+            node = stack.pop()
+            if node is None or node.index in seen:
+                continue
+            seen.add(node.index)
+            yield owner, node
+            inner = (value for value in node.inputs if value != ABSENT)
+            stack += [
+                step.producer(one)
+                for one in inner
+                if step.values[one].name not in known
+            ]
+
+
+def _opinion(owner: Node, node: Node, decided: Decided) -> str | None:
+    """Return the precision of a part of a node of the model; None leaves it to the conversion."""
+    low = decided.get(owner.first_output)
+    is_written = node.label.startswith(f"{owner.label}/")
+    if is_written and node.label.startswith(f"{owner.label}/{RUNNING}/"):
+        return "high"
+    is_result = not set(node.proto.output).isdisjoint(owner.proto.output)
+    if not low or is_result:
+        return _word(low)
+    if owner.key in NORMALISATIONS:
+        return "low" if node.label.startswith(f"{owner.label}/{SCALED}/") else None
+    # The body of a function may hold what only the kernel of the op can compute in low precision.
+    return "low" if is_written else None
+
+
+def _added(node: Node, labels: Mapping[str, str]) -> str | None:
+    """Return the precision of a node that the step adds to the model."""
+    origins = [*_origins(node.label)]
+    if OWN in origins:
+        return "high"
+    gradients = [
+        name.removesuffix(_GRADIENT) for name in origins if name.endswith(_GRADIENT)
+    ]
+    if not gradients:
+        return None
+    return next((labels[name] for name in gradients if name in labels), LOSS_SCALED)
+
+
+def _origins(name: str) -> Iterator[str]:
+    """Yield the name, and all names that it may be derived from, the longest first."""
+    end = len(name)
+    while end > 0:
+        yield name[:end]
+        end = name.rfind("/", 0, end)
