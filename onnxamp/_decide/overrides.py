@@ -28,7 +28,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._options.lists import is_known, nearest_name
-from onnxamp._options.options import LOSS_SCALED, Options
+from onnxamp._options.options import DECIDED_LOW, LOSS_SCALED, Options
 from onnxamp._options.values import Level
 
 
@@ -296,6 +296,8 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
         matching = [*_from_patterns(graph, node, options)]
         if opinion == LOSS_SCALED:
             scaled.add(node.index)
+        elif opinion == DECIDED_LOW:
+            matching.append(Override(True, Reason.RULE, _DECIDED))
         elif opinion is not None:
             why = f"rule says {opinion!r}"
             matching.append(Override(opinion == "low", Reason.RULE, why))
@@ -328,7 +330,11 @@ def forced_hazards(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
 ) -> Iterator[str]:
     """Return sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
-    forced = {node: one for node, one in overrides.of_node.items() if one.low}
+    forced = {
+        node: one
+        for node, one in overrides.of_node.items()
+        if one.low and one.detail != _DECIDED
+    }
     risks = (
         (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
         for hazard in hazards
@@ -363,6 +369,7 @@ def _lost(
 
 
 _WEIGHTS_ONLY: Final = "weights_only (--weights-only)"
+_DECIDED: Final = "decided before"
 _SMALL: Final = 256
 """Elements of a constant below which the Cast of a low one takes about as many bytes as it saves."""
 
@@ -434,7 +441,7 @@ def _opinion(node: Node, options: Options) -> str | None:
     if options.rule is None:
         return None
     opinion = options.rule(copied(node.proto))
-    if opinion not in ("low", "high", LOSS_SCALED, None):
+    if opinion not in ("low", "high", LOSS_SCALED, DECIDED_LOW, None):
         raise ArgumentError(
             f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
         )

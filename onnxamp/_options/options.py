@@ -41,10 +41,14 @@ from onnxamp._options.values import (
 
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
-"""A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED`."""
+"""A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED` and
+:data:`DECIDED_LOW`."""
 
 LOSS_SCALED: Final = "scaled"
 """The answer of a rule for nodes whose values a loss scale keeps in range, regardless of the sizes of inputs."""
+
+DECIDED_LOW: Final = "decided"
+"""The answer of a rule for nodes that are low by a decision about another model, which has issued all warnings."""
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")

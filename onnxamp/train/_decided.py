@@ -6,7 +6,7 @@ computes these values in the model, and follow the decision about it.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import ModelProto, NodeProto
 
@@ -15,10 +15,14 @@ from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._job.api import converted_as
-from onnxamp._options.options import LOSS_SCALED, Options, Rule
+from onnxamp._options.options import DECIDED_LOW, LOSS_SCALED, Options, Rule
 from onnxamp.train._step import OWN
 
 NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
+COMPARED: Final = frozenset(read_table("training")["compared"])
+"""Ops whose gradient compares their result with what they read."""
+COMPARISON: Final = "Equal"
+"""The op that does so."""
 _GRADIENT: Final = "/gradient"
 """After the label of a node, or the name of a value, in the names of the nodes that compute its gradient."""
 
@@ -35,10 +39,10 @@ def decide_forward(model: ModelProto, options: Options) -> Decided:
     decided = dict[str, bool]()
     doubtful = set[str]()
     for node in graph.nodes:
-        made = [ports.produced[value] for value in node.outputs if value != ABSENT]
         # A value that either precision stores at no cost is no decision: it follows its readers.
-        if any(value in ports.free for value in node.outputs):
+        if not ports.free.isdisjoint(node.outputs):
             continue
+        made = [ports.produced[value] for value in node.outputs if value != ABSENT]
         settled = [is_low[variable] for variable in made if variable >= 0]
         read = {is_low[one] for one in ports.consumed[node.index] if one >= 0}
         if not settled and len(read) != 1:
@@ -47,6 +51,13 @@ def decide_forward(model: ModelProto, options: Options) -> Decided:
         if decided.setdefault(node.first_output, low) != low:
             doubtful.add(node.first_output)  # subgraphs may use a name twice
     return {name: low for name, low in decided.items() if name not in doubtful}
+
+
+class _Origin(NamedTuple):
+    """The node of the model that a gradient belongs to: whether it is float32, and its op."""
+
+    is_high: bool
+    key: str
 
 
 def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
@@ -64,53 +75,50 @@ def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
     """
     graph = Graph.of(step)
     opinions = dict[str, str | None]()
-    labels = dict[str, str]()
+    origins = dict[str, _Origin]()
     for owner, node in _parts(Graph.of(forward), graph):
-        opinions[node.first_output] = opinion = _opinion(owner, node, decided)
-        is_high = decided.get(owner.first_output) is False or opinion == "high"
-        for label in (owner.label, node.label):
-            labels[label] = "high" if is_high else LOSS_SCALED
+        opinions[node.first_output] = _opinion(owner, node, decided)
+        is_high = decided.get(owner.first_output) is False
+        origins[owner.label] = origins[node.label] = _Origin(is_high, owner.key)
     for node in graph.at(graph.scopes[0].nodes):
         if node.first_output not in opinions:
-            opinions[node.first_output] = _added(node, labels)
+            opinions[node.first_output] = _added(node, origins)
 
     def rule(node: NodeProto) -> str | None:
         """Decide for a node."""
         name = next(filter(None, node.output), "")
         if name in opinions:
             return opinions[name]
-        return _word(decided.get(name))
+        return _answer(decided.get(name))
 
     return rule
 
 
-def _word(low: bool | None) -> str | None:
-    """Return the answer of a rule."""
-    return None if low is None else "low" if low else "high"
+def _answer(low: bool | None) -> str | None:
+    """Return the answer of a rule for a decision."""
+    return None if low is None else DECIDED_LOW if low else "high"
 
 
 def _parts(forward: Graph, step: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield nodes of the model, and the nodes of the step that are their parts; nodes of subgraphs are left out."""
+    """Yield nodes of the model, each with a part of it in the step; nodes of subgraphs are left out."""
     known = forward.scopes[0].names
     made = step.scopes[0].names
     seen = set[int]()
     for owner in forward.at(forward.scopes[0].nodes):
-        names = (
+        outputs = (
             forward.values[value].name for value in owner.outputs if value != ABSENT
         )
-        stack = [step.producer(made[name]) for name in names if name in made]
+        stack = [step.producer(made[name]) for name in outputs if name in made]
         while stack:
             node = stack.pop()
             if node is None or node.index in seen:
                 continue
             seen.add(node.index)
             yield owner, node
-            inner = (value for value in node.inputs if value != ABSENT)
-            stack += [
-                step.producer(one)
-                for one in inner
-                if step.values[one].name not in known
-            ]
+            inner = (
+                value for value in node.reads if step.values[value].name not in known
+            )
+            stack += map(step.producer, inner)
 
 
 def _opinion(owner: Node, node: Node, decided: Decided) -> str | None:
@@ -121,27 +129,33 @@ def _opinion(owner: Node, node: Node, decided: Decided) -> str | None:
         return "high"
     is_result = not set(node.proto.output).isdisjoint(owner.proto.output)
     if not low or is_result:
-        return _word(low)
+        return _answer(low)
     if owner.key in NORMALISATIONS:
-        return "low" if node.label.startswith(f"{owner.label}/{SCALED}/") else None
+        is_scaled = node.label.startswith(f"{owner.label}/{SCALED}/")
+        return DECIDED_LOW if is_scaled else None
     # The body of a function may hold what only the kernel of the op can compute in low precision.
-    return "low" if is_written else None
+    return DECIDED_LOW if is_written else None
 
 
-def _added(node: Node, labels: Mapping[str, str]) -> str | None:
+def _added(node: Node, origins: Mapping[str, _Origin]) -> str | None:
     """Return the precision of a node that the step adds to the model."""
-    origins = [*_origins(node.label)]
-    if OWN in origins:
+    names = [*_derived_from(node.label)]
+    if OWN in names:
         return "high"
-    gradients = [
-        name.removesuffix(_GRADIENT) for name in origins if name.endswith(_GRADIENT)
+    owners = [
+        name.removesuffix(_GRADIENT) for name in names if name.endswith(_GRADIENT)
     ]
-    if not gradients:
+    if not owners:
         return None
-    return next((labels[name] for name in gradients if name in labels), LOSS_SCALED)
+    origin = next((origins[name] for name in owners if name in origins), None)
+    if origin is not None and origin.is_high:
+        return "high"
+    # Both sides must be rounded as the op rounded them.
+    is_compared = origin is not None and origin.key in COMPARED
+    return DECIDED_LOW if is_compared and node.key == COMPARISON else LOSS_SCALED
 
 
-def _origins(name: str) -> Iterator[str]:
+def _derived_from(name: str) -> Iterator[str]:
     """Yield the name, and all names that it may be derived from, the longest first."""
     end = len(name)
     while end > 0:

@@ -29,6 +29,7 @@ from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._decide.patterns import find_patterns, named_forms, patterns_of
 from onnxamp._decide.problem import check_opset
 from onnxamp._facts.dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
+from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.ops import op_key
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
@@ -37,7 +38,13 @@ from onnxamp._model.model import Model, ModelHolder
 from onnxamp._options.lists import literal_preset, ops_named
 from onnxamp._options.options import Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
-from onnxamp.train._decided import NORMALISATIONS, Decided, decide_forward
+from onnxamp.train._decided import (
+    COMPARED,
+    COMPARISON,
+    NORMALISATIONS,
+    Decided,
+    decide_forward,
+)
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import TrainStep
@@ -116,7 +123,9 @@ class Precision:
         return is_lowered and self.options.level != Level.O1
 
     def _fixed(self, graph: Graph) -> dict[str, bool]:
-        """Return decisions that lists do not make, by first output: excluded nodes, and normalizations."""
+        """Return decisions that lists do not make, by first output: excluded nodes, normalizations, and ops whose
+        gradient compares what the target cannot compare in low precision.
+        """
         excluded = {
             node.first_output for node in graph.nodes if self.excludes(node.proto)
         }
@@ -133,6 +142,10 @@ class Precision:
                 names for names in _written_out(graph) if names.isdisjoint(excluded)
             )
             fixed |= dict.fromkeys(chain.from_iterable(whole), True)
+        target, low = self.options.target, self.options.low
+        if not takes_anywhere(target, COMPARISON, low.tensor):
+            compared = (node.first_output for node in graph.nodes_of(COMPARED))
+            fixed |= dict.fromkeys(compared, False)
         return fixed
 
 
