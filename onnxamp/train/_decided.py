@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from onnx import ModelProto, NodeProto
 
+from onnxamp._decide.ports import NONE
 from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING, SCALED
 from onnxamp._graph.graph import Graph
@@ -42,9 +43,9 @@ def decide_forward(model: ModelProto, options: Options) -> Decided:
         # A value that either precision stores at no cost is no decision: it follows its readers.
         if not ports.free.isdisjoint(node.outputs):
             continue
-        made = [ports.produced[value] for value in node.outputs if value != ABSENT]
-        settled = [is_low[variable] for variable in made if variable >= 0]
-        read = {is_low[one] for one in ports.consumed[node.index] if one >= 0}
+        made = (ports.produced[value] for value in node.outputs if value != ABSENT)
+        settled = [is_low[variable] for variable in made if variable != NONE]
+        read = {is_low[one] for one in ports.consumed[node.index] if one != NONE}
         if not settled and len(read) != 1:
             continue
         low = settled[0] if settled else read.pop()

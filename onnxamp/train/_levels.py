@@ -49,6 +49,7 @@ from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import TrainStep
 
+_CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
 _LOW_CONVOLUTIONS: Final = 22
 """The first opset at which ONNX Runtime's CUDA Conv accepts bfloat16."""
 
@@ -87,11 +88,13 @@ class Precision:
         """Whether the step is in float32."""
         return self.options.level == Level.O0
 
-    def opset(self, model: ModelProto) -> int:
-        """Return the lowest opset at which the step can run."""
-        ops = {node.op_type for node in model.graph.node}
-        convolves = not ops.isdisjoint({"Conv", "ConvTranspose"})
-        is_bfloat16 = not self.is_exact and self.options.low is BFLOAT16
+    def opset(self, model: ModelProto, decided: Decided) -> int:
+        """Return the lowest opset at which the step of a model can run with these decisions."""
+        convolutions = (
+            node for node in model.graph.node if node.op_type in _CONVOLUTIONS
+        )
+        convolves = any(decided.get(node.output[0]) for node in convolutions)
+        is_bfloat16 = self.options.low is BFLOAT16
         return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
 
     def decide(self, model: ModelProto) -> Decided:
