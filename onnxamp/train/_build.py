@@ -147,8 +147,8 @@ def build_train_network(
     )
     is_exact = precision.is_exact
     model = inline(masters.model)[0] if masters.model.functions else masters.model
-    decided = {} if is_exact else precision.decide(model)
-    forward = training_model(model, precision.opset(model, decided))
+    decisions = precision.decide(model)
+    forward = training_model(model, decisions.opset)
     loss = None if loss_fn is None else find_loss(loss_fn)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
@@ -157,7 +157,7 @@ def build_train_network(
     graph = step.model
     if not is_exact:
         # Gradients are written in float32, and the whole step is then converted as any model is.
-        rule = step_rule(forward.model, step.model, decided)
+        rule = step_rule(forward.model, step.model, decisions.low)
         wanted = replace(precision.options, rule=rule)
         wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
         graph = convert_as(step.model, wanted)

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto
 from onnxamp._decide.ports import NONE
 from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING, SCALED
+from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._job.api import converted_as
@@ -31,8 +32,15 @@ Decided = Mapping[str, bool]
 """Whether nodes are low, by first output. Nodes without a float to decide about are left out."""
 
 
-def decide_forward(model: ModelProto, options: Options) -> Decided:
-    """Return whether the conversion of a model lowers its nodes, those of subgraphs included."""
+class Decisions(NamedTuple):
+    """The precision of a model's nodes, those of subgraphs included, and the opset that has kernels for it."""
+
+    low: Decided
+    opset: int = MIN_OPSET
+
+
+def decide_forward(model: ModelProto, options: Options) -> Decisions:
+    """Return the decisions of the conversion of a model."""
     analysis = converted_as(model, options)[0].analysis
     graph = analysis.graph
     ports = analysis.ports
@@ -51,7 +59,8 @@ def decide_forward(model: ModelProto, options: Options) -> Decided:
         low = settled[0] if settled else read.pop()
         if decided.setdefault(node.first_output, low) != low:
             doubtful.add(node.first_output)  # subgraphs may use a name twice
-    return {name: low for name, low in decided.items() if name not in doubtful}
+    sure = {name: low for name, low in decided.items() if name not in doubtful}
+    return Decisions(sure, max(MIN_OPSET, graph.book.opsets[""]))
 
 
 class _Origin(NamedTuple):

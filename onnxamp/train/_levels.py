@@ -28,10 +28,9 @@ from onnxamp._amp import amp_level_of
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._decide.patterns import find_patterns, named_forms, patterns_of
 from onnxamp._decide.problem import check_opset
-from onnxamp._facts.dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
+from onnxamp._facts.dtypes import FORMATS, DtypeLike, dtype_name, low_type
 from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.ops import op_key
-from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model, ModelHolder
@@ -43,15 +42,12 @@ from onnxamp.train._decided import (
     COMPARISON,
     NORMALISATIONS,
     Decided,
+    Decisions,
     decide_forward,
 )
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import TrainStep
-
-_CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
-_LOW_CONVOLUTIONS: Final = 22
-"""The first opset at which ONNX Runtime's CUDA Conv accepts bfloat16."""
 
 
 class Norms(StrEnum):
@@ -88,19 +84,12 @@ class Precision:
         """Whether the step is in float32."""
         return self.options.level == Level.O0
 
-    def opset(self, model: ModelProto, decided: Decided) -> int:
-        """Return the lowest opset at which the step of a model can run with these decisions."""
-        convolutions = (
-            node for node in model.graph.node if node.op_type in _CONVOLUTIONS
-        )
-        convolves = any(decided.get(node.output[0]) for node in convolutions)
-        is_bfloat16 = self.options.low is BFLOAT16
-        return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
-
-    def decide(self, model: ModelProto) -> Decided:
-        """Return the decisions about the nodes of a model without functions: those of the conversion that the level
-        names or, for a converted model, those of the conversion that it went through.
+    def decide(self, model: ModelProto) -> Decisions:
+        """Return the decisions about a model without functions: those of the conversion that the level names or, for a
+        converted model, those of the conversion that it went through.
         """
+        if self.is_exact:
+            return Decisions({})
         graph = Graph.of(model)
         fixed = self._fixed(graph)
         if self.lowered is not None:
@@ -109,7 +98,7 @@ class Precision:
             given = {
                 labels[label]: low for label, low in were.items() if label in labels
             }
-            return given | fixed
+            return Decisions(given | fixed)
         options = self.forward
         if self._lowers_norms():
             lists = options.preset
