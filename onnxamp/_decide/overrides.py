@@ -297,7 +297,7 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
         if opinion == LOSS_SCALED:
             scaled.add(node.index)
         elif opinion == DECIDED_LOW:
-            matching.append(Override(True, Reason.RULE, _DECIDED))
+            matching.append(Override(True, Reason.RULE, DECIDED))
         elif opinion is not None:
             why = f"rule says {opinion!r}"
             matching.append(Override(opinion == "low", Reason.RULE, why))
@@ -333,7 +333,7 @@ def forced_hazards(
     forced = {
         node: one
         for node, one in overrides.of_node.items()
-        if one.low and one.detail != _DECIDED
+        if one.low and one.detail != DECIDED
     }
     risks = (
         (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
@@ -369,7 +369,8 @@ def _lost(
 
 
 _WEIGHTS_ONLY: Final = "weights_only (--weights-only)"
-_DECIDED: Final = "decided before"
+DECIDED: Final = "decided before"
+"""The detail of overrides that :data:`DECIDED_LOW` makes. No warning is about them."""
 _SMALL: Final = 256
 """Elements of a constant below which the Cast of a low one takes about as many bytes as it saves."""
 

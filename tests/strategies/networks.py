@@ -140,7 +140,9 @@ class _Network:
     def written_out_norm(self, x: str) -> str:
         axes = (1, 2, 3) if self.is_image else (-1,)
         shifted = self.op("Sub", x, self.mean(x, axes))
-        square = self.op("Pow", shifted, self.number(2)) if self.rng.random() < 0.5 else self.op("Mul", shifted, shifted)
+        square = (
+            self.op("Pow", shifted, self.number(2)) if self.rng.random() < 0.5 else self.op("Mul", shifted, shifted)
+        )
         spread = self.op("Sqrt", self.op("Add", self.mean(square, axes), self.number(1e-5)))
         shape = (CHANNELS, 1, 1) if self.is_image else TOKENS[1:]
         scaled = self.op("Mul", self.op("Div", shifted, spread), self.weight(*shape, about=1))
