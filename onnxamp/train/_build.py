@@ -80,7 +80,8 @@ def build_train_network(
             (logits; float32 labels of the same shape), or the name of a MindSpore or Paddle loss, such as "MSELoss".
             None if the first output of the model is the loss: a scalar, or a vector, whose sum is minimized.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
-            scale; "O3" everything; "auto" like O2, on CUDA only. A decorated model is trained at O2. Within
+            scale; "O3" everything; "auto" like O2, on CUDA only. The forward pass has the precision that
+            :func:`onnxamp.amp.auto_mixed_precision` gives it at this level. A decorated model is trained at O2. Within
             :func:`onnxamp.amp.auto_cast`, the level given there applies. A converted model keeps its precision at "O0";
             other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
@@ -88,9 +89,10 @@ def build_train_network(
             not fill buffers, so they accept at most "O1").
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that type. The loss scale remains that of the level.
-        keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By
-            default, they do at O1 and O2; at O3, only decomposed ones do, because their squares may overflow; with
-            ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
+        keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By default, the
+            level decides: BatchNormalization and LayerNormalization stay in float32 up to O2, and decomposed ones at all
+            levels, because their squares may overflow. With ``cast_model_type``, all are lowered except at O2. False
+            lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
             or None for no scaling. The default, ``FROM_LEVEL``, uses the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a NumPy, ml_dtypes or ONNX type.

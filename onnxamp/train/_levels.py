@@ -2,17 +2,18 @@
 
 Levels have the meaning of ``mindspore.amp.build_train_network``:
 
-=====  ===========================================  ==============  ==========
-level  low precision                                normalizations  loss scale
-=====  ===========================================  ==============  ==========
-O0     nothing                                      float32         none
-O1     white-listed ops                             float32         none
-O2     all but black-listed ops                     float32         dynamic
-O3     everything                                   low             none
+=====  ===========================================  =========================  ==========
+level  low precision                                batch and layer norm       loss scale
+=====  ===========================================  =========================  ==========
+O0     nothing                                      float32                    none
+O1     white-listed ops                             float32                    none
+O2     all but black-listed ops                     float32                    dynamic
+O3     everything                                   low, unless decomposed     none
 auto   like O2 on CUDA; an error without CUDA
-=====  ===========================================  ==============  ==========
+=====  ===========================================  =========================  ==========
 
-At O0, a model that is already converted keeps its low precision.
+The forward pass is decided as :func:`onnxamp.amp.auto_mixed_precision` decides it (:mod:`onnxamp.train._decided`), and
+gradients by the lists of ``conservative``. At O0, a model that is already converted keeps its low precision.
 """
 
 import re
