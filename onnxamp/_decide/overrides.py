@@ -135,7 +135,7 @@ def taken_off(options: Options) -> list[str]:
     """Return warnings about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
-    ops = sorted(options.preset.black.keys() & options.user_white)
+    ops = sorted(options.preset.black_of(options.level).keys() & options.user_white)
     return [
         f"Your white list removes {op} from the black list of {options.preset.name!r}."
         for op in ops

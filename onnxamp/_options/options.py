@@ -206,7 +206,7 @@ class Options:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
         if self.level == Level.O3:
             return self.user_black
-        preset = frozenset(self.preset.black)
+        preset = frozenset(self.preset.black_of(self.level))
         return (preset - self.trusted - self.user_white) | self.user_black
 
     @cached_property

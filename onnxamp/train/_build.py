@@ -90,8 +90,8 @@ def build_train_network(
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that type. The loss scale remains that of the level.
         keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By default, the
-            level decides: BatchNormalization and LayerNormalization stay in float32 up to O2, and decomposed ones at all
-            levels, because their squares may overflow. With ``cast_model_type``, all are lowered except at O2. False
+            level decides: BatchNormalization and LayerNormalization stay in float32 up to O2, and decomposed ones
+            always do, because their squares may overflow. With ``cast_model_type``, all are lowered except at O2. False
             lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
             or None for no scaling. The default, ``FROM_LEVEL``, uses the loss scale of the level.

@@ -102,11 +102,8 @@ class Precision:
             return Decisions(given | fixed)
         options = self.forward
         if self._lowers_norms():
-            lists = options.preset
-            black = {
-                op: why for op, why in lists.black.items() if op not in NORMALISATIONS
-            }
-            options = replace(options, lists=replace(lists, black=black))
+            lists = options.preset.without_black(NORMALISATIONS)
+            options = replace(options, lists=lists)
         return decide_forward(
             model, replace(options, rule=_first(fixed, options.rule))
         )
