@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import (
@@ -455,8 +456,9 @@ def unmet_lists(
     listed: Listed,
     ports: PortVariables,
     pins: Mapping[int, Verdict],
+    refusals: Mapping[int, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Return why white-listed nodes stay in float32: one sentence per entry and reason. Linear in nodes.
+    """Return why white-listed nodes stay in float32: one text per entry and reason. Linear in nodes.
 
     For a preset that is applied literally, only kernels and schemas are reported; hazards have their own warnings.
 
@@ -466,6 +468,7 @@ def unmet_lists(
         listed: the nodes that the lists refer to.
         ports: the precision variables.
         pins: deciding variable -> its pin.
+        refusals: node that a newer opset would lower -> why the model stays at its own, as a sentence.
     """
     found = dict[tuple[str, str], list[tuple[Node, str]]]()
     entries = {} if options.level == Level.O0 else dict(sorted(listed.white.items()))
@@ -481,7 +484,10 @@ def unmet_lists(
         whose = "the" if index in usual else "your"
         key = f"{entry} of {whose} white list", refusal[0]
         found.setdefault(key, []).append((node, refusal[1]))
-    return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
+    return [
+        _sentence(entry, reason, nodes, refusals)
+        for (entry, reason), nodes in found.items()
+    ]
 
 
 _SCHEMA: Final = "schema"
@@ -528,9 +534,17 @@ _WAYS_OUT: Final = {
 }
 
 
-def _sentence(entry: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+def _sentence(
+    entry: str,
+    reason: str,
+    nodes: list[tuple[Node, str]],
+    refusals: Mapping[int, str],
+) -> str:
     """Return why nodes of a white list stay in float32, and which option changes it."""
     where = first_of([node.label for node, _ in nodes])
     why = told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
+    if reason in _OF_TYPES:
+        refused = (refusals[node.index] for node, _ in nodes if node.index in refusals)
+        way_out = next(refused, way_out)
     return f"{entry} stays in float32 at {where}: {why}. {way_out}".rstrip()
