@@ -109,6 +109,9 @@ def build_train_network(
         ModelError: the model cannot be read or is invalid.
         RuntimeFailure: the provider cannot be used, or ONNX Runtime cannot load the step.
 
+    Warns:
+        OptionWarning: white-listed ops stay in float32, because they have no kernel or schema in the type.
+
     Example:
         >>> import numpy as np
         >>> from onnxamp.train import AdamW, Batches, build_train_network

@@ -95,10 +95,8 @@ class Precision:
         fixed = self._fixed(graph)
         if self.lowered is not None:
             were = _consistent(graph, self.lowered)
-            labels = {node.label: node.first_output for node in graph.nodes}
-            given = {
-                labels[label]: low for label, low in were.items() if label in labels
-            }
+            nodes = (node for node in graph.nodes if node.label in were)
+            given = {node.first_output: were[node.label] for node in nodes}
             return Decisions(given | fixed)
         options = self.forward
         if self._lowers_norms():
