@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from onnx import NodeProto
@@ -17,9 +18,16 @@ from onnxamp._facts.dtypes import DtypeLike
 from onnxamp._facts.ops import is_exact, op_facts, op_key
 from onnxamp._job.api import converted_as
 from onnxamp._options.doors import autocast_types, door
-from onnxamp._options.lists import Preset, autocast_preset, literal_preset, preset
+from onnxamp._options.lists import (
+    Preset,
+    autocast_preset,
+    get_white_list,
+    literal_preset,
+    ops_named,
+    preset,
+)
 from onnxamp._options.options import Options
-from onnxamp._options.values import Level, checked_flag, checked_word
+from onnxamp._options.values import Level, checked_flag, checked_names, checked_word
 from onnxamp._report import as_sentence
 from onnxamp._runtime.plugins import compute_capability
 from onnxamp._runtime.session import cuda_available
@@ -70,9 +78,17 @@ def auto_mixed_precision(
         True
     """
     level = amp_level_of(amp_level, _LEVELS, "auto_mixed_precision")
+    return _converted(network, literal_options(level, dtype, lists))
+
+
+def literal_options(level: str, dtype: DtypeLike, lists: str = "mindspore") -> Options:
+    """Return the options of :func:`auto_mixed_precision`, which training uses as well.
+
+    Raises:
+        As :class:`Options`.
+    """
     keywords = {"dtype": dtype, "strict": True, "fold": False}
-    read = literal_preset(lists)
-    return _converted(network, Options.of(level, {**keywords, "lists": read}))
+    return Options.of(level, {**keywords, "lists": literal_preset(lists)})
 
 
 def _converted(network: Any, options: Options) -> Any:
@@ -142,7 +158,8 @@ def custom_mixed_precision(
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
         white_list: these op types run in low precision, all others in float32, apart from exact ones (Reshape, Relu)
-            between listed ones. Only kernels, schemas and hazards overrule the list.
+            between listed ones. Only kernels, schemas and hazards overrule the list. A list that contains all of
+            :func:`get_white_list` does what :func:`auto_mixed_precision` does at "O1", and lowers its other entries.
         black_list: all other op types run in low precision.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
 
@@ -171,19 +188,34 @@ def custom_mixed_precision(
         raise ArgumentError(
             f"Pass exactly one of white_list and black_list; {given} given."
         )
-    nothing = Preset("none", "", {}, {}, folds_batch_norm=False)
     # O1 lowers what is listed, O2 what is not; strictly, because MindSpore does not weigh the cost of Casts.
-    level, strict = ("O1", False) if white_list is not None else ("O2", True)
-    lists = {"white_list": white_list, "black_list": black_list, "lists": nothing}
-    options = Options.of(
-        level, {"dtype": dtype, "strict": strict, "fold": False, **lists}
-    )
-    if black_list is not None:
+    keywords = {"dtype": dtype, "strict": True, "fold": False}
+    if white_list is not None:
+        names = checked_names("white_list", white_list)
+        options = Options.of("O1", keywords | _extended(names))
+    else:
+        lists = {"black_list": black_list, "lists": _NO_LISTS}
+        options = Options.of("O2", keywords | lists)
         # MindSpore's function warns of these as well.
         theirs = preset("mindspore").black
         missing = [op for op in theirs if op not in options.user_black]
         warn(f"{op} is on MindSpore's black list, but not on yours." for op in missing)
     return _converted(network, options)
+
+
+_NO_LISTS: Final = Preset("none", "", {}, {}, folds_batch_norm=False)
+
+
+def _extended(names: Sequence[str]) -> dict[str, Any]:
+    """Return the lists that a white list stands for: MindSpore's with further entries if it contains all of that."""
+    usual = frozenset(get_white_list())
+    if not usual.issubset(names):
+        return {"white_list": names, "lists": _NO_LISTS}
+    own = [name for name in names if name not in usual]
+    ops = frozenset(chain.from_iterable(map(ops_named, own)))
+    # An entry is no contradiction to MindSpore's black list, which this function does not use.
+    lists = literal_preset("mindspore").without_black(ops)
+    return {"white_list": own, "lists": lists}
 
 
 @dataclass(slots=True, eq=False)

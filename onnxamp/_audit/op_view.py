@@ -115,6 +115,11 @@ def _lists(op: str) -> Iterator[OpFact]:
             if color == "black" and known.trusts_kernels:
                 text += _exceptions(op)
             yield OpFact("list", text, file, entries[op])
+        for level, entries in known.black_at.items():
+            if op in entries:
+                file = f"oplists/{stated_in(name, 'black_at')}.toml"
+                text = f"on the black list of {name} at {level}"
+                yield OpFact("list", text, file, entries[op])
         names = [own for own, ops in known.names.items() if op in ops]
         if names:
             text = f"{name} calls it {', '.join(names)}"

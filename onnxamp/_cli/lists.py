@@ -25,7 +25,7 @@ def run(given: Given) -> None:
 
 def _facts(preset: Preset) -> dict[str, Any]:
     """Return the lists of a preset for JSON."""
-    fields = ("white", "black", "names", "forms")
+    fields = ("white", "black", "black_at", "names", "forms")
     return {field: getattr(preset, field) for field in fields}
 
 

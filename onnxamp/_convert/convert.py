@@ -21,6 +21,7 @@ from onnxamp._convert.analysis import Analysis, Decided
 from onnxamp._convert.candidates import candidates
 from onnxamp._convert.compensation import RoundedWeights, Rounder, with_rounding
 from onnxamp._convert.plan import Plan
+from onnxamp._convert.upgrades import explained, held_back
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model, load_external_data
@@ -135,7 +136,10 @@ def decide(
         for candidate in candidates(model, options, plan):
             why = proof(candidate.graph) if proof and candidate.unproven else None
             if why is None:
-                return candidate.told(refused=refused)
+                told = candidate.told(refused=refused)
+                if not refused:
+                    return told
+                return explained(told, held_back(told.analysis), *refused)
             refused.append(f"{candidate.unproven} {why}.")
     except InternalError as error:
         return _in_float32(model, options, error)

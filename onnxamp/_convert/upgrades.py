@@ -13,6 +13,7 @@ from onnxamp._base.errors import OpsetError
 from onnxamp._convert.analysis import Analysis, Decided, analyze
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.lost_kernels import fallen, lost_kernel, lost_low_kernel
+from onnxamp._decide.overrides import unmet_lists
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.verdicts import Reason
 from onnxamp._facts.dtypes import FLOAT, retyped
@@ -237,6 +238,9 @@ class Upgrades:
         options = own.analysis.options
         held = held_back(own.analysis)
         opsets = sorted({*held.first.values()} - {0}, reverse=True)
+        if opsets and options.opset != "auto":
+            yield explained(own, held, _stays(self.current, opsets[-1]))
+            return
         if not options.may_upgrade or not opsets or not held.may_pay():
             yield own
             return
@@ -263,6 +267,7 @@ class Upgrades:
             best = self._least(upgraded, held)
             notes = (self._gain(own, best, held), *_out_of_reach(obstacle))
             yield best.told(*notes, refused=refused)
+        own = explained(own, held, *refused, *_out_of_reach(obstacle))
         yield own.told(*_out_of_reach(obstacle), refused=refused)
 
     def _decided(self, opset: int, options: Options) -> Decided:
@@ -302,6 +307,33 @@ class Upgrades:
         if lost := fallen(before, after):
             text += f"; there, {after.options.target} has no kernel for {lost}"
         return f"{text}."
+
+
+def explained(decided: Decided, held: HeldBack, *refused: str) -> Decided:
+    """Return the same, with the reason why the model is not upgraded in warnings about nodes that this would lower.
+
+    Args:
+        decided: the model at an opset that holds nodes back.
+        held: these nodes.
+        refused: sentences about upgrades that were not made, the most important first.
+    """
+    if not refused or not held.able:
+        return decided
+    analysis = decided.analysis
+    pins = analysis.pins
+    listed = analysis.problem.listed
+    known = analysis.graph, analysis.options, listed, analysis.ports, pins.verdicts
+    reasons = dict.fromkeys(held.able, refused[0])
+    texts = zip(unmet_lists(*known), unmet_lists(*known, reasons), strict=True)
+    longer = dict(texts)
+    warnings = tuple(longer.get(text, text) for text in pins.warnings)
+    pins = pins._replace(warnings=warnings)
+    return replace(decided, analysis=replace(analysis, pins=pins))
+
+
+def _stays(current: int, enough: int) -> str:
+    """Return a sentence about a request to stay at an opset."""
+    return f"Opset {enough} would help, but the model was to stay at opset {current} (--opset)."
 
 
 def unproven_at(opset: int) -> str:

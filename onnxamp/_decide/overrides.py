@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import (
@@ -28,7 +29,7 @@ from onnxamp._graph.shapes import elements
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import copied
 from onnxamp._options.lists import is_known, nearest_name
-from onnxamp._options.options import LOSS_SCALED, Options
+from onnxamp._options.options import DECIDED_LOW, LOSS_SCALED, Options
 from onnxamp._options.values import Level
 
 
@@ -135,7 +136,7 @@ def taken_off(options: Options) -> list[str]:
     """Return warnings about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
-    ops = sorted(options.preset.black.keys() & options.user_white)
+    ops = sorted(options.preset.black_of(options.level).keys() & options.user_white)
     return [
         f"Your white list removes {op} from the black list of {options.preset.name!r}."
         for op in ops
@@ -296,6 +297,8 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
         matching = [*_from_patterns(graph, node, options)]
         if opinion == LOSS_SCALED:
             scaled.add(node.index)
+        elif opinion == DECIDED_LOW:
+            matching.append(Override(True, Reason.RULE, DECIDED))
         elif opinion is not None:
             why = f"rule says {opinion!r}"
             matching.append(Override(opinion == "low", Reason.RULE, why))
@@ -328,7 +331,11 @@ def forced_hazards(
     graph: Graph, overrides: Overrides, hazards: Iterable[Hazard]
 ) -> Iterator[str]:
     """Return sentences about nodes that the user forces low against hazards: one per override and kind of hazard."""
-    forced = {node: one for node, one in overrides.of_node.items() if one.low}
+    forced = {
+        node: one
+        for node, one in overrides.of_node.items()
+        if one.low and one.detail != DECIDED
+    }
     risks = (
         (forced[hazard.node].detail, graph.nodes[hazard.node].label, hazard)
         for hazard in hazards
@@ -363,6 +370,8 @@ def _lost(
 
 
 _WEIGHTS_ONLY: Final = "weights_only (--weights-only)"
+DECIDED: Final = "decided before"
+"""The detail of overrides that :data:`DECIDED_LOW` makes. No warning is about them."""
 _SMALL: Final = 256
 """Elements of a constant below which the Cast of a low one takes about as many bytes as it saves."""
 
@@ -434,7 +443,7 @@ def _opinion(node: Node, options: Options) -> str | None:
     if options.rule is None:
         return None
     opinion = options.rule(copied(node.proto))
-    if opinion not in ("low", "high", LOSS_SCALED, None):
+    if opinion not in ("low", "high", LOSS_SCALED, DECIDED_LOW, None):
         raise ArgumentError(
             f"rule returned {opinion!r} for node {node.label!r}: return 'low', 'high' or None."
         )
@@ -447,8 +456,9 @@ def unmet_lists(
     listed: Listed,
     ports: PortVariables,
     pins: Mapping[int, Verdict],
+    refusals: Mapping[int, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Return why white-listed nodes stay in float32: one sentence per entry and reason. Linear in nodes.
+    """Return why white-listed nodes stay in float32: one text per entry and reason. Linear in nodes.
 
     For a preset that is applied literally, only kernels and schemas are reported; hazards have their own warnings.
 
@@ -458,6 +468,7 @@ def unmet_lists(
         listed: the nodes that the lists refer to.
         ports: the precision variables.
         pins: deciding variable -> its pin.
+        refusals: node that a newer opset would lower -> why the model stays at its own, as a sentence.
     """
     found = dict[tuple[str, str], list[tuple[Node, str]]]()
     entries = {} if options.level == Level.O0 else dict(sorted(listed.white.items()))
@@ -473,7 +484,10 @@ def unmet_lists(
         whose = "the" if index in usual else "your"
         key = f"{entry} of {whose} white list", refusal[0]
         found.setdefault(key, []).append((node, refusal[1]))
-    return [_sentence(op, reason, nodes) for (op, reason), nodes in found.items()]
+    return [
+        _sentence(entry, reason, nodes, refusals)
+        for (entry, reason), nodes in found.items()
+    ]
 
 
 _SCHEMA: Final = "schema"
@@ -520,9 +534,17 @@ _WAYS_OUT: Final = {
 }
 
 
-def _sentence(entry: str, reason: str, nodes: list[tuple[Node, str]]) -> str:
+def _sentence(
+    entry: str,
+    reason: str,
+    nodes: list[tuple[Node, str]],
+    refusals: Mapping[int, str],
+) -> str:
     """Return why nodes of a white list stay in float32, and which option changes it."""
     where = first_of([node.label for node, _ in nodes])
     why = told(reason, nodes[0][1])
     way_out = _WAYS_OUT.get(reason, "force_low (--force-low) lowers it anyway.")
+    if reason in _OF_TYPES:
+        refused = (refusals[node.index] for node, _ in nodes if node.index in refusals)
+        way_out = next(refused, way_out)
     return f"{entry} stays in float32 at {where}: {why}. {way_out}".rstrip()

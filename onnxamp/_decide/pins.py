@@ -15,7 +15,12 @@ from onnxamp._base.errors import (
 from onnxamp._decide.builder import builder_of
 from onnxamp._decide.exponent_rows import unfit_nodes
 from onnxamp._decide.kinds import Harm, Hazard, HazardKind, asked_hazards
-from onnxamp._decide.overrides import forced_hazards, lost_weights, unmet_lists
+from onnxamp._decide.overrides import (
+    DECIDED,
+    forced_hazards,
+    lost_weights,
+    unmet_lists,
+)
 from onnxamp._decide.ports import HIGH, Variable, followers, stranded
 from onnxamp._decide.problem import Problem
 from onnxamp._decide.variables import signature_warnings
@@ -500,6 +505,8 @@ class _Claims:
             if own in forced and q not in kept:
                 forced.setdefault(q, forced[own])
         for root in sorted(hard.keys() & forced.keys()):
+            if forced[root].detail == DECIDED:
+                continue
             label = self.label(forced[root])
             why = hard[root].detail
             self.warnings.append(f"{label!r} cannot be forced low: {why}.")

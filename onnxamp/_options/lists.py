@@ -38,10 +38,27 @@ class Preset:
     white_names: Mapping[str, str] = field(default_factory=dict)
     black_names: Mapping[str, str] = field(default_factory=dict)
     """Entries of the framework's lists that no op type expresses, each with its source."""
+    black_at: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Level -> op types that are black at this level only, each with the source of its entry."""
     is_literal: bool = False
     """Whether these count, and white-listed ops that must stay in float32 are reported, as in :mod:`onnxamp.amp`."""
     follows: bool = False
     """Whether, at O1, an op on no list is low if all its inputs are."""
+
+    def black_of(self, level: str) -> Mapping[str, str]:
+        """Return the black op types at a level."""
+        return {**self.black, **self.black_at.get(level, {})}
+
+    def without_black(self, ops: AbstractSet[str]) -> "Preset":
+        """Return the preset with these op types off all of its black lists."""
+        lists = {
+            level: _without(entries, ops) for level, entries in self.black_at.items()
+        }
+        return replace(self, black=_without(self.black, ops), black_at=lists)
+
+
+def _without(entries: Mapping[str, str], ops: AbstractSet[str]) -> Mapping[str, str]:
+    return {op: why for op, why in entries.items() if op not in ops}
 
 
 def preset(lists: str) -> Preset:
@@ -81,7 +98,7 @@ def _read_preset(lists: str) -> Preset:
     data = _preset_data(lists)
     # A preset that extends another one can add entries; only this key takes inherited ones away.
     removed = data.pop("not_black", {})
-    data["black"] = {op: why for op, why in data["black"].items() if op not in removed}
+    data["black"] = _without(data["black"], removed.keys())
     return Preset(lists, **data)
 
 
@@ -200,7 +217,8 @@ def get_black_list(lists: str = "mindspore") -> list[str]:
     """Return the op types that a preset keeps in float32. The counterpart of ``mindspore.amp.get_black_list``.
 
     The list of "default" contains every op that it keeps in float32 on any target. If the kernels of a target
-    accumulate an op in float32, the conversion lowers it there (``onnxamp lists default`` shows where).
+    accumulate an op in float32, the conversion lowers it there (``onnxamp lists default`` shows where). The list of
+    "paddle" is that of all levels; at O2, BatchNormalization is black as well.
 
     Args:
         lists: "mindspore", which :func:`auto_mixed_precision` uses, "paddle", "default", "conservative" or "fast".

@@ -41,10 +41,14 @@ from onnxamp._options.values import (
 
 Rounding = Literal["auto", "nearest", "compensated"]
 Rule = Callable[[NodeProto], str | None]
-"""A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED`."""
+"""A callback that returns "low", "high", or None for no opinion. Training also returns :data:`LOSS_SCALED` and
+:data:`DECIDED_LOW`."""
 
 LOSS_SCALED: Final = "scaled"
 """The answer of a rule for nodes whose values a loss scale keeps in range, regardless of the sizes of inputs."""
+
+DECIDED_LOW: Final = "decided"
+"""The answer of a rule for nodes that are low by a decision about another model, which has issued all warnings."""
 
 _NAMES: Final = ("white_list", "black_list", "keep_nodes", "folded", "unsound")
 _TEXTS: Final = ("keep_high", "force_low", "low_weights")
@@ -202,7 +206,7 @@ class Options:
         """Op types to keep in float32; the user's lists override the preset, which level O3 leaves out."""
         if self.level == Level.O3:
             return self.user_black
-        preset = frozenset(self.preset.black)
+        preset = frozenset(self.preset.black_of(self.level))
         return (preset - self.trusted - self.user_white) | self.user_black
 
     @cached_property

@@ -141,6 +141,9 @@ def lists_report(presets: Sequence[Preset]) -> Report:
         for kind, entries in (("white", preset.white), ("black", preset.black)):
             title = f"{preset.name}: {kind} list, {len(entries)} op types"
             lists.append(section(title, table("op-list", entries.items())))
+        for level, entries in preset.black_at.items():
+            title = f"{preset.name}: also black at {level}, {len(entries)} op types"
+            lists.append(section(title, table("op-list", entries.items())))
         title = f"{preset.name}: {len(preset.names)} names of the framework"
         names.append(section(title, table("op-names", _framework_rows(preset))))
         counts = f"{len(preset.white)} white, {len(preset.black)} black"

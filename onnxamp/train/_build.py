@@ -1,10 +1,11 @@
 """Building a network in training from a model and options."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx import ModelProto
 
-from onnxamp._amp import CastWatch, active_cast
+from onnxamp._amp import CastWatch, active_cast, literal_options
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError, RuntimeFailure
 from onnxamp._facts.dtypes import DtypeLike, dtype_name
 from onnxamp._facts.providers import is_plugin
@@ -13,15 +14,18 @@ from onnxamp._model.model import Model
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
+from onnxamp._rewrite.inline import inline
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, make_session
+from onnxamp.train._decided import step_rule
 from onnxamp.train._forward import find_masters, training_model
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (
     Decorated,
     decorating_options,
+    decorating_rule,
     excluder,
     make_precision,
 )
@@ -79,7 +83,8 @@ def build_train_network(
             (logits; float32 labels of the same shape), or the name of a MindSpore or Paddle loss, such as "MSELoss".
             None if the first output of the model is the loss: a scalar, or a vector, whose sum is minimized.
         level: "O0" float32; "O1" white-listed ops in low precision; "O2" all but black-listed ops, with a dynamic loss
-            scale; "O3" everything; "auto" like O2, on CUDA only. A decorated model is trained at O2. Within
+            scale; "O3" everything; "auto" like O2, on CUDA only. The forward pass has the precision that
+            :func:`onnxamp.amp.auto_mixed_precision` gives it at this level. A decorated model is trained at O2. Within
             :func:`onnxamp.amp.auto_cast`, the level given there applies. A converted model keeps its precision at "O0";
             other levels convert it anew.
         boost_level: "O0" nothing; "O1" keeps the state on the device from step to step; "O2" keeps it in fixed buffers
@@ -87,9 +92,10 @@ def build_train_network(
             not fill buffers, so they accept at most "O1").
         cast_model_type: overrides the level: "float32" computes in float32; "float16" or "bfloat16", in any form of a
             dtype, computes everything in that type. The loss scale remains that of the level.
-        keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By
-            default, they do at O1 and O2; at O3, only decomposed ones do, because their squares may overflow; with
-            ``cast_model_type``, they do only at O2. False lowers nothing at O1, where they are not white-listed.
+        keep_batchnorm_fp32: whether all normalizations stay in float32, including decomposed ones. By default, the
+            level decides: BatchNormalization and LayerNormalization stay in float32 up to O2, and decomposed ones
+            always do, because their squares may overflow. With ``cast_model_type``, all are lowered except at O2. False
+            lowers nothing at O1, where they are not white-listed.
         loss_scale_manager: a :class:`LossScaleManager` or :class:`LossScaler`, including one of your own class,
             or None for no scaling. The default, ``FROM_LEVEL``, uses the loss scale of the level.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
@@ -105,6 +111,9 @@ def build_train_network(
         GradientError: an op between the loss and a weight has no gradient rule, or there is nothing to train.
         ModelError: the model cannot be read or is invalid.
         RuntimeFailure: the provider cannot be used, or ONNX Runtime cannot load the step.
+
+    Warns:
+        OptionWarning: white-listed ops stay in float32, because they have no kernel or schema in the type.
 
     Example:
         >>> import numpy as np
@@ -128,12 +137,15 @@ def build_train_network(
     boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
-    options = _requested(level, dtype, decorated, active_cast())
+    decides, options = _requested(level, dtype, decorated, active_cast())
     manager = _manager(loss_scale_manager, options.level)
     source = decorated.source if decorated else Model.of(network).embedded()
     excludes = excluder(decorated.excluded if decorated else None, source)
+    if decorated:
+        decides = replace(decides, rule=decorating_rule(excludes))
     masters = find_masters(source)
     precision = make_precision(
+        decides,
         options,
         masters,
         excludes,
@@ -141,18 +153,23 @@ def build_train_network(
         keep_batchnorm_fp32,
         on_cuda=chosen == "cuda",
     )
-    is_exact = precision.options.level == Level.O0
-    forward = training_model(masters.model, precision.opset(masters.model))
+    is_exact = precision.is_exact
+    model = inline(masters.model)[0] if masters.model.functions else masters.model
+    decisions = precision.decide(model)
+    forward = training_model(model, decisions.opset)
     loss = None if loss_fn is None else find_loss(loss_fn)
     _check_divisor(optimizer, manager)
     scale = LossScale(manager, "float32" if is_exact else precision.options.dtype)
     plugin = plugin_called(chosen) if is_plugin(chosen) else None
     lacks = plugin.lacks if plugin else ()
     step = build_step(forward, optimizer, loss, scale.scaling, lacks)
-    # Gradients are written in float32, and the whole step is then converted as any model is.
-    wanted = precision.options_for(forward.model)
-    wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
-    graph = step.model if is_exact else convert_as(step.model, wanted)
+    graph = step.model
+    if not is_exact:
+        # Gradients are written in float32, and the whole step is then converted as any model is.
+        rule = step_rule(forward.model, step.model, decisions.low)
+        wanted = replace(precision.options, rule=rule)
+        wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
+        graph = convert_as(step.model, wanted)
     emulated = chosen == "cpu" and not is_exact
     ready = emulate(graph) if emulated else graph
     held = NetworkState(step.successors, on_device=boost_level == "O1")
@@ -255,25 +272,25 @@ def _check_divisor(optimizer: Optimizer, manager: LossScaleManager | None) -> No
 
 def _requested(
     level: str, dtype: DtypeLike, decorated: Decorated | None, cast: Options | None
-) -> Options:
-    """Return the conversion options: those of the arguments, of a decorated model, or of auto_cast.
+) -> tuple[Options, Options]:
+    """Return the options for the forward pass, and for all the rest: those of the arguments, of a decorated model, or
+    of auto_cast.
 
     Raises:
         ArgumentError: a value is unknown, or the arguments contradict each other.
     """
     if decorated is None and cast is None:
-        return Options.of(
-            level, {"dtype": dtype, "lists": "conservative", "fold": False}
-        )
+        careful = {"dtype": dtype, "lists": "conservative", "fold": False}
+        return literal_options(level, dtype), Options.of(level, careful)
     if (level, dtype_name(dtype)) != ("O0", "float16"):
         raise ArgumentError(
             "A decorated model or auto_cast sets level and dtype: leave both at their defaults."
         )
     if cast is None:
-        low = decorated.dtype if decorated else dtype
-        return decorating_options(low)
+        options = decorating_options(decorated.dtype if decorated else dtype)
+        return options, options
     if decorated is not None and (cast.level, cast.dtype) != ("O2", decorated.dtype):
         raise ArgumentError(
             f"The model is decorated at O2 in {decorated.dtype}, but auto_cast says {cast.level} in {cast.dtype}."
         )
-    return cast
+    return cast, cast

@@ -2,21 +2,22 @@
 
 Levels have the meaning of ``mindspore.amp.build_train_network``:
 
-=====  ===========================================  ==============  ==========
-level  low precision                                normalizations  loss scale
-=====  ===========================================  ==============  ==========
-O0     nothing                                      float32         none
-O1     white-listed ops                             float32         none
-O2     all but black-listed ops                     float32         dynamic
-O3     everything                                   low             none
+=====  ===========================================  =========================  ==========
+level  low precision                                batch and layer norm       loss scale
+=====  ===========================================  =========================  ==========
+O0     nothing                                      float32                    none
+O1     white-listed ops                             float32                    none
+O2     all but black-listed ops                     float32                    dynamic
+O3     everything                                   low, unless decomposed     none
 auto   like O2 on CUDA; an error without CUDA
-=====  ===========================================  ==============  ==========
+=====  ===========================================  =========================  ==========
 
-At O0, a model that is already converted keeps its low precision.
+The forward pass is decided as :func:`onnxamp.amp.auto_mixed_precision` decides it (:mod:`onnxamp.train._decided`), and
+gradients by the lists of ``conservative``. At O0, a model that is already converted keeps its low precision.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -28,34 +29,36 @@ from onnxamp._amp import amp_level_of
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
 from onnxamp._decide.patterns import find_patterns, named_forms, patterns_of
 from onnxamp._decide.problem import check_opset
-from onnxamp._facts.dtypes import BFLOAT16, FORMATS, DtypeLike, dtype_name, low_type
+from onnxamp._facts.dtypes import FORMATS, DtypeLike, dtype_name, low_type
+from onnxamp._facts.kernels import takes_anywhere
 from onnxamp._facts.ops import op_key
-from onnxamp._facts.tables import read_table
-from onnxamp._gradients.pointwise import RUNNING, SCALED
-from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import Graph
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import Model, ModelHolder
 from onnxamp._options.doors import door
 from onnxamp._options.lists import literal_preset, ops_named
-from onnxamp._options.options import LOSS_SCALED, Options, Rule
+from onnxamp._options.options import Options, Rule
 from onnxamp._options.values import Level, checked_flag, checked_names, compiled
+from onnxamp.train._decided import (
+    COMPARED,
+    COMPARISON,
+    NORMALISATIONS,
+    Decided,
+    Decisions,
+    decide_forward,
+)
 from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
-from onnxamp.train._step import OWN, TrainStep
-
-NORMALISATIONS: Final = frozenset(read_table("training")["normalizations"])
-_LOW_CONVOLUTIONS: Final = 22
-"""The first opset at which ONNX Runtime's CUDA Conv accepts bfloat16."""
+from onnxamp.train._step import TrainStep
 
 
 class Norms(StrEnum):
     """The precision of normalizations."""
 
     KEPT = "kept"
-    """Normalizations stay in float32."""
+    """Normalizations stay in float32, including decomposed ones."""
     AS_OTHERS = "as others"
-    """Normalizations are treated like other ops: hazards keep decomposed ones in float32."""
+    """Normalizations are treated like other ops: lists and hazards decide."""
     LOWERED = "lowered"
     """All normalizations are lowered, including decomposed ones. At O1, only white-listed ops are."""
 
@@ -65,96 +68,86 @@ class Precision:
     """The precision of a training step.
 
     Attributes:
-        options: the options of its conversion.
+        forward: the options that decide the precision of the forward pass.
+        options: the options that decide all the rest: those of the conversion of the step.
         norms: the precision of normalizations.
         lowered: whether each node of a converted model was low, by label; None for other models and levels.
         excludes: a function that returns why a node stays in float32.
     """
 
+    forward: Options
     options: Options
     norms: Norms
     lowered: Mapping[str, bool] | None
     excludes: "Excluder"
 
-    def opset(self, model: ModelProto) -> int:
-        """Return the lowest opset at which the step can run."""
-        ops = {node.op_type for node in model.graph.node}
-        convolves = not ops.isdisjoint({"Conv", "ConvTranspose"})
-        is_bfloat16 = self.options.level != Level.O0 and self.options.low is BFLOAT16
-        return _LOW_CONVOLUTIONS if is_bfloat16 and convolves else MIN_OPSET
+    @property
+    def is_exact(self) -> bool:
+        """Whether the step is in float32."""
+        return self.options.level == Level.O0
 
-    def options_for(self, model: ModelProto) -> Options:
-        """Return the options for converting the step of ``model``, which is in training mode."""
-        options = self.options
+    def decide(self, model: ModelProto) -> Decisions:
+        """Return the decisions about a model without functions: those of the conversion that the level names or, for a
+        converted model, those of the conversion that it went through.
+        """
+        if self.is_exact:
+            return Decisions({})
+        graph = Graph.of(model)
+        fixed = self._fixed(graph)
+        if self.lowered is not None:
+            were = _consistent(graph, self.lowered)
+            nodes = (node for node in graph.nodes if node.label in were)
+            given = {node.first_output: were[node.label] for node in nodes}
+            return Decisions(given | fixed)
+        options = self.forward
         if self._lowers_norms():
-            lists = options.preset
-            norms = dict.fromkeys(NORMALISATIONS, "normalizations are not kept")
-            black = {op: why for op, why in lists.black.items() if op not in norms}
-            lists = replace(lists, white={**norms, **lists.white}, black=black)
+            lists = options.preset.without_black(NORMALISATIONS)
             options = replace(options, lists=lists)
-        return replace(options, rule=self._rule(model))
+        return decide_forward(
+            model, replace(options, rule=_first(fixed, options.rule))
+        )
 
     def _lowers_norms(self) -> bool:
-        is_kept = self.norms is Norms.KEPT or self.lowered is not None
-        return not is_kept and self.options.level != Level.O1
+        is_lowered = self.norms is Norms.LOWERED and self.lowered is None
+        return is_lowered and self.options.level != Level.O1
 
-    def _rule(self, model: ModelProto) -> Rule:
-        """Return the rule for fixed decisions: excluded nodes, normalizations, and nodes of a converted model.
-
-        Nodes derived from a node, such as its gradient, have names that start with the name of the node and a slash.
-        Nodes that the step adds to the model stay in float32. So do the statistics of low-precision batch
-        normalizations: their squares would overflow, and the kernels of frameworks also accumulate them in float32.
-        Running statistics are state, like weights. Loss scales keep gradients in range.
+    def _fixed(self, graph: Graph) -> dict[str, bool]:
+        """Return decisions that lists do not make, by first output: excluded nodes, normalizations, and ops whose
+        gradient compares what the target cannot compare in low precision.
         """
-
-        def labels(keys: Collection[str]) -> set[str]:
-            return {_label(node) for node in model.graph.node if op_key(node) in keys}
-
-        excluded = {_label(node) for node in model.graph.node if self.excludes(node)}
-        norms = labels(NORMALISATIONS) - excluded
-        listed = labels(self.options.user_white)
-        graph = Graph.of(model)
-        were = _consistent(graph, self.lowered or {})
-        low = {label for label, is_low in were.items() if is_low}
-        kept = {
-            OWN,
-            *excluded,
-            *(were.keys() - low),
-            *(f"{label}/{RUNNING}" for label in norms),
+        excluded = {
+            node.first_output for node in graph.nodes if self.excludes(node.proto)
         }
-        scaled = norms & (low | listed)
+        fixed = dict.fromkeys(excluded, False)
+        listed = self.forward.user_white
+        norms = (
+            node for node in graph.nodes_of(NORMALISATIONS) if node.key not in listed
+        )
         if self.norms is Norms.KEPT:
-            kept |= (norms - listed).union(*_written_out(graph))
-            scaled &= listed
+            kept = (node.first_output for node in norms)
+            fixed |= dict.fromkeys(chain(kept, *_written_out(graph)), False)
         elif self._lowers_norms():
-            scaled = norms
-            written = _written_out(graph) if self.norms is Norms.LOWERED else []
-            low.update(*(names for names in written if names.isdisjoint(excluded)))
-        own = {_label(node) for node in model.graph.node}
-        low_parts = {f"{label}/{SCALED}" for label in scaled}
-
-        def rule(node: NodeProto) -> str | None:
-            """Decide for a node. Complexity: linear in the length of its names."""
-            names = {node.name, *node.output} - {""}
-            origins = {*chain.from_iterable(map(_origins, names))}
-            # What stays in float32 comes first: a node of the step may be derived from a node that is low.
-            if kept & origins:
-                return "high"
-            if low & names or low_parts & origins:
-                return "low"
-            # The update is left out if a gradient overflows, and the scale sinks.
-            is_gradient = any(origin.endswith("/gradient") for origin in origins - own)
-            return LOSS_SCALED if is_gradient else None
-
-        return rule
+            whole = (
+                names for names in _written_out(graph) if names.isdisjoint(excluded)
+            )
+            fixed |= dict.fromkeys(chain.from_iterable(whole), True)
+        target, low = self.options.target, self.options.low
+        if not takes_anywhere(target, COMPARISON, low.tensor):
+            compared = (node.first_output for node in graph.nodes_of(COMPARED))
+            fixed |= dict.fromkeys(compared, False)
+        return fixed
 
 
-def _origins(name: str) -> Iterator[str]:
-    """Yield the name, and all names that it may be derived from."""
-    end = len(name)
-    while end > 0:
-        yield name[:end]
-        end = name.rfind("/", 0, end)
+def _first(fixed: Decided, rule: Rule | None) -> Rule:
+    """Return a rule for nodes with fixed decisions, which leaves all others to another rule."""
+
+    def first(node: NodeProto) -> str | None:
+        low = fixed.get(next(filter(None, node.output), ""))
+        if low is not None:
+            return "low" if low else "high"
+        return rule(node) if rule else None
+
+    return first
 
 
 def _label(node: NodeProto) -> str:
@@ -175,17 +168,15 @@ def _consistent(graph: Graph, lowered: Mapping[str, bool]) -> dict[str, bool]:
 
 
 def _written_out(graph: Graph) -> list[set[str]]:
-    """Return, for each decomposed normalization, the names of its nodes and of the values between them."""
-    written = []
-    for match in patterns_of(graph, "normalization"):
-        names = set[str]()
-        for node in (graph.nodes[index] for index in match.nodes):
-            names.update(filter(None, (node.label, *node.proto.output)))
-        written.append(names)
-    return written
+    """Return, for each decomposed normalization, the first outputs of its nodes."""
+    return [
+        {graph.nodes[index].first_output for index in match.nodes}
+        for match in patterns_of(graph, "normalization")
+    ]
 
 
 def make_precision(
+    forward: Options,
     options: Options,
     masters: Masters,
     excludes: "Excluder",
@@ -202,33 +193,45 @@ def make_precision(
     """
     if keep_batchnorm_fp32 is not None:
         checked_flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
-    if options.level == Level.AUTO:
+    level = options.level
+    dtype = options.dtype
+    if level == Level.AUTO:
         if not on_cuda:
             raise ArgumentError(
                 "Level 'auto' needs a CUDA device, and there is none here: choose another level."
             )
-        options = replace(options, level=Level.O2)
-    norms = Norms.KEPT if options.level != Level.O3 else Norms.AS_OTHERS
+        level = Level.O2
+    norms = Norms.AS_OTHERS
     lowered = None
     if cast_model_type is not None:
-        norms = Norms.KEPT if options.level == Level.O2 else Norms.LOWERED
-        dtype = dtype_name(cast_model_type)
-        if dtype not in ("float32", *FORMATS):  # also a TypeError in MindSpore
+        cast = dtype_name(cast_model_type)
+        if cast not in ("float32", *FORMATS):  # also a TypeError in MindSpore
             raise ArgumentTypeError(
-                f"cast_model_type must be float32, float16 or bfloat16, not {dtype}."
+                f"cast_model_type must be float32, float16 or bfloat16, not {cast}."
             )
-        options = replace(options, level=Level.O0)
-        if dtype != "float32":
-            options = replace(options, level=Level.O3, dtype=dtype)
-    elif options.level == Level.O0 and masters.dtype is not None:
-        norms = Norms.AS_OTHERS
+        if cast == "float32":
+            level = Level.O0
+        else:
+            dtype = cast
+            # At O2, MindSpore casts the model and keeps what its black list names, which is what O2 does.
+            if level != Level.O2:
+                level = Level.O3
+                norms = Norms.LOWERED
+    elif level == Level.O0 and masters.dtype is not None:
         lowered = masters.lowered
-        options = replace(options, level=Level.O2, dtype=masters.dtype)
+        level = Level.O2
+        dtype = masters.dtype
     if keep_batchnorm_fp32:
         norms = Norms.KEPT
     elif keep_batchnorm_fp32 is not None and lowered is None:
         norms = Norms.LOWERED
-    return Precision(options, norms, lowered, excludes)
+    return Precision(
+        forward=replace(forward, level=level, dtype=dtype),
+        options=replace(options, level=level, dtype=dtype),
+        norms=norms,
+        lowered=lowered,
+        excludes=excludes,
+    )
 
 
 _SAVED: Final = (*FORMATS, "float32", "float64")
@@ -365,7 +368,7 @@ def decorate(
         options = decorating_options(name)
         for model in models if several else [models]:
             source = Model.of(model).embedded()
-            rule = _decorating(excluder(excluded, source), matched)
+            rule = decorating_rule(excluder(excluded, source), matched)
             low = convert_as(source, replace(options, rule=rule))
             if (
                 saved in FORMATS
@@ -382,14 +385,15 @@ def decorate(
     return models if optimizers is None else (models, optimizers)
 
 
-def _decorating(excludes: "Excluder", matched: set[str]) -> Rule:
+def decorating_rule(excludes: "Excluder", matched: set[str] | None = None) -> Rule:
     """Return a rule that keeps normalizations and excluded layers in float32, and adds the layers it matches to
     ``matched``.
     """
 
     def rule(node: NodeProto) -> str | None:
         found = excludes(node)
-        matched.update(found)
+        if matched is not None:
+            matched.update(found)
         return "high" if found or op_key(node) in NORMALISATIONS else None
 
     return rule

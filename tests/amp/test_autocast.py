@@ -74,7 +74,8 @@ def test_levels_in_either_case() -> None:
 
 def test_no_promotion_at_o2_lowers_all_that_is_not_black_listed() -> None:
     found = calls(level="O2", use_promote=False)
-    assert not any(precision == "float32" for op, precision in found if op in {"Add", "BatchNormalization"})
+    assert not any(precision == "float32" for op, precision in found if op in {"Add", "Relu", "MaxPool"})
+    assert ("BatchNormalization", "float16") not in found
 
 
 def test_training_networks_follow() -> None:

@@ -169,8 +169,15 @@ def _() -> None:
 @row("`custom_black_list={'sum'}`")
 def _() -> None:
     several = "(float[1,2] x) => (float[1,2] y) { y = Sum (x, x) }"
-    assert computed(several, [4e4, 1], level="O2", use_promote=False) == [np.inf, 2]
+    lowered = computed(several, [4e4, 1], level="O2", use_promote=False, custom_white_list={"add_n"})
+    assert lowered == [np.inf, 2]
     assert computed(several, [4e4, 1], level="O2", use_promote=False, custom_black_list={"sum"}) == [8e4, 2]
+    after = """(float[1,2] x) => (float[1,2] y) <float[2,2] w = {4e4, 0, 0, 1}> {
+        a = MatMul (x, w) b = Sum (a, a) c = MatMul (b, w) y = Add (c, x) }"""
+    for level in ("O1", "O2"):  # sum is on the default list
+        with amp.auto_cast(level=level), amp.debugging.collect_operator_stats() as stats:
+            onnxamp.InferenceSession(parse(after)).run(None, {"x": np.ones((1, 2), np.float32)})
+        assert (stats.calls["Sum", "float16"], stats.calls["Sum", "float32"]) == (0, 1)
 
 
 @row("`level='O0'`")
@@ -209,8 +216,10 @@ def _() -> None:
 
 @row("`level='O2'`")
 def _() -> None:
-    assert low(level="O2") >= {"Conv", "Gemm", "BatchNormalization"}
-    assert "BatchNormalization" not in low(level="O2", custom_black_list=["batch_norm"])
+    assert low(level="O2") >= {"Conv", "Gemm", "Relu"}
+    assert "BatchNormalization" not in low(level="O2")
+    assert "BatchNormalization" not in low(level="O2", use_promote=False)
+    assert "BatchNormalization" in low(level="O2", custom_white_list=["batch_norm"])
 
 
 @row("`level='o1'`")

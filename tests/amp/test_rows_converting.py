@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from coming_from import RowTests, rows
 from graphs.case import parse
 from onnx import ModelProto, TensorProto
 from repository import ROOT
+from strategies.networks import random_network
 
 import onnxamp
 from onnxamp import amp
@@ -233,6 +235,30 @@ def _() -> None:
         stats = onnxamp.debugging.collect_operator_stats(amp.custom_mixed_precision(ENCODER, white_list=[op]))
         assert stats.calls[op, "float16"] > 0 == stats.calls[op, "float32"]
         assert stats.calls["MatMul", "float16"] == 0
+
+
+@row("`white_list=get_white_list()`")
+def _() -> None:
+    nets = [parse(RELU_BETWEEN), *(random_network(Random(seed), 6) for seed in range(8))]
+    for network in nets:
+        for dtype in ("float16", "bfloat16"):
+            with warnings.catch_warnings(record=True, action="always") as wanted:
+                o1 = amp.auto_mixed_precision(network, "O1", dtype)
+            with warnings.catch_warnings(record=True, action="always") as found:
+                own = amp.custom_mixed_precision(network, white_list=amp.get_white_list(), dtype=dtype)
+            assert own == o1
+            assert [str(one.message) for one in found] == [str(one.message) for one in wanted]
+    o1 = amp.auto_mixed_precision(nets[0], "O1")
+    assert low_nodes(o1) == {"MatMul": 2}
+    longer = amp.custom_mixed_precision(nets[0], white_list=(name for name in [*amp.get_white_list(), "Sigmoid"]))
+    assert low_nodes(longer) == {"MatMul": 2, "Relu": 1, "Sigmoid": 1}
+    assert low_nodes(amp.custom_mixed_precision(nets[0], white_list=["Relu"])) == {"Relu": 1}
+    norm = amp.custom_mixed_precision(model(), white_list=[*amp.get_white_list(), "nn.LayerNorm"])
+    assert "LayerNormalization" in low(norm)
+
+
+RELU_BETWEEN = """(float[N,2] X) => (float[N,2] Y) <float[2,2] w = {1, 2, 3, 4}> {
+    a = MatMul (X, w) b = Exp (a) c = Relu (b) d = Sigmoid (c) Y = MatMul (d, w) }"""
 
 
 @row("`black_list=[...]`")

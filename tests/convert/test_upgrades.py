@@ -206,3 +206,32 @@ def test_nodes_that_were_on_the_cpu_before_do_not_speak_against_an_upgrade(middl
     assert opset_of(result) == 19
     assert sum(node.op_type == "Cast" for node in result.graph.node) <= 2
     assert "no kernel" not in notes(model, target=target)
+
+
+LENET = """(float[1,1,12,12] x) => (float[1,4,3,3] y) {
+    a = Conv (x, v) b = Relu (a) c = POOL <kernel_shape = [2,2], strides = [2,2]> (b) y = Conv (c, w) }"""
+
+
+def lenet(pool: str = "MaxPool") -> ModelProto:
+    return add_weights(parse(LENET.replace("POOL", pool), opset=13), {"v": (3, 1, 3, 3), "w": (4, 3, 3, 3)})
+
+
+NO_POOL = "Not upgraded to opset 22, where cuda has no kernel for MaxPool, and the CPU would take longer than"
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_warnings_about_listed_ops_name_the_reason_that_the_opset_stays(level: str) -> None:
+    """Convolutions would be bfloat16 at opset 22, at which CUDA has no MaxPool."""
+    said = rf"Conv of the white list stays in float32 at 'a' and 1 more: schema: opset 11 .*bfloat16\. {NO_POOL}"
+    with pytest.warns(onnxamp.OptionWarning, match=said):
+        converted = onnxamp.auto_mixed_precision(lenet(), level, "bfloat16")
+    assert opset_of(converted) == 13
+    with pytest.warns(onnxamp.OptionWarning, match=said.replace("the white", "your white")):
+        onnxamp.convert_model(lenet(), level, dtype="bfloat16", white_list=["Conv"])
+    assert opset_of(onnxamp.auto_mixed_precision(lenet("AveragePool"), level, "bfloat16")) == 22
+
+
+def test_warnings_about_listed_ops_name_the_request_to_stay() -> None:
+    said = "opset 11 does not allow bfloat16. Opset 22 would help, but the model was to stay at opset 13"
+    with pytest.warns(onnxamp.OptionWarning, match=said):
+        onnxamp.convert_model(lenet("AveragePool"), "O1", dtype="bfloat16", white_list=["Conv"], opset="keep")
