@@ -50,12 +50,15 @@ class Bounds:
         low: Format,
         ranges: Mapping[str, Range],
         spectral: AbstractSet[int] = frozenset(),
+        *,
+        is_lowered: bool = False,
     ) -> None:
         self.graph = graph
         self.error = _ROUNDINGS * low.epsilon / 2.0
         self.least = low.smallest_subnormal / 2.0
         self.low = low
         self.spectral = spectral
+        self.is_lowered = is_lowered
         self.of = dict[int, Bound]()
         self.ratios = dict[int, Ratio]()
         self.bodies = _bodies(graph)
@@ -260,7 +263,14 @@ class Bounds:
             self.of[value] = self._finished(node, value, result)
         ratio = ratio_of(call, self.ratios)
         if ratio is not None and node.output(0) != ABSENT:
-            self.ratios[node.outputs[0]] = ratio
+            made = node.outputs[0]
+            is_sum_of_squares = ratio.power == 2 and not ratio.root
+            if not (is_sum_of_squares and self._is_low(made)):
+                self.ratios[made] = ratio
+
+    def _is_low(self, value: int) -> bool:
+        """Return whether a value is stored in low precision, which makes small squares zero."""
+        return self.is_lowered or self.graph.types[value] == self.low.tensor
 
     def _results(self, call: Call) -> Sequence[Bound]:
         node = call.node
@@ -291,7 +301,10 @@ class Bounds:
 
 
 def find_bounds(
-    graph: Graph, low: Format, ranges: tuple[tuple[str, Range], ...] = ()
+    graph: Graph,
+    low: Format,
+    ranges: tuple[tuple[str, Range], ...] = (),
+    is_lowered: bool = False,
 ) -> Bounds:
     """Return bounds of all values of a graph that is computed in a low-precision type.
 
@@ -302,13 +315,14 @@ def find_bounds(
         graph: the graph, of which ``graph.ask(find_bounds, low, ranges)`` computes the bounds once.
         low: the low-precision type, whose rounding the bounds allow for.
         ranges: names of model inputs, each with the range of its numbers. Without one, a float input may hold any.
+        is_lowered: whether float32 values count as if they were in low precision.
     """
-    bounds = Bounds(graph, low, dict(ranges))
+    bounds = Bounds(graph, low, dict(ranges), is_lowered=is_lowered)
     bounds.solve(graph.order)
     spectral = bounds.decisive_weights()
     if not spectral:
         return bounds
-    closer = Bounds(graph, low, dict(ranges), spectral)
+    closer = Bounds(graph, low, dict(ranges), spectral, is_lowered=is_lowered)
     closer.solve(graph.order)
     return closer
 
