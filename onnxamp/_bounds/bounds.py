@@ -13,9 +13,14 @@ from onnx import TensorProto
 
 from onnxamp._bounds import formulas, moved, normalized, products, sources
 from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, intersection
-from onnxamp._bounds.call import Call, Rules
+from onnxamp._bounds.call import Call, Rules, Stretch
 from onnxamp._bounds.ratios import Ratio, quotient, ratio_of
-from onnxamp._bounds.weights import READABLE, range_of
+from onnxamp._bounds.weights import (
+    READABLE,
+    largest_stretch,
+    least_stretch,
+    range_of,
+)
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -50,6 +55,7 @@ class Bounds:
         low: Format,
         ranges: Mapping[str, Range],
         spectral: AbstractSet[int] = frozenset(),
+        stretch: Stretch = largest_stretch,
         *,
         is_lowered: bool = False,
     ) -> None:
@@ -58,6 +64,7 @@ class Bounds:
         self.least = low.smallest_subnormal / 2.0
         self.low = low
         self.spectral = spectral
+        self.stretch = stretch
         self.is_lowered = is_lowered
         self.of = dict[int, Bound]()
         self.ratios = dict[int, Ratio]()
@@ -83,14 +90,18 @@ class Bounds:
         low = [value for value in indices if types[value] == self.low.tensor]
         return low or [value for value in indices if types[value] == FLOAT]
 
-    def decisive_weights(self) -> frozenset[int]:
-        """Return the weights that stretch the vectors on which values that are not safe depend.
+    @property
+    def unsafe(self) -> set[int]:
+        """The values that some input may bring out of the range of low precision."""
+        return {value for value in self.at_risk if not self.is_safe(value)}
+
+    def decisive_weights(self, unsafe: AbstractSet[int]) -> frozenset[int]:
+        """Return the weights that stretch the vectors on which some values that are not safe depend.
 
         Only the first of such values in each path count, and only those of which something is known: the others depend
         on more than weights.
         """
         graph = self.graph
-        unsafe = {value for value in self.at_risk if not self.is_safe(value)}
         stack = [
             value
             for value in unsafe
@@ -253,6 +264,7 @@ class Bounds:
             bounds=self.__getitem__,
             shapes=self.graph.shapes,
             spectral=self.spectral,
+            stretch=self.stretch,
         )
         results = self._results(call)
         stored = self.graph.constants.tensors
@@ -317,14 +329,25 @@ def find_bounds(
         ranges: names of model inputs, each with the range of its numbers. Without one, a float input may hold any.
         is_lowered: whether float32 values count as if they were in low precision.
     """
-    bounds = Bounds(graph, low, dict(ranges), is_lowered=is_lowered)
-    bounds.solve(graph.order)
-    spectral = bounds.decisive_weights()
-    if not spectral:
+
+    def solved(
+        spectral: AbstractSet[int] = frozenset(), stretch: Stretch = largest_stretch
+    ) -> Bounds:
+        bounds = Bounds(
+            graph, low, dict(ranges), spectral, stretch, is_lowered=is_lowered
+        )
+        bounds.solve(graph.order)
         return bounds
-    closer = Bounds(graph, low, dict(ranges), spectral, is_lowered=is_lowered)
-    closer.solve(graph.order)
-    return closer
+
+    bounds = solved()
+    unsafe = bounds.unsafe
+    weights = bounds.decisive_weights(unsafe)
+    if not weights:
+        return bounds
+    # Singular values are dear. Which values they may prove at best is cheap to know.
+    hopeful = solved(weights, least_stretch)
+    spectral = bounds.decisive_weights(unsafe - hopeful.unsafe)
+    return solved(spectral) if spectral else bounds
 
 
 def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
