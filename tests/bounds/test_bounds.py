@@ -253,5 +253,5 @@ def test_the_largest_singular_value_is_bounded_closely(shape, kind):
     graph = Graph.of(weights(parse(text.format(wide, narrow), 17), w=weight))
     value = graph.scopes[0].names["w"]
     exact = np.linalg.norm(weight.astype(np.float64), 2, axis=(-2, -1)).max()
-    assert exact <= largest_stretch(graph, value) <= 1.06 * exact
-    assert least_stretch(graph, value) <= exact
+    assert exact <= largest_stretch(graph, value) <= 1.12 * exact
+    assert least_stretch(graph, value) <= exact * (1 + 1e-6)
