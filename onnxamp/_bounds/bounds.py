@@ -13,9 +13,14 @@ from onnx import TensorProto
 
 from onnxamp._bounds import formulas, moved, normalized, products, sources
 from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, intersection
-from onnxamp._bounds.call import Call, Rules
+from onnxamp._bounds.call import Call, Rules, Stretch
 from onnxamp._bounds.ratios import Ratio, quotient, ratio_of
-from onnxamp._bounds.weights import READABLE, range_of
+from onnxamp._bounds.weights import (
+    READABLE,
+    largest_stretch,
+    least_stretch,
+    range_of,
+)
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -50,12 +55,17 @@ class Bounds:
         low: Format,
         ranges: Mapping[str, Range],
         spectral: AbstractSet[int] = frozenset(),
+        stretch: Stretch = largest_stretch,
+        *,
+        is_lowered: bool = False,
     ) -> None:
         self.graph = graph
         self.error = _ROUNDINGS * low.epsilon / 2.0
         self.least = low.smallest_subnormal / 2.0
         self.low = low
         self.spectral = spectral
+        self.stretch = stretch
+        self.is_lowered = is_lowered
         self.of = dict[int, Bound]()
         self.ratios = dict[int, Ratio]()
         self.bodies = _bodies(graph)
@@ -80,14 +90,18 @@ class Bounds:
         low = [value for value in indices if types[value] == self.low.tensor]
         return low or [value for value in indices if types[value] == FLOAT]
 
-    def decisive_weights(self) -> frozenset[int]:
-        """Return the weights that stretch the vectors on which values that are not safe depend.
+    @property
+    def unsafe(self) -> set[int]:
+        """The values that some input may bring out of the range of low precision."""
+        return {value for value in self.at_risk if not self.is_safe(value)}
+
+    def decisive_weights(self, unsafe: AbstractSet[int]) -> frozenset[int]:
+        """Return the weights that stretch the vectors on which some values that are not safe depend.
 
         Only the first of such values in each path count, and only those of which something is known: the others depend
         on more than weights.
         """
         graph = self.graph
-        unsafe = {value for value in self.at_risk if not self.is_safe(value)}
         stack = [
             value
             for value in unsafe
@@ -250,6 +264,7 @@ class Bounds:
             bounds=self.__getitem__,
             shapes=self.graph.shapes,
             spectral=self.spectral,
+            stretch=self.stretch,
         )
         results = self._results(call)
         stored = self.graph.constants.tensors
@@ -260,7 +275,14 @@ class Bounds:
             self.of[value] = self._finished(node, value, result)
         ratio = ratio_of(call, self.ratios)
         if ratio is not None and node.output(0) != ABSENT:
-            self.ratios[node.outputs[0]] = ratio
+            made = node.outputs[0]
+            is_sum_of_squares = ratio.power == 2 and not ratio.root
+            if not (is_sum_of_squares and self._is_low(made)):
+                self.ratios[made] = ratio
+
+    def _is_low(self, value: int) -> bool:
+        """Return whether a value is stored in low precision, which makes small squares zero."""
+        return self.is_lowered or self.graph.types[value] == self.low.tensor
 
     def _results(self, call: Call) -> Sequence[Bound]:
         node = call.node
@@ -291,7 +313,10 @@ class Bounds:
 
 
 def find_bounds(
-    graph: Graph, low: Format, ranges: tuple[tuple[str, Range], ...] = ()
+    graph: Graph,
+    low: Format,
+    ranges: tuple[tuple[str, Range], ...] = (),
+    is_lowered: bool = False,
 ) -> Bounds:
     """Return bounds of all values of a graph that is computed in a low-precision type.
 
@@ -302,15 +327,27 @@ def find_bounds(
         graph: the graph, of which ``graph.ask(find_bounds, low, ranges)`` computes the bounds once.
         low: the low-precision type, whose rounding the bounds allow for.
         ranges: names of model inputs, each with the range of its numbers. Without one, a float input may hold any.
+        is_lowered: whether float32 values count as if they were in low precision.
     """
-    bounds = Bounds(graph, low, dict(ranges))
-    bounds.solve(graph.order)
-    spectral = bounds.decisive_weights()
-    if not spectral:
+
+    def solved(
+        spectral: AbstractSet[int] = frozenset(), stretch: Stretch = largest_stretch
+    ) -> Bounds:
+        bounds = Bounds(
+            graph, low, dict(ranges), spectral, stretch, is_lowered=is_lowered
+        )
+        bounds.solve(graph.order)
         return bounds
-    closer = Bounds(graph, low, dict(ranges), spectral)
-    closer.solve(graph.order)
-    return closer
+
+    bounds = solved()
+    unsafe = bounds.unsafe
+    weights = bounds.decisive_weights(unsafe)
+    if not weights:
+        return bounds
+    # Singular values are dear. Which values they may prove at best is cheap to know.
+    hopeful = solved(weights, least_stretch)
+    spectral = bounds.decisive_weights(unsafe - hopeful.unsafe)
+    return solved(spectral) if spectral else bounds
 
 
 def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:

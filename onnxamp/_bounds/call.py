@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxamp._bounds.bound import Bound
+from onnxamp._bounds.weights import largest_stretch
 from onnxamp._facts.ops import attribute, declared_default
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import ABSENT, Node
+
+Stretch: TypeAlias = Callable[[Graph, int], float]
+"""Returns how many times a weight may make a vector longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Call:
         bounds: returns the bound of a value, unknown for one that is omitted. Weights are only measured if asked for.
         shapes: the shapes of all values.
         spectral: weights whose largest singular value is worth its price.
+        stretch: bounds that value.
     """
 
     graph: Graph
@@ -33,6 +38,7 @@ class Call:
     bounds: Callable[[int], Bound]
     shapes: Sequence[Shape | None]
     spectral: AbstractSet[int] = frozenset()
+    stretch: Stretch = largest_stretch
 
     def __getitem__(self, position: int) -> Bound:
         """Return the bound of an input."""

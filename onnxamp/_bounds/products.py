@@ -12,7 +12,6 @@ from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times
 from onnxamp._bounds.call import Call, Rules
 from onnxamp._bounds.weights import (
     Sums,
-    largest_stretch,
     sums_of,
     sums_over,
     weight_of,
@@ -77,7 +76,7 @@ def _stretched(call: Call, product: Bound) -> Bound:
     weight = call.node.input(1)
     if weight not in call.spectral:
         return product
-    stretch = call.graph.ask(largest_stretch, weight)
+    stretch = call.graph.ask(call.stretch, weight)
     return replace(product, row=min(product.row, times(stretch, call[0].row)))
 
 

@@ -40,10 +40,6 @@ _SLACK: Final = 1e-4
 """Relative error that sums of a block of float32 numbers may have. NumPy adds in pairs, which errs by far less."""
 
 
-_SQUARINGS: Final = 2
-"""Times that a matrix is squared to bring its sums closer to its eigenvalues: each costs as much as forming it."""
-
-
 class Sums(NamedTuple):
     """Sums over some axes of a weight, one for each position on its other axes.
 
@@ -169,12 +165,24 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> Sums | None:
     )
 
 
+def least_stretch(graph: Graph, value: int) -> float:
+    """Return a number that the largest singular value of a matrix is no less than: the root of their mean square.
+
+    Complexity: that of the sums over the weight, which bounds need anyway.
+    """
+    sums = graph.ask(sums_over, value, (-2,))
+    array = weight_of(graph, value)
+    if sums is None or array is None or not array.size:
+        return 0.0
+    squares = float(sums.squares.sum(-1).max())
+    return sqrt(squares / min(array.shape[-2:]) / (1.0 + _SLACK))
+
+
 def largest_stretch(graph: Graph, value: int) -> float:
     """Return a bound of how many times a matrix, or any of a stack of them, makes a vector longer.
 
     That is its largest singular value, whose square is the largest eigenvalue of the product of the matrix with itself
-    transposed. The largest sum of magnitudes along a row of a matrix is no less than its eigenvalues (Gershgorin's
-    circle theorem); of its fourth power, the fourth root of that sum comes closer to them.
+    transposed.
 
     Complexity: cubic in the sizes of the matrix, in float32.
     """
@@ -187,13 +195,49 @@ def largest_stretch(graph: Graph, value: int) -> float:
         wide = numbers if numbers.shape[0] <= numbers.shape[1] else numbers.T
         product = wide @ wide.T
         scale = float(np.abs(product).max(initial=0.0))
-        if not 0.0 < scale < inf:
-            return inf if scale else 0.0
-        power = (
-            product / scale
-        )  # powers of larger numbers would leave the range of float32
-        for _ in range(_SQUARINGS):
-            power = power @ power
-        rows = float(np.abs(power).sum(-1).max())
-        largest = max(largest, scale * rows ** (1.0 / 2**_SQUARINGS))
+        if not scale < inf:
+            return inf
+        if scale:
+            largest = max(largest, scale * _largest_eigenvalue(product / scale))
     return sqrt(largest) * (1.0 + _SLACK)
+
+
+def _largest_eigenvalue(product: NDArray[np.float32]) -> float:
+    """Return a bound of the eigenvalues of a symmetric matrix, none of which is negative.
+
+    ``limit - product`` has a Cholesky factor if and only if ``limit`` is larger than all of them. Steps of the power
+    method say where it is worth trying. No eigenvalue exceeds the largest sum of magnitudes along a row (Gershgorin's
+    circle theorem), which has to do for large matrices.
+    """
+    most = float(np.abs(product).sum(-1).max())
+    if len(product) > _WIDEST:
+        return most
+    vector = np.ones(len(product), np.float32)
+    estimate = 0.0
+    for _ in range(_STEPS):
+        vector = product @ vector
+        estimate = float(np.linalg.norm(vector))
+        if not estimate:
+            break
+        vector /= np.float32(estimate)
+    limit = max(estimate, float(product.diagonal().max())) * _FIRST
+    while limit < most:
+        left = -product.astype(np.float64)
+        left.flat[:: len(left) + 1] += limit
+        try:
+            np.linalg.cholesky(left)
+        except np.linalg.LinAlgError:
+            limit *= _FURTHER
+        else:
+            return limit
+    return most
+
+
+_WIDEST: Final = 4096
+"""Size of matrices up to which a Cholesky factor is computed: it takes 0.3 GB in float64."""
+_STEPS: Final = 24
+"""Steps of the power method, of which each costs a thousandth of a Cholesky factor."""
+_FIRST: Final = 1.05
+"""Factor of the first limit that is tried: the power method comes as close to the largest eigenvalue."""
+_FURTHER: Final = 1.15
+"""Factor of the next ones."""

@@ -20,8 +20,10 @@ from onnxamp._convert.plan import Plan, make_plan
 from onnxamp._convert.summary import summarize
 from onnxamp._graph.types import operator_counts
 from onnxamp._job.expecting import foreseen
+from onnxamp._job.headroom import headroom_of
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
+from onnxamp._numerics.stressed import Room
 from onnxamp._report.casts import casts_report
 from onnxamp._report.inspect import inspection_report
 from onnxamp._report.progress import progress_bar
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 _LEVELS: Final = ("O1", "O2", "O3")
 _USUAL: Final = "O2"
 """The level at which Casts are explained if none is given: that of ``onnxamp convert``."""
+
+
+_LARGE: Final = 512 << 20
+"""Bytes of weights beyond which bounds are computed only if samples or ranges are given: they take a second."""
 
 
 def run(given: Given) -> None:
@@ -78,6 +84,10 @@ def run(given: Given) -> None:
                     *cost_sentences(analysis),
                 )
                 hints[level] = " ".join(filter(None, told))
+    asked = options_of(given, levels[-1])
+    rooms = tuple[Room, ...]()
+    if given.inputs or asked.input_ranges or opened.stock.size <= _LARGE:
+        rooms = headroom_of(opened, asked, RunOptions(samples=given.inputs))
     confirm_sources()
     warnings = chain.from_iterable(plan.warnings for plan, _ in plans.values())
     tell(dict.fromkeys(warnings))  # most levels have the same ones
@@ -90,6 +100,8 @@ def run(given: Given) -> None:
             counts,
             plans,
             hints,
+            rooms=rooms,
+            dtype=asked.dtype,
             with_decisions=bool(given.levels),
         ),
         "inspect",
@@ -97,6 +109,7 @@ def run(given: Given) -> None:
             "operators": counts,
             "levels": {level: plan for level, (plan, _) in plans.items()},
             "hints": {level: hint for level, hint in hints.items() if hint},
+            "headroom": rooms,
         },
     )
 

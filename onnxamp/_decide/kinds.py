@@ -7,16 +7,18 @@ A module of :mod:`onnxamp._decide.hazards` is one hazard: a subclass of :class:`
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from enum import Enum, IntEnum
 from functools import cache
 from importlib import import_module
 from itertools import chain
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from numpy.typing import NDArray
 
 from onnxamp._decide import hazards
-from onnxamp._facts.dtypes import Format
+from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import known_numbers
@@ -190,12 +192,24 @@ class HazardKind:
         return {}
 
 
+class Claim(NamedTuple):
+    """A statement about the magnitudes of a value's elements that may be provable for every input.
+
+    ``most`` and ``least`` are the largest and the smallest magnitude.
+    """
+
+    value: int
+    most: float = inf
+    least: float = 0.0
+
+
 @record
 class Hazard:
     """A node that static analysis expects to break, or to lose values, in low precision.
 
     ``rare``: it shows only on inputs that samples may lack, unlike others with its reason. ``value``: the input or
-    output of the node that must not be rounded; ABSENT where that is true of all.
+    output of the node that must not be rounded; ABSENT where that is true of all. ``unless``: the hazard is none if
+    all of these claims are true of every input; without claims, nothing disproves it.
     """
 
     node: int
@@ -203,6 +217,7 @@ class Hazard:
     detail: str
     rare: bool = False
     value: int = ABSENT
+    unless: tuple[Claim, ...] = ()
 
 
 @cache
@@ -220,12 +235,36 @@ def find_hazards(graph: Graph, low: Format) -> list[Hazard]:
     found = chain.from_iterable(kind.find(graph, low) for kind in kinds())
     ranked = sorted(found, key=lambda hazard: hazard.rare, reverse=True)
     # Of several entries with one key, a dict keeps the last: reversed, that is the first one found, a rare one if any.
-    unique = {
-        (hazard.node, hazard.reason, hazard.value): hazard
-        for hazard in reversed(ranked)
-    }
+    unique = dict[tuple[int, HazardKind, int], Hazard]()
+    for hazard in reversed(ranked):
+        key = hazard.node, hazard.reason, hazard.value
+        unique[key] = _jointly(hazard, unique.get(key))
     return sorted(
         unique.values(), key=lambda hazard: (hazard.node, hazard.reason.value)
+    )
+
+
+def _jointly(hazard: Hazard, other: Hazard | None) -> Hazard:
+    """Return a hazard that is disproved only where another one of the same node is as well."""
+    if other is None or other.unless == hazard.unless:
+        return hazard
+    is_either_fact = not hazard.unless or not other.unless
+    claims = () if is_either_fact else (*hazard.unless, *other.unless)
+    return replace(hazard, unless=claims)
+
+
+def in_range(graph: Graph, node: Node, low: Format) -> tuple[Claim, ...]:
+    """Return the claims that no float that a node reads or writes leaves the range of low precision.
+
+    There are none for nodes with bodies, which also read values that they capture.
+    """
+    if node.bodies:
+        return ()
+    values = dict.fromkeys((*node.reads, *node.writes))
+    return tuple(
+        Claim(value, low.max_finite)
+        for value in values
+        if graph.types[value] in FLOAT_TENSORS
     )
 
 

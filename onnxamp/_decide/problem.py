@@ -21,6 +21,7 @@ from onnxamp._decide.kinds import (
 from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.ports import PortVariables
+from onnxamp._decide.proofs import undisproved
 from onnxamp._decide.quantized_units import bounded_nodes
 from onnxamp._decide.split_products import SUM, split_products, sums_low
 from onnxamp._decide.variables import find_variables
@@ -152,7 +153,8 @@ def _hazards(graph: Graph, options: Options, overrides: Overrides) -> list[Hazar
         *graph.ask(find_hazards, options.low),
         *graph.ask(hazards_on, options.low, options.target),
     )
-    return [one for one in found if one.node not in spared[one.reason]]
+    at_risk = (one for one in found if one.node not in spared[one.reason])
+    return undisproved(graph, options, at_risk)
 
 
 def _shares(graph: Graph, options: Options) -> Mapping[int, tuple[HazardKind, float]]:

@@ -248,7 +248,9 @@ class Comparison:
         """Return a report that passes with what is proven of the result, and comparisons on inputs that are hard."""
         samples = self.run.samples
         found = stress.of(self.reference.model, result, samples)
-        report = replace(report, proof=found.proof, headroom=found.headroom)
+        report = replace(
+            report, proof=found.proof, headroom=found.headroom, rooms=found.rooms
+        )
         if found.why:
             clause = f"inputs made to be hard ({found.why})"
             report = replace(report, not_run=(*report.not_run, clause))

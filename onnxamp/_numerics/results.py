@@ -7,7 +7,7 @@ from typing import Final
 from onnxamp._base.public import Shown
 from onnxamp._numerics.detections import Detections
 from onnxamp._numerics.metrics import Measurement, Perplexity, TensorDiff
-from onnxamp._numerics.stressed import Headroom, Proof
+from onnxamp._numerics.stressed import Headroom, Proof, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +269,8 @@ class DiffReport(Shown):
     """What holds for every input; None if the models were not compared for a conversion, or nothing can overflow."""
     headroom: Headroom | None = None
     """How far inputs that were made to be hard drive the value with the least headroom; None if there are none."""
+    rooms: tuple[Room, ...] = ()
+    """The values with the least headroom."""
 
     @property
     def passed(self) -> bool:

@@ -24,6 +24,7 @@ from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.larger import in_short
+from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
@@ -81,17 +82,19 @@ class Stress(NamedTuple):
             find_bounds, self.low, tuple(sorted(assumed.items()))
         )
         proof = _proof(bounds, assumed=sorted(assumed))
+        rooms = rooms_of(bounds)
         ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
         movable = {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
         is_large = reference.stock.size > _BYTES
         if proof.is_complete or not self.steps or not movable or is_large:
-            return Stressed(proof)
+            return Stressed(proof, rooms=rooms)
         names = _names_of(bounds, reference)
         try:
             ascent = _Ascent(reference, names, movable, given[0], self.low)
-            return ascent.climbed(given, self.steps, proof)
+            found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
-            return Stressed(proof, why=in_short(error))
+            return Stressed(proof, why=in_short(error), rooms=rooms)
+        return found._replace(rooms=rooms_of(bounds, *ascent.largest))
 
 
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
@@ -179,6 +182,8 @@ class _Ascent:
         self.names = names
         self.ranges = ranges
         self.low = low
+        self.largest: tuple[dict[str, float], ...] = ({}, {})
+        """The largest magnitudes of values, on the samples and on the hardest inputs."""
 
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
         """Return the hardest inputs that so many steps find, toward both ends of the value with the least headroom.
@@ -186,7 +191,13 @@ class _Ascent:
         Other values tend to grow with it.
         """
         names = self._reached()
-        seen = self._seen(names, given) if names else {}
+        if not names:
+            return Stressed(proof)
+        watched = _Watched.of(self.model, names)
+        every = watched.largest(given)
+        self.largest = (_magnitudes(every), {})
+        seen = {name: self._fitting(every[name]) for name in names}
+        seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
         why = ""
         for name in ranked[:_TRIES]:
@@ -207,6 +218,8 @@ class _Ascent:
                 stressed=max(reached for _, reached in ends),
                 range=self.low.max_finite,
             )
+            hard = watched.largest([inputs for inputs, _ in ends])
+            self.largest = (_magnitudes(every), _magnitudes(hard))
             told = "an input" if len(ends) == 1 else f"{len(ends)} inputs"
             readers = [partial(_itself, inputs) for inputs, _ in ends]
             return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
@@ -228,30 +241,61 @@ class _Ascent:
             if value in changed and value not in inputs
         ]
 
-    def _seen(
-        self, names: Sequence[str], given: Sequence[Feeds]
-    ) -> dict[str, dict[float, "_Seen"]]:
-        """Return what the samples show of each value, by sign: its elements of that sign with the largest magnitude."""
-        model, outputs, factor = _with_largest(self.model, names)
-        session = make_session(model, lean=True)
-        found = dict[str, dict[float, _Seen]]()
-        for number, sign in product(range(len(given)), (1.0, -1.0)):
-            feeds = {**given[number], factor: np.array(sign, np.float32)}
-            results = run(session, feeds, list(outputs.values()))
-            for name, output in outputs.items():
-                now = _Seen(float(results[output]), number)
-                held = found.get(name, {}).get(sign, _Seen(0.0, 0))
-                # What is out of range on the samples is a mask that was saturated, or has been judged.
-                if held.magnitude < now.magnitude < self.low.overflow:
-                    found.setdefault(name, {})[sign] = now
+    def _fitting(self, seen: Sequence["_Seen"]) -> dict[float, "_Seen"]:
+        """Return by sign where a value is largest on the samples, as far as it fits low precision.
+
+        What is out of range on the samples is a mask that was saturated, or has been judged.
+        """
+        found = dict[float, _Seen]()
+        for now in seen:
+            held = found.get(now.sign)
+            least = held.magnitude if held else 0.0
+            if least < now.magnitude < self.low.overflow:
+                found[now.sign] = now
         return found
 
 
 class _Seen(NamedTuple):
-    """The largest magnitude of a value's elements of one sign, and the sample that shows it."""
+    """The largest magnitude of a value's elements of one sign on a sample, and the number of the sample."""
 
+    sign: float
     magnitude: float
     sample: int
+
+
+class _Watched(NamedTuple):
+    """A model that returns the largest element of some values.
+
+    Attributes:
+        session: the model.
+        outputs: by name of the value: the output with that element.
+        factor: the input that is 1 for the largest element, and -1 for the least one.
+    """
+
+    session: "ort.InferenceSession"
+    outputs: Mapping[str, str]
+    factor: str
+
+    @classmethod
+    def of(cls, model: Model, names: Sequence[str]) -> "_Watched":
+        """Return a model that is ready to run."""
+        watched, outputs, factor = _with_largest(model, names)
+        return cls(make_session(watched, lean=True), outputs, factor)
+
+    def largest(self, given: Sequence[Feeds]) -> dict[str, list[_Seen]]:
+        """Return what inputs show of each value: its largest elements of either sign."""
+        found: dict[str, list[_Seen]] = {name: [] for name in self.outputs}
+        for number, sign in product(range(len(given)), (1.0, -1.0)):
+            feeds = {**given[number], self.factor: np.array(sign, np.float32)}
+            results = run(self.session, feeds, list(self.outputs.values()))
+            for name, output in self.outputs.items():
+                found[name].append(_Seen(sign, float(results[output]), number))
+        return found
+
+
+def _magnitudes(seen: Mapping[str, Sequence[_Seen]]) -> dict[str, float]:
+    """Return the largest magnitude of each value."""
+    return {name: max(one.magnitude for one in ends) for name, ends in seen.items()}
 
 
 class _Climb(NamedTuple):

@@ -49,6 +49,28 @@ class Headroom:
         return max(self.seen, self.stressed) / self.range
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The largest magnitudes of a value, which leave it more or less room in the range of its type.
+
+    Attributes:
+        value: its name in the original.
+        proven: the magnitude that no input exceeds; None if nothing bounds it.
+        seen: the largest one on the samples; None if it was not measured.
+        stressed: the largest one on inputs that were made to be hard; None if it was not measured.
+    """
+
+    value: str
+    proven: float | None = None
+    seen: float | None = None
+    stressed: float | None = None
+
+    @property
+    def found(self) -> float:
+        """The largest magnitude that any input showed, 0 if none was measured."""
+        return max(self.seen or 0.0, self.stressed or 0.0)
+
+
 class Stressed(NamedTuple):
     """What is proven of a result, and inputs that are hard for it.
 
@@ -57,9 +79,11 @@ class Stressed(NamedTuple):
         samples: the inputs; None if all is proven, nothing can be changed, or no gradient leads there.
         headroom: how far they drive the value with the least headroom.
         why: the reason if there should be such inputs, and are none.
+        rooms: the values with the least headroom.
     """
 
     proof: Proof
     samples: "Samples | None" = None
     headroom: Headroom | None = None
     why: str = ""
+    rooms: tuple[Room, ...] = ()

@@ -21,6 +21,7 @@ from onnxamp._report.comparison import status_of
 from onnxamp._report.parts import (
     Bars,
     Figure,
+    Gauges,
     NextStep,
     Part,
     Report,
@@ -30,6 +31,7 @@ from onnxamp._report.parts import (
     Status,
     Table,
     bars_table,
+    gauges_table,
     shown_rows,
 )
 
@@ -206,6 +208,8 @@ def _parts(parts: Iterable[Part], *, verbose: bool) -> Iterator[str]:
             yield from _table(part, verbose=verbose)
         elif isinstance(part, Bars):
             yield from _table(bars_table(part), verbose=verbose)
+        elif isinstance(part, Gauges):
+            yield from _table(gauges_table(part), verbose=verbose)
         elif isinstance(part, Figure):
             yield from _figures([part])
 

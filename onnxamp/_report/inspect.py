@@ -13,9 +13,11 @@ from onnxamp._decide.verdicts import title_of
 from onnxamp._graph.types import PRECISIONS
 from onnxamp._model.model import weight_bytes
 from onnxamp._model.protos import opset_imports
+from onnxamp._numerics.stressed import Room
 from onnxamp._options.lists import Preset
 from onnxamp._report import count, opset_text, size
 from onnxamp._report.conversion import decision_table, warning_items
+from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
     Figure,
     Report,
@@ -43,6 +45,8 @@ def inspection_report(
     plans: Mapping[str, tuple[Plan, Mapping[str, int]]],
     hints: Mapping[str, str | None],
     *,
+    rooms: Sequence[Room] = (),
+    dtype: str = "",
     with_decisions: bool,
 ) -> Report:
     """Return a model and its levels.
@@ -53,6 +57,8 @@ def inspection_report(
         operators: (op type, precision) -> number of nodes.
         plans: level -> the plan, and the number of nodes by precision.
         hints: level -> preparations, and savings by folding or by another opset.
+        rooms: the values with the least headroom.
+        dtype: the low-precision type that these would have.
         with_decisions: show each decision even without -v.
     """
     weights = size(weight_bytes(model))
@@ -83,6 +89,7 @@ def inspection_report(
             section("Operators", _operators(operators)),
             section("Levels", _levels(plans) if plans else none),
             *errors,
+            headroom_section(rooms, dtype),
             section("Quantized nodes", quantized_table(decided)),
             section("Units between integers", units_table(decided)),
             section("Notes", notes(_hint_texts(hints))),

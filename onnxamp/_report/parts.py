@@ -129,7 +129,27 @@ class Bars(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-Part: TypeAlias = Table | Statement | Bars | Figure
+class Gauge(NamedTuple):
+    """The magnitudes of a value against the range of a type.
+
+    ``texts`` are what was seen, what inputs made to be hard reached, and what is proven; ``reach`` is how far each of
+    these comes, as a share of the axis.
+    """
+
+    label: str
+    texts: tuple[str, str, str]
+    reach: tuple[float, float, float]
+
+
+class Gauges(NamedTuple):
+    """Magnitudes of several values on one logarithmic axis; ``limit`` is the share of it where the type ends."""
+
+    columns: tuple[str, ...]
+    gauges: tuple[Gauge, ...]
+    limit: float
+
+
+Part: TypeAlias = Table | Statement | Bars | Gauges | Figure
 
 
 class Section(NamedTuple):
@@ -238,6 +258,8 @@ def section(
 def _holds(part: Part) -> bool:
     if isinstance(part, Bars):
         return any(bar.shares for bar in part.bars)
+    if isinstance(part, Gauges):
+        return bool(part.gauges)
     return not isinstance(part, Table) or bool(part.rows)
 
 
@@ -333,6 +355,37 @@ def bars_table(bars: Bars) -> Table:
     titles = (bars.title, *(bar.label for bar in bars.bars))
     total = TableRow(("in all", *(bar.total for bar in bars.bars)))
     return Table(titles, range(1, len(titles)), (*rows, total))
+
+
+_CELLS: Final = 26
+"""Characters of a gauge's axis."""
+_FILLS: Final = ("█", "▓", "░")
+"""Up to what was seen, what hard inputs reached, and what is proven."""
+
+
+def gauges_table(part: Gauges) -> Table:
+    """Return gauges as a table whose last column draws them."""
+    rows = [
+        TableRow((gauge.label, *gauge.texts, _line(gauge, part.limit)))
+        for gauge in part.gauges
+    ]
+    return table("headroom", rows)._replace(columns=part.columns)
+
+
+def _line(gauge: Gauge, limit: float) -> str:
+    """Return a gauge as characters, with a bar where the type ends and an arrow where nothing ends it."""
+    end = round(limit * _CELLS)
+    cells = []
+    for position in range(_CELLS):
+        middle = (position + 0.5) / _CELLS
+        fills = (
+            fill
+            for fill, reach in zip(_FILLS, gauge.reach, strict=True)
+            if middle <= reach
+        )
+        cells.append(next(fills, " "))
+    text = f"{''.join(cells[:end])}│{''.join(cells[end:])}"
+    return f"{text}→" if gauge.reach[-1] >= 1.0 else text.rstrip()
 
 
 def expected_figures(expected: ExpectedError | None) -> Iterator[Figure]:

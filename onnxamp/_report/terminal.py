@@ -29,6 +29,7 @@ from onnxamp._report import glued
 from onnxamp._report.parts import (
     Bars,
     Figure,
+    Gauges,
     NextStep,
     Part,
     Report,
@@ -37,6 +38,7 @@ from onnxamp._report.parts import (
     Status,
     Table,
     bars_table,
+    gauges_table,
     listed_parts,
     problems,
     shown_rows,
@@ -203,6 +205,8 @@ class _Rendering:
                 yield from self._table(part, width)
             elif isinstance(part, Bars):
                 yield from self._table(bars_table(part), width)
+            elif isinstance(part, Gauges):
+                yield from self._table(gauges_table(part), width)
 
     def _item(self, item: Statement) -> Iterator[RenderableType]:
         """Yield a statement after its sign, and its subject."""

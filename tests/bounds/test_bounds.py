@@ -15,7 +15,7 @@ from strategies.table import all_ops
 
 from onnxamp import convert_model
 from onnxamp._bounds.bounds import find_bounds, rules
-from onnxamp._bounds.weights import _BLOCK, range_of
+from onnxamp._bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run
@@ -234,3 +234,24 @@ def test_a_nan_in_a_large_constant_leaves_its_range_unknown():
     assert range_of(numbers) == (0, 0)
     numbers[3] = np.nan
     assert range_of(numbers) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (40, 3), (64, 200), (2, 16, 16)])
+@pytest.mark.parametrize("kind", ["normal", "positive", "rank one", "zero"])
+def test_the_largest_singular_value_is_bounded_closely(shape, kind):
+    """Closely enough to prove what the value itself would, and never by less than it."""
+    draw = np.random.default_rng(0)
+    makers = {
+        "normal": draw.standard_normal(shape),
+        "positive": draw.random(shape),
+        "rank one": np.ones(shape) * draw.standard_normal(shape[-1]),
+        "zero": np.zeros(shape),
+    }
+    weight = makers[kind].astype(np.float32)
+    text = "(float[{}] x) => (float[{}] y) {{ y = MatMul (x, w) }}"
+    wide, narrow = (",".join(map(str, (*shape[:-2], 4, size))) for size in shape[-2:])
+    graph = Graph.of(weights(parse(text.format(wide, narrow), 17), w=weight))
+    value = graph.scopes[0].names["w"]
+    exact = np.linalg.norm(weight.astype(np.float64), 2, axis=(-2, -1)).max()
+    assert exact <= largest_stretch(graph, value) <= 1.12 * exact
+    assert least_stretch(graph, value) <= exact * (1 + 1e-6)

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from math import sqrt
 from typing import Final
 
-from onnxamp._decide.kinds import Hazard, HazardKind, KnownNodes
+from onnxamp._decide.kinds import Claim, Hazard, HazardKind, KnownNodes
 from onnxamp._facts.dtypes import FLOAT16, Format
 from onnxamp._facts.providers import Profile, profile_of
 from onnxamp._facts.tables import target_names
 from onnxamp._graph.constants import summed_terms
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.view import Node
 
 _USUAL: Final = 64
 """Magnitude of activations that means and norms should tolerate."""
@@ -31,11 +33,19 @@ def _overflowing_sums(graph: Graph, profile: Profile) -> Iterator[Hazard]:
         # An unknown number of elements may be any.
         if count is None or count * _USUAL > FLOAT16.max_finite:
             many = "many" if count is None else f"{count:,}"
-            yield Hazard(
-                node.index,
-                KIND,
-                f"{profile.name} keeps the sum of {many} elements in float16",
-            )
+            why = f"{profile.name} keeps the sum of {many} elements in float16"
+            yield Hazard(node.index, KIND, why, unless=_claims(node, count))
+
+
+def _claims(node: Node, count: int | None) -> tuple[Claim, ...]:
+    """Return the claim that neither the sum of so many elements nor that of their squares overflows.
+
+    Elements may be twice as large after the mean is subtracted from them.
+    """
+    if not count:
+        return ()
+    each = FLOAT16.max_finite / count
+    return (Claim(node.input(0), most=min(each, sqrt(each) / 2)),)
 
 
 def _cancelling(graph: Graph, profile: Profile) -> Iterator[Hazard]:

@@ -18,6 +18,7 @@ from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
     KnownNodes,
+    in_range,
 )
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.quantized_units import quantized_values
@@ -39,7 +40,7 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node in _scattered(graph, low):
         yield Hazard(node.index, KIND, "adds up one by one what falls on an element")
         if low.is_narrow:
-            yield from _unfinished(graph, node, seen)
+            yield from _unfinished(graph, node, seen, low)
     if low.max_finite > SENTINEL:
         return
     saturating = graph.ask(quantized_values)
@@ -59,17 +60,18 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
         # As far as is known, the number of terms does not depend on the sizes of inputs.
         if few is None or many is None or few == many:
             continue
-        yield Hazard(
-            node.index, KIND, "sums up as many elements as an input has along an axis"
-        )
-        yield from _unfinished(graph, node, seen)
+        why = "sums up as many elements as an input has along an axis"
+        yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
+        yield from _unfinished(graph, node, seen, low)
 
 
-def _unfinished(graph: Graph, node: Node, seen: set[int]) -> Iterator[Hazard]:
+def _unfinished(
+    graph: Graph, node: Node, seen: set[int], low: Format
+) -> Iterator[Hazard]:
     """Yield the nodes that read a sum before it is divided."""
     why = f"reads the sum {node.label!r} before it is divided by anything"
     for reader in _readers(graph, node, seen):
-        yield Hazard(reader.index, KIND, why)
+        yield Hazard(reader.index, KIND, why, unless=in_range(graph, reader, low))
 
 
 def _scattered(graph: Graph, low: Format) -> Iterator[Node]:

@@ -3,7 +3,15 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
+from onnxamp._decide.kinds import (
+    Claim,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    computing,
+    in_range,
+)
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.extremes import exploding
@@ -23,14 +31,17 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
     facts = op_facts()
     walks = _Walks()
     # Zeros come first, because walks end where earlier ones have been.
-    for use in sorted(_uses(graph, low), key=_Use.is_held):
+    uses = sorted(_uses(graph, low), key=_Use.is_held)
+    # So one walk stands for several epsilons, and is spared only if none of them matters.
+    claims = tuple(use.claim(low) for use in uses if use.may_guard)
+    for use in uses:
         node, is_zero = use.node, use.is_zero
         fate = "rounds to zero" if is_zero else "holds with fewer digits"
         why = f"{use.name!r} is {use.number:.6g}, which {low.name} {fate}"
-        may_guard = use.port not in facts.divisors.get(node.key, ())
+        unless = claims if use.may_guard else ()
         downstream = (
-            list(_guarded(graph, node, walks, rare=is_zero))
-            if may_guard and node.key != "Mul"
+            list(_guarded(graph, node, walks, unless, rare=is_zero))
+            if use.may_guard
             else []
         )
         is_guard = node.index in walks.guards
@@ -42,7 +53,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         ):
             continue
         rare = is_zero and is_guard
-        yield Hazard(node.index, KIND, why, rare)
+        yield Hazard(node.index, KIND, why, rare, unless=unless)
         if use.port != ABSENT:
             value = node.inputs[use.port]
             yield from computing(graph, value, node, KIND, rare=rare)
@@ -61,6 +72,17 @@ class _Use(NamedTuple):
     def is_held(self) -> bool:
         """Return whether low precision holds some digits of the constant."""
         return not self.is_zero
+
+    @property
+    def may_guard(self) -> bool:
+        """Whether the constant may keep the result of the node away from zero."""
+        divisors = op_facts().divisors.get(self.node.key, ())
+        return self.port not in divisors and self.node.key != "Mul"
+
+    def claim(self, low: Format) -> Claim:
+        """Return the claim that the result is so much larger than the constant that this makes no difference."""
+        least = max(abs(self.number) / low.epsilon, low.smallest_normal)
+        return Claim(self.node.output(0), least=least)
 
 
 def _uses(graph: Graph, low: Format) -> Iterator[_Use]:
@@ -103,7 +125,14 @@ def inverses(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield nodes that compute or read the inverse of a guard, which is large where the guarded value is zero."""
     for node, guard, number, value in exploding(graph, low):
         why = f"reaches {number:.6g} where what {guard.label!r} guards is zero; {low.name} ends at {low.max_finite:.6g}"
-        yield Hazard(node.index, KIND, why, rare=True, value=value)
+        yield Hazard(
+            node.index,
+            KIND,
+            why,
+            rare=True,
+            value=value,
+            unless=in_range(graph, node, low),
+        )
 
 
 class _Walks:
@@ -118,9 +147,16 @@ class _Walks:
 
 
 def _guarded(
-    graph: Graph, node: Node, walks: _Walks, *, rare: bool
+    graph: Graph,
+    node: Node,
+    walks: _Walks,
+    unless: tuple[Claim, ...],
+    *,
+    rare: bool,
 ) -> Iterator[Hazard]:
     """Yield ops downstream of an epsilon whose results explode if the guarded value is flushed to zero.
+
+    They do not if the claims hold.
 
     Complexity: linear over all epsilons of a graph, because a walk ends where an earlier one has been.
     """
@@ -142,7 +178,7 @@ def _guarded(
             is_end = port in guarded.get(reader.key, ())
             if is_end:
                 kept.add(reader.index)
-                yield Hazard(reader.index, KIND, why, rare)
+                yield Hazard(reader.index, KIND, why, rare, unless=unless)
             if is_end or reader.index in walks.leading:
                 walks.guards.add(node.index)
                 between = last.index
@@ -155,7 +191,7 @@ def _guarded(
                     if between == node.index:
                         break
                     kept.add(between)
-                    yield Hazard(between, KIND, why, rare)
+                    yield Hazard(between, KIND, why, rare, unless=unless)
                     between = previous[between]
             if is_end and reader.key == "Log":
                 yield from _small_numbers(graph, node)

@@ -8,7 +8,7 @@ infinite, although it is an ordinary number in float32.
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.kinds import Claim, Effect, Fault, Hazard, HazardKind, in_range
 from onnxamp._facts.dtypes import FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.exact_walks import readers_through_exact
@@ -16,7 +16,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 
 
-def logarithms(graph: Graph) -> Iterator[Hazard]:
+def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes from a probability to the logarithm or division that it reaches, both ends included.
 
     Inputs of the model count as probabilities where they reach a logarithm, because they may be.
@@ -49,7 +49,7 @@ def logarithms(graph: Graph) -> Iterator[Hazard]:
             continue
         near.pass_through(node)
         odds.pass_through(node)
-    yield from _paths(graph, ends)
+    yield from _paths(graph, ends, low)
 
 
 class _Reached:
@@ -78,9 +78,19 @@ class _Reached:
             self.values.update(node.writes)
 
 
-def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Hazard]:
-    """Yield the nodes between probabilities and the ends that they reach."""
+def _paths(
+    graph: Graph, ends: list[tuple[Node, int, _Reached]], low: Format
+) -> Iterator[Hazard]:
+    """Yield the nodes between probabilities and the ends that they reach.
+
+    None is a hazard if what all ends divide by, or take the logarithm of, keeps away from zero.
+    """
     saturating = op_facts().saturating
+    claims = list[Claim]()
+    for end, port, _ in ends:
+        claims += in_range(graph, end, low)
+        claims.append(Claim(end.input(port), least=_DIGITS * low.epsilon))
+    unless = tuple(claims)
     # A node may lie on the way to a logarithm and on one to odds: each is walked once.
     seen = set[tuple[int, int]]()
     read = set[int]()
@@ -89,10 +99,9 @@ def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Haz
             # Odds are large where 1 - p is small.
             why = f"reads the odds {end.label!r}"
             for reader in readers_through_exact(graph, end, read):
-                yield Hazard(reader.index, KIND, why)
-        yield Hazard(
-            end.index, KIND, "divides by, or takes the logarithm of, a probability"
-        )
+                yield Hazard(reader.index, KIND, why, unless=unless)
+        why = "divides by, or takes the logarithm of, a probability"
+        yield Hazard(end.index, KIND, why, unless=unless)
         stack = [end.input(port)]
         while stack:
             value = stack.pop()
@@ -105,11 +114,14 @@ def _paths(graph: Graph, ends: list[tuple[Node, int, _Reached]]) -> Iterator[Haz
             ):
                 continue
             seen.add((node.index, id(reached)))
-            yield Hazard(
-                node.index, KIND, f"leads to {end.label!r} from a probability"
-            )
+            why = f"leads to {end.label!r} from a probability"
+            yield Hazard(node.index, KIND, why, unless=unless)
             if node.key not in saturating:
                 stack += node.inputs
+
+
+_DIGITS: Final = 64.0
+"""Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
 
 
 class _Logarithms(HazardKind):
@@ -122,8 +134,8 @@ class _Logarithms(HazardKind):
         "rounds a probability in LOW before its logarithm or odds, which become infinite where it rounds to 0 or 1",
     )
 
-    def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
-        return logarithms(graph)
+    def find(self, graph: Graph, low: Format, /) -> Iterator[Hazard]:
+        return logarithms(graph, low)
 
 
 KIND: Final = _Logarithms()

@@ -15,6 +15,7 @@ from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
     computing,
+    in_range,
 )
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
@@ -47,11 +48,12 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             name = graph.values[value].name
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
             why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
-            yield Hazard(node.index, KIND, why)
+            yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
             yield from computing(graph, value, node, KIND)
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in readers_through_exact(graph, node, seen):
-                yield Hazard(reader.index, KIND, why)
+                claims = in_range(graph, reader, low)
+                yield Hazard(reader.index, KIND, why, unless=claims)
 
 
 def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:

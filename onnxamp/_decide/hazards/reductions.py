@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final
 
-from onnxamp._decide.kinds import ByExponents, Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.kinds import (
+    ByExponents,
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    in_range,
+)
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -28,7 +35,8 @@ def large_reductions(graph: Graph, low: Format) -> Iterator[Hazard]:
         # Each element of the result adds up its share of the elements that are read.
         count = prod(sizes) // prod(kept)
         if count > limit:
-            yield Hazard(node.index, KIND, f"sums {count} elements at a time")
+            why = f"sums {count} elements at a time"
+            yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
 
 
 class _LargeReductions(HazardKind):

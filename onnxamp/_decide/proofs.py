@@ -1,0 +1,45 @@
+"""Hazards that the bounds of values disprove: what no input brings out of range does not overflow.
+
+Bounds cost a pass over all weights. They are computed only if a hazard depends on them, and without ranges of inputs
+only for small models, since little is bounded then that static rules do not know.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from onnxamp._bounds.bounds import Bounds, find_bounds
+from onnxamp._decide.kinds import Claim, Hazard
+from onnxamp._graph.graph import Graph
+from onnxamp._model.model import weight_bytes
+from onnxamp._options.options import Options
+
+_SMALL: Final = 64 << 20
+"""Bytes of weights up to which bounds are computed although no range is stated: a fraction of a second."""
+
+
+def undisproved(
+    graph: Graph, options: Options, hazards: Iterable[Hazard]
+) -> list[Hazard]:
+    """Return the hazards that may show on some input in the ranges that the user states.
+
+    Samples do not count as ranges, because a hazard is about inputs that they lack.
+    """
+    found = list(hazards)
+    if not any(hazard.unless for hazard in found):
+        return found
+    if not (options.input_ranges or weight_bytes(graph.model) <= _SMALL):
+        return found
+    bounds = graph.ask(find_bounds, options.low, options.input_ranges, True)
+    return [
+        hazard
+        for hazard in found
+        if not hazard.unless
+        or not all(_holds(bounds, claim) for claim in hazard.unless)
+    ]
+
+
+def _holds(bounds: Bounds, claim: Claim) -> bool:
+    """Return whether a claim is true of every input."""
+    bound = bounds[claim.value]
+    least = max(bound.low, -bound.high, 0.0)
+    return claim.least <= least and bound.magnitude <= claim.most

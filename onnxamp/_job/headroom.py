@@ -1,0 +1,33 @@
+"""The headroom of a model's values before it is converted, for ``inspect``."""
+
+from onnxamp._bounds.bounds import find_bounds
+from onnxamp._graph.graph import graph_of
+from onnxamp._job import Validation
+from onnxamp._model.model import Model
+from onnxamp._numerics.rooms import rooms_of
+from onnxamp._numerics.stressed import Room
+from onnxamp._options.options import Options
+from onnxamp._runtime.run import RunOptions
+
+
+def headroom_of(model: Model, options: Options, run: RunOptions) -> tuple[Room, ...]:
+    """Return the values with the least headroom: what is proven and, if there are samples, what they show.
+
+    Args:
+        model: the original.
+        options: of its conversion: the type, and the ranges of inputs.
+        run: the samples, on which the model runs, and the steps that make them hard; without any, nothing runs.
+
+    Raises:
+        ArgumentError: a sample does not fit the model.
+    """
+    low = options.low
+    if not low.is_narrow:
+        return ()
+    ranges = options.input_ranges
+    if run.samples is None:
+        return rooms_of(model.ask(graph_of).ask(find_bounds, low, ranges))
+    from onnxamp._numerics.stress import Stress  # noqa: PLC0415 - loads what runs models
+
+    samples = run.draw(model, ranges=dict(ranges))
+    return Stress(low, Validation().stress, ranges).of(model, model, samples).rooms
