@@ -73,7 +73,7 @@ def convert_to_file(request: Request, sink: "Sink") -> Outcome:
         if comparison is None:
             with staged_conversion(job, sink, kept=kept) as staged:
                 compared = _compared(job, staged, layers=request.compares)
-            conversion = staged.outcome()
+            conversion = staged.judged()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:

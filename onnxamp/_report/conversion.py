@@ -251,9 +251,11 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
         )
         head += f", {with_what} to pass validation"
-    if conversion.not_worth:
-        head += ", which is not worth it"
-        why = (conversion.not_worth,)
+    if conversion.drawback:
+        head += f", {conversion.drawback}"
+        why = (conversion.not_worth, *_better(conversion))
+        if status is Status.PASSED:
+            status = Status.NO_GAIN
     if not any(row.low for row in plan.rows):
         more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
@@ -264,13 +266,21 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
     unknown = "not validated"
     if validation.unopened and validation.passed:
         unknown = f"{outputs_match(validation)} the original, but neither loads"
+    matches = f"{outputs_match(validation)} the original"
     sentence = {
         Status.UNKNOWN: f"{head}; {unknown}.",
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
-        Status.PASSED: f"{head}; {outputs_match(validation)} the original{_grade(validation)}.",
+        Status.PASSED: f"{head}; {matches}{_grade(validation)}.",
+        Status.NO_GAIN: f"{head}; {matches}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
+
+
+def _better(conversion: Conversion) -> Iterator[str]:
+    """Yield the options that give a better result, in a sentence."""
+    if conversion.better:
+        yield f"Better: {', '.join(map(str, conversion.better))}."
 
 
 def _grade(validation: DiffReport) -> str:

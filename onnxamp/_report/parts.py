@@ -37,6 +37,8 @@ class Status(StrEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing was run, so nothing is known."""
+    NO_GAIN = "no-gain"
+    """The result is right, but no better than the original. In JSON, it has passed."""
 
     @classmethod
     def of(cls, passed: bool) -> Self:

@@ -69,6 +69,7 @@ _MARKS: Final = {
     Status.INEXACT: ("≈", "yellow"),
     Status.FAILED: ("✘", "red"),
     Status.UNKNOWN: ("?", "yellow"),
+    Status.NO_GAIN: ("!", "yellow"),
 }
 _SIGNS: Final = {
     Severity.NONE: (" ", ""),
