@@ -24,6 +24,10 @@ _WORTH_STORING: Final = 0.1
 """The share of a file that storing weights in low precision must save to be proposed."""
 
 
+SLOWER: Final = "but slower by the estimate"
+"""The start of the clause about a result that is slower, and not larger."""
+
+
 class Choice(NamedTuple):
     """Options that give a better result, and what they give, in a clause."""
 
@@ -68,10 +72,11 @@ class Worth:
         """What is worse than in the original, in a clause for a headline; "" if nothing is."""
         if self.is_pointless:
             return "which is not worth it"
-        larger = [f"larger ({self._share})"] if self.is_larger else []
+        if self.is_larger:
+            return f"but larger ({self._share})"
         if self.is_slower and self.speed_up is not None:
-            larger.append(f"slower by the estimate ({self.speed_up.factor:.2f}×)")
-        return f"but {' and '.join(larger)}" if larger else ""
+            return f"{SLOWER} ({self.speed_up.factor:.2f}×)"
+        return ""
 
     def sentence(self) -> str:
         """Return why the conversion is not worth it, in a sentence; "" if it is."""

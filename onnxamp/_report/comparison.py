@@ -17,6 +17,7 @@ from onnxamp._numerics.results import (
 )
 from onnxamp._report import change, count, magnitude, number, percent, shape
 from onnxamp._report.parts import (
+    LINES,
     Figure,
     Headline,
     NextStep,
@@ -62,7 +63,7 @@ def diff_report(diff: DiffReport) -> Report:
         diff_verdict(diff),
         (diff.reference, diff.result),
         where_it_ran(diff),
-        error_figures(diff),
+        (*error_figures(diff), *range_figures(diff)),
         (
             *comparison_sections(diff),
             section(
@@ -71,6 +72,7 @@ def diff_report(diff: DiffReport) -> Report:
             section("Notes", notes(comparison_notes(diff))),
         ),
         steps_of(diff.cure),
+        None if diff.layers else LINES,  # who asks for layers wants to see them
     )
 
 
@@ -191,11 +193,13 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         error = worst.rel_l2
     text = number(error)
     figure = Figure(label, text, f"output {output}", f"error {text}")
-    return (figure, *text_figures(diff), *range_figures(diff))
+    return (figure, *text_figures(diff))
 
 
-def range_figures(diff: DiffReport) -> Iterator[Figure]:
+def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
     """Yield how many values no input brings out of range, and how far inputs that were made to be hard get."""
+    if diff is None or diff.skipped or not diff.outputs:
+        return
     proof = diff.proof
     if proof is not None and proof.values:
         share = f"{proof.proven:,} of {proof.values:,}"

@@ -11,6 +11,7 @@ from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.verdicts import title_of
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._job.worth import SLOWER
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import as_sentence, count, detailed, percent, size, tally
@@ -22,11 +23,13 @@ from onnxamp._report.comparison import (
     first_bad_sentence,
     not_run,
     outputs_match,
+    range_figures,
     status_of,
     steps_of,
     where_it_ran,
 )
 from onnxamp._report.parts import (
+    LINES,
     Bars,
     Figure,
     Headline,
@@ -77,6 +80,7 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
             *expected_figures(plan.expected),
             *_figures(conversion),
             *_speed_up(conversion),
+            *range_figures(validation),
         ),
         (
             section("Warnings", warning_items(plan), is_detail=True),
@@ -93,6 +97,7 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
             section("Notes", told),
         ),
         steps_of(validation.cure if validation else None),
+        LINES,
     )
 
 
@@ -114,6 +119,7 @@ def preview_report(conversion: Conversion, audit: Audit, command: str) -> Report
         ),
         models=(str(conversion.source),),
         steps=(NextStep(text, command),),
+        lines=None,
     )
 
 
@@ -253,7 +259,9 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         head += f", {with_what} to pass validation"
     if conversion.drawback:
         head += f", {conversion.drawback}"
-        why = (conversion.not_worth, *_better(conversion))
+        # The clause alone says how much slower a result is.
+        is_slow = conversion.drawback.startswith(SLOWER)
+        why = (*(() if is_slow else (conversion.not_worth,)), *_better(conversion))
         if status is Status.PASSED:
             status = Status.NO_GAIN
     if not any(row.low for row in plan.rows):
