@@ -136,7 +136,7 @@ def _by_gain(item: tuple[str, float]) -> tuple[float, str]:
 
 
 def _alternatives(analysis: Analysis) -> Iterator[tuple[str, Options]]:
-    """Yield options that a user may prefer: fewer op types on the black list, or inputs and outputs in low precision."""
+    """Yield options that a user may prefer: a shorter black list, or inputs and outputs in low precision."""
     options = analysis.options
     listed = sorted(_kept_by_list(analysis))
     sets = [[op] for op in listed]

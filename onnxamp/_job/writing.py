@@ -71,7 +71,7 @@ class Conversion(Shown):
         validation: the comparison of the result with the original; None if it was not validated.
         not_worth: why the conversion is not worth it, in a sentence: the file is larger, or a run is slower by the
             estimate; "" if it is.
-        drawback: the same in a clause, such as "but slower by the estimate (0.96×)".
+        drawback: the same in a clause, such as "but larger (125 %)".
         better: options that give a better result, with what they give.
         kept_original: whether the original was written for that reason, in place of a conversion that passes validation
             only with more nodes in float32.

@@ -228,8 +228,9 @@ def text_figures(diff: TextResults) -> Iterator[Figure]:
         yield Figure("perplexity", both, told)
     for one in diff.tokens:
         if not one.output:
-            told = f"greedily, after {count(one.sequences, 'prompt')}"
-            told += f", {one.parted:,} of which diverge" if one.parted else ""
+            told = f"generated greedily after {count(one.sequences, 'prompt')}"
+            diverge = "diverges" if one.parted == 1 else "diverge"
+            told += f"; {one.parted:,} of them {diverge}" if one.parted else ""
             yield Figure("same tokens", f"{one.same:,}", told)
 
 

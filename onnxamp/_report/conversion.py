@@ -53,6 +53,10 @@ from onnxamp._report.parts import (
     weight_bar,
 )
 
+VARIABLES: Final = (
+    "A node has one variable for each type that its op may choose (T, T1, ...): all inputs and outputs of that type share"
+    " its precision."
+)
 _OPS: Final = 12
 """The number of op types that a sentence names."""
 _SIZES: Final = 40
@@ -93,7 +97,13 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
             section("Large weights that stay in float32", _kept(conversion)),
             section("Weights that lost elements", _losses(conversion)),
             section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
-            section("Decisions", decision_table(plan), is_detail=True, on_page=False),
+            section(
+                "Decisions",
+                hint(VARIABLES),
+                decision_table(plan),
+                is_detail=True,
+                on_page=False,
+            ),
             section("Notes", told),
         ),
         steps_of(validation.cure if validation else None),
@@ -268,6 +278,8 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
         more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
         why = (_why_nothing(conversion),)
+        if status is Status.PASSED and not more and plan.level != "O0":
+            status = Status.NO_GAIN
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Headline(status, f"{head}; not validated.", why)
@@ -319,9 +331,8 @@ def _why_nothing(conversion: Conversion) -> str:
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
-    # Constants follow their readers, and tied variables others, so neither is a reason of its own.
     every = (row.reason for row in plan.rows)
-    reasons = Counter(reason for reason in every if reason not in ("constant", "tie"))
+    reasons = Counter(reason for reason in every if reason not in _FOLLOWING)
     if not plan.rows:
         return "The model does not compute in float32."
     if not reasons:
@@ -331,6 +342,8 @@ def _why_nothing(conversion: Conversion) -> str:
     return _NOTHING.get(reason, general)
 
 
+_FOLLOWING: Final = ("constant", "tie", "exact op")
+"""Reasons that are none of their own: constants follow their readers, tied variables and exact ops their neighbors."""
 _NOTHING: Final = {
     "cut": "Most nodes stay in float32 because the Casts around them would cost more than they gain.",
     "measured": "No conversion that was tried is both faster and within the tolerance: onnxamp tune shows them.",
@@ -388,9 +401,9 @@ def _losses(conversion: Conversion) -> list[Part]:
     rows = []
     for name in lost:
         c = weights[name]
-        counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
+        counts = (c.elements, c.overflowed, c.flushed)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
+    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}, with the elements that saturated or became zero."
     return [hint(told), table("lost-weights", rows)]
 
 

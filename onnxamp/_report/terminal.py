@@ -362,7 +362,7 @@ def _fitting(names: Sequence[str], room: int) -> str:
 def _short_head(
     report: Report, printer: _Printer, *, whole: bool, is_bare: bool
 ) -> Iterator[RenderableType]:
-    """Yield the verdict, the files, and where they ran unless the head is bare; names fit a line unless they are whole."""
+    """Yield the verdict, the files, and where they ran unless the head is bare; names are cut unless they are whole."""
     verdict = report.verdict
     room = printer.width - 2 * _GAP
     if verdict is not None:
@@ -416,11 +416,9 @@ def _grid(
 
 def _unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
     """Yield the lines of a table that is too wide to be read in columns: padding would be most of it."""
-    lines: list[tuple[str, Sequence[str]]] = []
-    if any(part.columns):
-        lines.append(("", part.columns))
-    for row in rows:
-        lines.append((_MARKS[row.status][0] if row.status else "", row.cells))
+    titles = [("", part.columns)] if any(part.columns) else []
+    marks = (_MARKS[row.status][0] if row.status else "" for row in rows)
+    lines = [*titles, *zip(marks, (row.cells for row in rows), strict=True)]
     has_marks = any(row.status for row in part.rows)
     for mark, cells in lines:
         lead = [mark or " "] if has_marks else []
@@ -458,7 +456,7 @@ def _cut(text: Text, width: int) -> Text:
     """Return a name that fits, without its middle if it is too long."""
     if text.cell_len <= width:
         return text
-    return _text(_middle_cut(text.plain.translate(_SHOWN), width), text.style)
+    return _text(_middle_cut(text.plain.translate(_SHOWN), width))
 
 
 def _middle_cut(text: str, width: int) -> str:

@@ -372,7 +372,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> TableRow:
         speedup_text(tuned.candidates[-1].time, candidate.time),
         "" if measured is None else about + error_text(tuned, measured),
         error_text(tuned, candidate.predicted),
-        f"{candidate.nodes:,}",
+        f"{len(candidate.low):,}",
         f"{candidate.casts:,}",
         percent(candidate.flops, 1.0),
         percent(candidate.bytes, 1.0),
