@@ -78,6 +78,8 @@ _MARKS: Final = {
     Status.UNKNOWN: ("?", "yellow"),
     Status.NO_GAIN: ("!", "yellow"),
 }
+_FINE: Final = (Status.PASSED, Status.NO_GAIN)
+"""Verdicts that one line says in full."""
 _SIGNS: Final = {
     Severity.NONE: (" ", ""),
     Severity.NOTE: ("•", ""),
@@ -183,7 +185,7 @@ class _Rendering:
         last: list[RenderableType] = []
         if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
             last = [Text(), _summary(report, width)]
-        is_fine = report.verdict is None or report.verdict.status is Status.PASSED
+        is_fine = report.verdict is None or report.verdict.status in _FINE
         if self.has_steps and not (self.brief and is_fine):
             last += _steps(report.steps)
         lines += Segment.split_lines(console.render(Group(*last), options))
@@ -551,7 +553,7 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
         yield _text(f"{name}: {facts}" if facts else name)
         return
     yield _summary(report, width)
-    if report.verdict.status is not Status.PASSED:
+    if report.verdict.status not in _FINE:
         yield from (_hanging(" ", _text(detail)) for detail in report.verdict.details)
     for item in problems(report):
         label = f"{item.label}: " if item.label else ""
