@@ -212,7 +212,8 @@ class _Rendering:
         room = limit - len(lines) - len(last)
         if report.figures and room > 1:
             figures = report.figures[: room - 1]
-            lines += printer.lines(Text(), _figure_lines(figures, printer.width))
+            width = _ENDLESS if self.whole else printer.width
+            lines += printer.lines(Text(), *_figure_lines(figures, width))
         return lines + last
 
     def _all(self, width: int) -> Iterator[RenderableType]:
@@ -336,17 +337,16 @@ def _more(titles: Sequence[str], width: int) -> Grid:
     return _hanging(" ", text)
 
 
-def _figure_lines(figures: Sequence[Figure], width: int) -> Grid:
-    """Return key figures, each in a line of its own."""
+def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
+    """Yield key figures, each in a line of its own."""
     rows = [list(map(_text, (one.label, one.value, one.remark))) for one in figures]
-    taken = sum(max(row[at].cell_len for row in rows) + _GAP for at in (0, 1))
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    for _ in range(4):
-        grid.add_column(no_wrap=True)
+    widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
-        remark.truncate(max(width - taken - 2 * _GAP, 1), overflow="ellipsis")
-        grid.add_row("", label, value, remark)
-    return grid
+        remark.truncate(max(width - sum(widths) - 3 * _GAP, 1), overflow="ellipsis")
+        line = Text(" " * _GAP, no_wrap=True, overflow="ignore")
+        for text, size in zip((label, value), widths, strict=True):
+            line.append_text(text).append(" " * (size - text.cell_len + _GAP))
+        yield line.append_text(remark)
 
 
 def _fitting(names: Sequence[str], room: int) -> str:

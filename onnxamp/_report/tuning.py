@@ -283,7 +283,7 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
     sentence = (
         "Nothing was converted: no node gains from low precision within the tolerance."
     )
-    details = [_missing(tuned)]
+    details = [_missing(tuned), text]
     # Times of whole models, where they were measured, say more than estimates.
     timed = dict(tuned.timed)
     if timed.get("result"):
@@ -295,7 +295,7 @@ def _unconverted(tuned: Tuned, text: str) -> Headline:
         details = [text]
     elif tuned.rejected is not None:
         sentence = "No candidate is faster by the estimate: the model stays as it is."
-        details = [_ANYWAY, _slower(tuned, tuned.rejected)]
+        details = [_ANYWAY, _slower(tuned, tuned.rejected), text]
     return Headline(Status.NO_GAIN, sentence, tuple(details))
 
 
