@@ -1,4 +1,4 @@
-"""Ask an engine which of its normalizations sum up in float32, and write accumulate.toml in its target's folder.
+"""Ask an engine which of its normalizations and means sum up in float32, and write accumulate.toml in its target's folder.
 
     python scripts/ask_accumulators.py webgpu           ask WebGPU (an engine is a provider, as --provider takes it)
     python scripts/ask_accumulators.py cpu --check      ask the CPU, and compare with what the file says
@@ -40,7 +40,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.session import assigned_nodes, choose_provider, make_session, run
 
 TARGETS = Path(__file__).resolve().parents[1] / "onnxamp" / "_data" / "targets"
-HEAD = "# Which normalizations sum up in float32 on {}; ../README.md explains the fields.\n"
+HEAD = "# Which normalizations and means sum up in float32 on {}; ../README.md explains the fields.\n"
 OPSET = 24
 ROWS, TERMS, MANY = 64, 4096, 100_000
 TYPES: Mapping[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -146,6 +146,7 @@ OPS: Mapping[str, Op] = {
         (FAR, PAIR, NOTHING, -60000 * PAIR, 60000 * PAIR),
     ),
     "LpNormalization": Op(lambda x: x / np.sqrt(np.sum(x**2, -1, keepdims=True)), (SIGNS,), (LINES,), {"axis": -1}),
+    "ReduceMean": Op(lambda x: x.mean(keepdims=True), (np.full((1, MANY), 60000.0),)),
     "Softmax": Op(_shares, (np.zeros((1, MANY)),), (LINES,)),
     "LogSoftmax": Op(lambda x: np.log(_shares(x)), (np.zeros((1, MANY)),)),
     "com.microsoft::BiasSoftmax": Op(

@@ -40,7 +40,7 @@ class Environment(NamedTuple):
             return
         if not self.python.exists():
             self._create()
-        print(f"Installing onnxamp and what it needs into {self.path.name} (about 300 MB, once) ...", file=sys.stderr)
+        print(f"Installing onnxamp and what it needs into {self.path.name} (about 640 MB, once) ...", file=sys.stderr)
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, "-e", target, *pinned])

@@ -205,6 +205,8 @@ for _class in [value for value in list(globals().values()) if isinstance(value, 
         _class.__module__ = "onnxamp"  # where users import them from
 
 
+NEAR: Final = 0.76
+"""The share of letters that a proposed name has in common with what was typed: "Floor" is not what "Foo" means."""
 _LIKELY: Final = 20
 """Number of names that are compared letter by letter."""
 
@@ -222,7 +224,7 @@ def nearest(names: Iterable[str], text: str) -> str | None:
 
     wanted = _triples(text)
     likely = nlargest(_LIKELY, names, key=lambda name: len(wanted & _triples(name)))
-    return next(iter(get_close_matches(text, likely, 1)), None)
+    return next(iter(get_close_matches(text, likely, 1, NEAR)), None)
 
 
 def suggestion(names: Iterable[str], text: str) -> str:

@@ -32,7 +32,8 @@ class Cause:
     """The cost of a reason that keeps nodes in float32.
 
     Attributes:
-        reason: the reason, as in decisions; "inputs and outputs" if these keep their types.
+        reason: the reason, as in decisions; "inputs and outputs" if these keep their types, or "some inputs and
+            outputs" if some of them do.
         ops: op type -> number of nodes that it keeps in float32.
         casts: new Casts that would disappear without it.
         advice: the option that saves them, in a clause; "" if there is none.
@@ -50,7 +51,8 @@ class Cause:
 
 
 SIGNATURE: Final = "inputs and outputs"
-"""The reason of Casts that convert the model's inputs and outputs."""
+SOME: Final = "some inputs and outputs"
+"""The reason of Casts that convert the model's inputs and outputs: all of them, or those that keep their types."""
 
 _NAMED: Final = 4
 """Op types that a sentence names."""
@@ -122,7 +124,8 @@ def find_causes(analysis: Analysis) -> tuple[Cause, ...]:
         causes.append(wanted)
     if options.keep_io_types is not False:
         advice = "--io-types low lowers them as well"
-        signature = changing(SIGNATURE, advice, set(), keep_io_types=False)
+        which = SIGNATURE if options.keep_io_types is True else SOME
+        signature = changing(which, advice, set(), keep_io_types=False)
         causes += [signature] if signature.casts else []
     return tuple(
         sorted(causes, key=lambda cause: (-cause.casts, -cause.nodes, cause.reason))
@@ -191,6 +194,8 @@ def sentence_of(cause: Cause) -> str:
     what = f"{nodes} in float32: {title_of(cause.reason)} ({ops}{more})"
     if cause.reason == SIGNATURE:
         what = "The model's inputs and outputs stay in float32"
+    if cause.reason == SOME:
+        what = "Some of the model's inputs and outputs stay in float32"
     if not cause.advice:
         return f"{what}."
     return f"{what}. {cause.advice[:1].upper()}{cause.advice[1:]}."

@@ -362,6 +362,8 @@ class _Claims:
             self.stranded = stranded(self.graph, self.ports, hard, settled)
         gains = options.level == Level.O2
         following = op_facts().following
+        # A mean is smaller than what it averages: after float32 nodes, whose values may not fit, it is cheaper to cast.
+        spared = options.trusted & op_facts().means
         for index, variables in self.ports.of_node.items():
             node = self.graph.nodes[index]
             exact = index in all_exact
@@ -382,7 +384,8 @@ class _Claims:
                         _Strength.ASKED, variable, True, Reason.WHITE, by_user[index]
                     )
                 elif pin is None:
-                    if not follows and (gains or listed.is_white(index)):
+                    is_neutral = follows or node.key in spared
+                    if not is_neutral and (gains or listed.is_white(index)):
                         self.preferred.add(root)
                 elif not pin[0]:
                     is_own = index in listed.black

@@ -119,7 +119,7 @@ def convert_folder(
         retry: retry models that failed before, or stayed in float32 because no conversion passed.
         accept: a function that judges outputs, see :func:`diff_models`; as "package:function" or "file.py:function",
             because workers import it.
-        html: where to write pages: a folder for one page per model and an index, or the path of the index.
+        html: where to write pages: a folder for an index and one page per model, or a file for the index alone.
         told: progress callback, called when a model starts and when it is done.
         options: keyword arguments of :func:`convert_model`, except ``rule``.
 
@@ -193,6 +193,8 @@ def run_folder(
     """
     start = time.perf_counter()
     index = index_of(html)
+    # A file is one page; a folder gets one for each model as well.
+    pages = None if index is None or index == html else index.parent
     check_options(options)
     jobs = find_jobs(source, target, inputs)
     packages = {job.package.folder: job.package for job in jobs if job.package}
@@ -207,7 +209,7 @@ def run_folder(
         replace(
             job,
             shared=options.files,
-            page=index and page_of(index.parent, job.name),
+            page=pages and page_of(pages, job.name),
             search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
         )
         for job in jobs

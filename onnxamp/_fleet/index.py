@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from onnxamp._base.paths import made_folder
 from onnxamp._fleet.outcome import FolderReport, ModelOutcome, page_of
-from onnxamp._fleet.report import batch_report, status_of
+from onnxamp._fleet.report import batch_report, result_of, status_of
 from onnxamp._model.staging import write_file
 from onnxamp._report import number, size
 from onnxamp._report.html.render import render_index
@@ -57,4 +57,4 @@ def _line(row: ModelOutcome, folder: Path) -> Line:
             Cell(size(row.bytes_after), row.bytes_after),
         ]
     remark = row.healed or row.message
-    return Line(row.name, link, status_of(row), row.outcome, remark, tuple(cells))
+    return Line(row.name, link, status_of(row), result_of(row), remark, tuple(cells))

@@ -281,13 +281,15 @@ def _row(
         job.name,
         "converted",
         low=nodes.get("low", 0) + nodes.get("mixed", 0),
-        nodes=sum(nodes.values()),
+        nodes=sum(nodes.values()) - nodes.get("no floats", 0),
         casts=conversion.summary.casts_added,
         hazards=_hazards(conversion.plan),
         bytes_before=conversion.bytes_before,
         bytes_after=conversion.bytes_after,
         inputs="" if samples is None else samples.description,
         warnings=conversion.plan.warnings,
+        notes=conversion.notes,
+        drawback=conversion.drawback,
     )
     if diff is None:
         return row

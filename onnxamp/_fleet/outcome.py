@@ -22,7 +22,7 @@ class ModelOutcome:
         name: path of the model below the folder, with slashes.
         outcome: "converted", "up to date", "failed", or "failed before": then nothing was tried.
         low: number of the result's nodes in low precision, wholly or in part.
-        nodes: number of all its nodes.
+        nodes: number of its nodes that compute with floats.
         casts: number of Casts that were added.
         error: worst relative L2 error of a float output; None if nothing was compared.
         seconds: how long it took.
@@ -35,6 +35,8 @@ class ModelOutcome:
         cure: the command that converts the model alone in that way.
         trace: traceback of an unexpected error.
         warnings: sentences about options that cannot be followed.
+        notes: sentences about other changes, such as upgrades.
+        drawback: what is worse than in the original, in a clause; "" if nothing is.
         unmatched: names in options that match nothing in this model; None if it was not measured.
         outputs: differences of the outputs that are logits.
         tokens, perplexity: of a decoder that ran on texts, as in :class:`onnxamp._numerics.results.DiffReport`.
@@ -57,6 +59,8 @@ class ModelOutcome:
     cure: str = ""
     trace: str = ""
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    drawback: str = ""
     unmatched: tuple[Unmatched, ...] | None = None
     outputs: tuple[TensorDiff, ...] = ()
     tokens: tuple[Parting, ...] = ()

@@ -27,7 +27,9 @@ def status_of(row: ModelOutcome) -> Status:
     """Return the verdict on a model; it is unknown if the model was not validated."""
     if row.has_failed:
         return Status.FAILED
-    return Status.UNKNOWN if row.message else Status.PASSED
+    if row.message:
+        return Status.UNKNOWN
+    return Status.NO_GAIN if row.drawback or not row.low else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
@@ -46,7 +48,11 @@ def batch_report(report: FolderReport) -> Report:
             ),
             section("Not validated", _unvalidated(report.rows)),
             section("Folders", _folders(report.shipped)),
-            section("Notes", _of_each(report.rows, attrgetter("warnings"))),
+            section(
+                "Notes",
+                _of_each(report.rows, attrgetter("warnings")),
+                _shared(report.rows),
+            ),
         ),
     )
 
@@ -95,6 +101,28 @@ def _of_each(
     for row in rows:
         for text in texts(row):
             yield Statement(text, label=row.name)
+
+
+def _shared(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
+    """Yield notes, each once, with the models that it is about."""
+    named = dict[str, list[str]]()
+    for row in rows:
+        for text in row.notes:
+            named.setdefault(text, []).append(row.name)
+    for text, names in named.items():
+        if len(names) == 1:
+            yield Statement(text, label=names[0])
+        else:
+            yield Statement(text, label=count(len(names), "model"), members=(*names,))
+
+
+def result_of(row: ModelOutcome) -> str:
+    """Return the outcome of a model as the table says it: with what is worse, or whether nothing was lowered."""
+    if row.has_failed or row.outcome == "up to date":
+        return row.outcome
+    if not row.low:
+        return "nothing lowered"
+    return f"{row.outcome}, {row.drawback}" if row.drawback else row.outcome
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
@@ -146,8 +174,8 @@ def row_line(row: ModelOutcome) -> str:
         return f"{row.name}  {row.outcome}: {row.message}"
     error = "" if row.error is None else f", error {number(row.error)}"
     error = ", not validated" if row.message else error
-    facts = f"{row.low} of {count(row.nodes, 'node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
-    return f"{row.name}  {row.outcome}: {facts}"
+    facts = f"{row.low} of {count(row.nodes, 'float node')} low, +{count(row.casts, 'Cast')}{error}, {row.seconds:.2f} s"
+    return f"{row.name}  {result_of(row)}: {facts}"
 
 
 def _row(row: ModelOutcome) -> TableRow:
@@ -157,7 +185,7 @@ def _row(row: ModelOutcome) -> TableRow:
     if not row.has_failed or row.nodes:
         low = f"{row.low} of {row.nodes}"
         known = (low, f"+{row.casts}", error, size(row.bytes_after))
-    return TableRow((row.name, row.outcome, *known, seconds), status_of(row))
+    return TableRow((row.name, result_of(row), *known, seconds), status_of(row))
 
 
 def _verdict(report: FolderReport) -> Headline:

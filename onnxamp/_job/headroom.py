@@ -7,6 +7,7 @@ from onnxamp._model.model import Model
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Room
 from onnxamp._options.options import Options
+from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
 
 
@@ -29,5 +30,5 @@ def headroom_of(model: Model, options: Options, run: RunOptions) -> tuple[Room, 
         return rooms_of(model.ask(graph_of).ask(find_bounds, low, ranges))
     from onnxamp._numerics.stress import Stress  # noqa: PLC0415 - loads what runs models
 
-    samples = run.draw(model, ranges=dict(ranges))
+    samples = requested_samples(run, model, ranges=dict(ranges))
     return Stress(low, Validation().stress, ranges).of(model, model, samples).rooms

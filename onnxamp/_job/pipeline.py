@@ -70,7 +70,7 @@ def convert_to_file(request: Request, sink: Sink) -> Outcome:
             with staged_conversion(job, sink, kept=kept) as staged:
                 if measures is not None:
                     compared = measures.compared(job, staged)
-            conversion = staged.outcome()
+            conversion = staged.judged()
             if request.validation is not None:
                 conversion = replace(conversion, validation=_unvalidated(conversion))
         else:

@@ -154,10 +154,10 @@ class Validator:
         ):
             result = Model.read(written)
             report = self._judge(job, result, layers)
-            why = staged.not_worth(result, shapes)
-            if why and must_pay:
-                raise NotWorthError(why)
-        return replace(staged.outcome(shapes), not_worth=why), report
+            worth = staged.worth(result, shapes)
+            if must_pay and worth.is_pointless:
+                raise NotWorthError(worth.sentence())
+        return staged.judged(worth, shapes), report
 
     def _judge(self, job: Job, result: Model, layers: bool | None) -> DiffReport:
         """Compare a result under a temporary name.

@@ -29,6 +29,7 @@ from onnxamp._convert.summary import Summary, summarize
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
+from onnxamp._job.worth import Choice, Worth, better_choices
 from onnxamp._model.data_files import measured, referring_models
 from onnxamp._model.model import (
     INLINE_LIMIT,
@@ -69,8 +70,10 @@ class Conversion(Shown):
             nodes.
         speed_up: the estimated speed-up; None if it cannot be estimated.
         validation: the comparison of the result with the original; None if it was not validated.
-        not_worth: why the conversion is not worth it, in a sentence: the file is larger, and no faster by the estimate;
-            "" if it is.
+        not_worth: why the conversion is not worth it, in a sentence: the file is larger, or a run is slower by the
+            estimate; "" if it is.
+        drawback: the same in a clause, such as "but larger (125 %)".
+        better: options that give a better result, with what they give.
         kept_original: whether the original was written for that reason, in place of a conversion that passes validation
             only with more nodes in float32.
 
@@ -94,6 +97,8 @@ class Conversion(Shown):
     speed_up: SpeedUp | None = None
     validation: "DiffReport | None" = None
     not_worth: str = ""
+    drawback: str = ""
+    better: tuple[Choice, ...] = ()
     kept_original: bool = False
 
 
@@ -258,31 +263,46 @@ class StagedConversion:
             shapes=shapes,
         )
 
-    def not_worth(
+    def worth(
         self, result: Model, shapes: Mapping[str, tuple[int, ...]] | None
-    ) -> str:
-        """Return why the conversion is not worth it, in a sentence; "" if it is, or makes no difference.
+    ) -> Worth:
+        """Return what the conversion gains.
 
         Args:
-            result: the written model.
+            result: the written model, whose file is still there.
             shapes: as for :meth:`outcome`.
         """
+        speed_up = None
+        if self.converted.changed and not self.job.options.weights_only:
+            speed_up = expected_speed_up(self.converted.analysis, shapes)
         before, after = map(_file_bytes, (self.job.model, result))
-        is_larger = after > max(_LARGER * before, before + _LARGER_BYTES)
-        if not self.converted.changed or not is_larger:
-            return ""
-        speed_up = expected_speed_up(self.converted.analysis, shapes)
-        if speed_up is not None and speed_up.factor > 1:
-            return ""
-        size = f"The result takes {100 * after / before:.0f} % of the original's bytes"
-        if speed_up is None:
-            return f"{size}, and low precision brings no speed there."
-        return f"{size}, and by the estimate it is no faster ({speed_up.factor:.2f}×)."
+        return Worth(before, after, speed_up)
 
+    def judged(
+        self,
+        worth: Worth | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> Conversion:
+        """Return the outcome, with what is worse than in the original, and what would be better.
 
-_LARGER: Final = 1.05
-_LARGER_BYTES: Final = 4096
-"""A file is larger if it exceeds the original by this factor and by this many bytes: Casts alone need less."""
+        Args:
+            worth: what the conversion gains; if None, weights stand for files.
+            shapes: as for :meth:`outcome`.
+        """
+        outcome = self.outcome(shapes)
+        if worth is None:
+            worth = Worth(self.job.model.stock.size, self.saved.size, outcome.speed_up)
+        if not self.converted.changed or not worth.drawback:
+            return outcome
+        better: tuple[Choice, ...] = ()
+        if self.job.explains and self.job.plan is None:
+            better = better_choices(self.converted.analysis, worth, shapes)
+        return replace(
+            outcome,
+            not_worth=worth.sentence(),
+            drawback=worth.drawback,
+            better=better,
+        )
 
 
 def _file_bytes(model: Model) -> int:

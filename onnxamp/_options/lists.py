@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 import onnx.defs
 
-from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._base.errors import NEAR, ArgumentError, ArgumentTypeError
 from onnxamp._facts.kernels import kernel_table
 from onnxamp._facts.tables import read_table
 from onnxamp._facts.targets import with_kernels
@@ -183,7 +183,7 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
     for names in (framework_names(), _known_ops(), more):
         for known in sorted(names):
             spelled[known.lower()] = known
-    near = get_close_matches(name.lower(), sorted(spelled), 1)
+    near = get_close_matches(name.lower(), sorted(spelled), 1, NEAR)
     return spelled[near[0]] if near else None
 
 

@@ -18,6 +18,7 @@ from onnxamp._numerics.results import (
 from onnxamp._report import change, count, magnitude, number, percent, shape
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
+    LINES,
     Figure,
     Headline,
     NextStep,
@@ -63,7 +64,7 @@ def diff_report(diff: DiffReport) -> Report:
         diff_verdict(diff),
         (diff.reference, diff.result),
         where_it_ran(diff),
-        error_figures(diff),
+        (*error_figures(diff), *range_figures(diff)),
         (
             *comparison_sections(diff),
             section(
@@ -72,6 +73,7 @@ def diff_report(diff: DiffReport) -> Report:
             section("Notes", notes(comparison_notes(diff))),
         ),
         steps_of(diff.cure),
+        None if diff.layers else LINES,  # who asks for layers wants to see them
     )
 
 
@@ -192,11 +194,13 @@ def error_figures(diff: DiffReport | None) -> tuple[Figure, ...]:
         error = worst.rel_l2
     text = number(error)
     figure = Figure(label, text, f"output {output}", f"error {text}")
-    return (figure, *text_figures(diff), *range_figures(diff))
+    return (figure, *text_figures(diff))
 
 
-def range_figures(diff: DiffReport) -> Iterator[Figure]:
+def range_figures(diff: DiffReport | None) -> Iterator[Figure]:
     """Yield how many values no input brings out of range, and how far inputs that were made to be hard get."""
+    if diff is None or diff.skipped or not diff.outputs:
+        return
     proof = diff.proof
     if proof is not None and proof.values:
         share = f"{proof.proven:,} of {proof.values:,}"
@@ -225,8 +229,9 @@ def text_figures(diff: TextResults) -> Iterator[Figure]:
         yield Figure("perplexity", both, told)
     for one in diff.tokens:
         if not one.output:
-            told = f"greedily, after {count(one.sequences, 'prompt')}"
-            told += f", {one.parted:,} of which diverge" if one.parted else ""
+            told = f"generated greedily after {count(one.sequences, 'prompt')}"
+            diverge = "diverges" if one.parted == 1 else "diverge"
+            told += f"; {one.parted:,} of them {diverge}" if one.parted else ""
             yield Figure("same tokens", f"{one.same:,}", told)
 
 

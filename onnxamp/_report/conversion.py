@@ -11,6 +11,7 @@ from onnxamp._convert.causes import sentence_of
 from onnxamp._convert.plan import HazardRow, Plan
 from onnxamp._decide.verdicts import title_of
 from onnxamp._facts.dtypes import FORMATS
+from onnxamp._job.worth import SLOWER
 from onnxamp._job.writing import Conversion
 from onnxamp._numerics.results import Cure, DiffReport
 from onnxamp._report import as_sentence, count, detailed, percent, size, tally
@@ -22,11 +23,13 @@ from onnxamp._report.comparison import (
     first_bad_sentence,
     not_run,
     outputs_match,
+    range_figures,
     status_of,
     steps_of,
     where_it_ran,
 )
 from onnxamp._report.parts import (
+    LINES,
     Bars,
     Figure,
     Headline,
@@ -50,6 +53,10 @@ from onnxamp._report.parts import (
     weight_bar,
 )
 
+VARIABLES: Final = (
+    "A node has one variable for each type that its op may choose (T, T1, ...): all inputs and outputs of that type share"
+    " its precision."
+)
 _OPS: Final = 12
 """The number of op types that a sentence names."""
 _SIZES: Final = 40
@@ -77,6 +84,7 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
             *expected_figures(plan.expected),
             *_figures(conversion),
             *_speed_up(conversion),
+            *range_figures(validation),
         ),
         (
             section("Warnings", warning_items(plan), is_detail=True),
@@ -89,10 +97,17 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
             section("Large weights that stay in float32", _kept(conversion)),
             section("Weights that lost elements", _losses(conversion)),
             section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
-            section("Decisions", decision_table(plan), is_detail=True, on_page=False),
+            section(
+                "Decisions",
+                hint(VARIABLES),
+                decision_table(plan),
+                is_detail=True,
+                on_page=False,
+            ),
             section("Notes", told),
         ),
         steps_of(validation.cure if validation else None),
+        LINES,
     )
 
 
@@ -114,6 +129,7 @@ def preview_report(conversion: Conversion, audit: Audit, command: str) -> Report
         ),
         models=(str(conversion.source),),
         steps=(NextStep(text, command),),
+        lines=None,
     )
 
 
@@ -251,26 +267,40 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
             f"at level {cure.level}" if cure.level else f"with {kept} in float32"
         )
         head += f", {with_what} to pass validation"
-    if conversion.not_worth:
-        head += ", which is not worth it"
-        why = (conversion.not_worth,)
+    if conversion.drawback:
+        head += f", {conversion.drawback}"
+        # The clause alone says how much slower a result is.
+        is_slow = conversion.drawback.startswith(SLOWER)
+        why = (*(() if is_slow else (conversion.not_worth,)), *_better(conversion))
+        if status is Status.PASSED:
+            status = Status.NO_GAIN
     if not any(row.low for row in plan.rows):
         more = " more" if conversion.summary.nodes_before.get("low") else ""
         head = f"Nothing{more} was converted"
         why = (_why_nothing(conversion),)
+        if status is Status.PASSED and not more and plan.level != "O0":
+            status = Status.NO_GAIN
     if validation is None:
         why = (*why, "The result was not compared with the original.")
         return Headline(status, f"{head}; not validated.", why)
     unknown = "not validated"
     if validation.unopened and validation.passed:
         unknown = f"{outputs_match(validation)} the original, but neither loads"
+    matches = f"{outputs_match(validation)} the original"
     sentence = {
         Status.UNKNOWN: f"{head}; {unknown}.",
         Status.FAILED: f"{head}, but the result is {'wrong' if validation.failure else 'outside the limits'}.",
         Status.INEXACT: f"{head}, {_weakness(validation)}.",
-        Status.PASSED: f"{head}; {outputs_match(validation)} the original{_grade(validation)}.",
+        Status.PASSED: f"{head}; {matches}{_grade(validation)}.",
+        Status.NO_GAIN: f"{head}; {matches}.",
     }[status]
     return Headline(status, sentence, (*why, *details_of(validation)))
+
+
+def _better(conversion: Conversion) -> Iterator[str]:
+    """Yield the options that give a better result, in a sentence."""
+    if conversion.better:
+        yield f"Better: {', '.join(map(str, conversion.better))}."
 
 
 def _grade(validation: DiffReport) -> str:
@@ -301,9 +331,8 @@ def _why_nothing(conversion: Conversion) -> str:
     if kinds:
         others = before.keys() - {kinds[0], "no floats"}
         return f"{'Most' if others else 'All its float'} nodes are {kinds[0]} already."
-    # Constants follow their readers, and tied variables others, so neither is a reason of its own.
     every = (row.reason for row in plan.rows)
-    reasons = Counter(reason for reason in every if reason not in ("constant", "tie"))
+    reasons = Counter(reason for reason in every if reason not in _FOLLOWING)
     if not plan.rows:
         return "The model does not compute in float32."
     if not reasons:
@@ -313,6 +342,8 @@ def _why_nothing(conversion: Conversion) -> str:
     return _NOTHING.get(reason, general)
 
 
+_FOLLOWING: Final = ("constant", "tie", "exact op")
+"""Reasons that are none of their own: constants follow their readers, tied variables and exact ops their neighbors."""
 _NOTHING: Final = {
     "cut": "Most nodes stay in float32 because the Casts around them would cost more than they gain.",
     "measured": "No conversion that was tried is both faster and within the tolerance: onnxamp tune shows them.",
@@ -370,9 +401,9 @@ def _losses(conversion: Conversion) -> list[Part]:
     rows = []
     for name in lost:
         c = weights[name]
-        counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
+        counts = (c.elements, c.overflowed, c.flushed)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
+    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}, with the elements that saturated or became zero."
     return [hint(told), table("lost-weights", rows)]
 
 

@@ -42,6 +42,7 @@ _MARKS: Final = {
     Status.INEXACT: "⚠️",
     Status.FAILED: "❌",
     Status.UNKNOWN: "❔",
+    Status.NO_GAIN: "⚠️",
 }
 _SIGNS: Final = {
     Severity.NONE: "",

@@ -16,7 +16,7 @@ from onnxamp._model.protos import opset_imports
 from onnxamp._numerics.stressed import Room
 from onnxamp._options.lists import Preset
 from onnxamp._report import count, opset_text, size
-from onnxamp._report.conversion import decision_table, warning_items
+from onnxamp._report.conversion import VARIABLES, decision_table, warning_items
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
     Figure,
@@ -26,6 +26,7 @@ from onnxamp._report.parts import (
     Table,
     expected_figures,
     expected_parts,
+    hint,
     notes,
     quantized_sections,
     quantized_table,
@@ -72,7 +73,8 @@ def inspection_report(
         errors.append(section(f"Error to expect at level {level}", expected))
         every = decision_table(plan)
         title = f"Decisions at level {level}"
-        decisions.append(section(title, every, is_detail=not with_decisions))
+        told = hint(VARIABLES)
+        decisions.append(section(title, told, every, is_detail=not with_decisions))
     none = Statement(
         "No level applies, because the opset is too old: upgrade it with --opset."
     )

@@ -37,6 +37,8 @@ class Status(StrEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
     """Nothing was run, so nothing is known."""
+    NO_GAIN = "no-gain"
+    """The result is right, but no better than the original. In JSON, it has passed."""
 
     @classmethod
     def of(cls, passed: bool) -> Self:
@@ -188,7 +190,7 @@ class Report(NamedTuple):
     """The whole report of a command.
 
     ``task`` is a description ("convert, O2 float16 for cuda"), ``models`` are the files, original first, and ``ran``
-    says where and on which inputs they ran.
+    says where and on which inputs they ran. ``lines`` limits the lines on the terminal, unless it failed: -v shows all.
     """
 
     task: str
@@ -198,6 +200,11 @@ class Report(NamedTuple):
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
     steps: tuple[NextStep, ...] = ()
+    lines: int | None = None
+
+
+LINES: Final = 12
+"""The lines that a result without faults takes on the terminal: half a window of 24 lines."""
 
 
 def table(

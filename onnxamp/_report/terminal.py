@@ -7,11 +7,11 @@ out, and named below it.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import (
     Console,
     ConsoleOptions,
@@ -27,16 +27,19 @@ from rich.text import Text
 from onnxamp._base.errors import printable
 from onnxamp._report import glued
 from onnxamp._report.parts import (
+    LINES,
     Bars,
     Figure,
     Gauges,
     NextStep,
     Part,
     Report,
+    Section,
     Severity,
     Statement,
     Status,
     Table,
+    TableRow,
     bars_table,
     gauges_table,
     listed_parts,
@@ -52,6 +55,10 @@ _SCREEN: Final = 20
 """Lines after which the verdict is repeated."""
 _MEMBERS: Final = 3
 """The number of members of a statement that are shown without -v."""
+_FOLDS: Final = 2
+"""Lines of a sentence in a short report."""
+_FIGURES: Final = 3
+"""Key figures that a short report keeps although there are problems."""
 _GAP: Final = 2
 """Columns of the terminal between those of a table, and before the first."""
 _FOLDED: Final = 20
@@ -71,7 +78,10 @@ _MARKS: Final = {
     Status.INEXACT: ("≈", "yellow"),
     Status.FAILED: ("✘", "red"),
     Status.UNKNOWN: ("?", "yellow"),
+    Status.NO_GAIN: ("!", "yellow"),
 }
+_FINE: Final = (Status.PASSED, Status.NO_GAIN)
+"""Verdicts that one line says in full."""
 _SIGNS: Final = {
     Severity.NONE: (" ", ""),
     Severity.NOTE: ("•", ""),
@@ -153,18 +163,7 @@ class _Rendering:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
-        report = self.report
-        width = options.max_width
-        body = Group(*(_brief(report, width) if self.brief else self._all(width)))
-        lines = list(Segment.split_lines(console.render(body, options)))
-        last: list[RenderableType] = []
-        if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
-            last = [Text(), _summary(report, width)]
-        is_fine = report.verdict is None or report.verdict.status is Status.PASSED
-        if self.has_steps and not (self.brief and is_fine):
-            last += _steps(report.steps)
-        lines += Segment.split_lines(console.render(Group(*last), options))
-        for line in lines:
+        for line in self._lines(console, options):
             # Rich pads lines to the width of the console, which would spoil copied text and diffs.
             while line and not line[-1].text.strip():
                 line.pop()
@@ -174,6 +173,53 @@ class _Rendering:
                     shown = shown.rstrip()
                 yield Segment(shown, style, control)
             yield Segment.line()
+
+    def _lines(self, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
+        """Return the lines of the report in its form."""
+        report = self.report
+        width = options.max_width
+        if (
+            self.has_steps
+            and not self.brief
+            and not self.verbose
+            and _is_short(report)
+        ):
+            return self._short(_Printer(console, options))
+        body = Group(*(_brief(report, width) if self.brief else self._all(width)))
+        lines = list(Segment.split_lines(console.render(body, options)))
+        last: list[RenderableType] = []
+        if report.verdict is not None and len(lines) > _SCREEN and not self.brief:
+            last = [Text(), _summary(report, width)]
+        is_fine = report.verdict is None or report.verdict.status in _FINE
+        if self.has_steps and not (self.brief and is_fine):
+            last += _steps(report.steps)
+        lines += Segment.split_lines(console.render(Group(*last), options))
+        return lines
+
+    def _short(self, printer: "_Printer") -> list[list[Segment]]:
+        """Return the head, problems and key figures, in as many lines as the report may take, and what -v shows."""
+        report = self.report
+        limit = report.lines or LINES
+        shown = [
+            _title(section)
+            for section in report.sections
+            if section.parts and not section.is_detail
+        ]
+        is_bare = limit < LINES
+        more = [_more(shown, printer.width)] if shown and not is_bare else []
+        last = printer.lines(*more)
+        head = _short_head(report, printer, whole=self.whole, is_bare=is_bare)
+        lines = printer.lines(*head)[: limit - len(last)]
+        room = limit - len(lines) - len(last)
+        warned = printer.lines(*(printer.first(item) for item in problems(report)))
+        kept = min(len(report.figures), _FIGURES) + 1
+        lines += warned[: max(room - kept, 0)]
+        room = limit - len(lines) - len(last)
+        if report.figures and room > 1:
+            figures = report.figures[: room - 1]
+            width = _ENDLESS if self.whole else printer.width
+            lines += printer.lines(Text(), *_figure_lines(figures, width))
+        return lines + last
 
     def _all(self, width: int) -> Iterator[RenderableType]:
         report = self.report
@@ -228,57 +274,212 @@ class _Rendering:
         lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
         lines = [part.columns, *(row.cells for row in rows)]
         columns = [list(map(_text, column)) for column in zip(*lines, strict=True)]
-        widths, total = self._widths(part, columns, width - lead + _GAP)
-        wide = lead - _GAP + total
-        grid = Grid(
-            box=None,
-            padding=(0, _GAP, 0, 0),
-            pad_edge=False,
-            show_header=any(part.columns),
-            header_style="dim",
-            width=wide if self.whole and wide > width else None,
-        )
-        grid.add_column(no_wrap=True)
-        for at, fixed in widths.items():
-            justify: JustifyMethod = "right" if at in part.right else "left"
-            grid.add_column(
-                columns[at].pop(0), justify=justify, overflow="fold", width=fixed
+        natural = sum(_natural(column) + _GAP for column in columns) + lead - _GAP
+        if self.whole and natural > width:
+            yield from _unaligned(part, rows)
+        else:
+            widths = _widths(part, columns, width - lead + _GAP)
+            yield _grid(part, rows, columns, widths)
+            hidden = (
+                part.columns[at] for at in range(len(columns)) if at not in widths
             )
-        for number, row in enumerate(rows):
-            mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
-            cells = (columns[at][number] for at in widths)
-            grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
-        yield grid
+            if left := ", ".join(filter(None, hidden)):
+                text = f"Left out for lack of space: {left}."
+                yield _hanging(" ", _text(text, "dim"))
         remarks = [row.remark for row in rows if self.verbose and row.remark]
         if len(rows) < len(part.rows):
             remarks.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
-        hidden = (part.columns[at] for at in range(len(columns)) if at not in widths)
-        if left := ", ".join(filter(None, hidden)):
-            remarks.append(f"Left out for lack of space: {left}.")
         yield from (_hanging(" ", _text(text, "dim")) for text in remarks)
 
-    def _widths(
-        self, part: Table, columns: list[list[Text]], room: int
-    ) -> tuple[dict[int, int | None], int]:
-        """Return the columns to show, each with its width or None if rich finds one, and the total width."""
-        every = range(len(columns))
-        uncut = set(every) - set(part.prose) if self.whole else part.right
-        least = [
-            _least(column, is_whole=at in uncut) + _GAP
-            for at, column in enumerate(columns)
-        ]
-        natural = [_natural(column) + _GAP for column in columns]
-        shown = list(every)
-        for at in () if self.whole else _leaving(part, columns):
-            if at in shown and sum(least[position] for position in shown) > room:
-                shown.remove(at)
-        # A complete table without prose has nothing to fold, however wide it is.
-        can_fold = not self.whole or part.prose
-        is_tight = can_fold and sum(natural[at] for at in shown) > room
-        total = sum((least if is_tight else natural)[at] for at in shown)
-        fixed = {at for at in shown if is_tight and at in uncut}
-        widths = {at: least[at] - _GAP if at in fixed else None for at in shown}
-        return widths, total
+
+@dataclass(frozen=True, slots=True)
+class _Printer:
+    """Renders the parts of a short report."""
+
+    console: Console
+    options: ConsoleOptions
+
+    @property
+    def width(self) -> int:
+        """Columns of a line."""
+        return self.options.max_width
+
+    def lines(self, *parts: RenderableType) -> list[list[Segment]]:
+        """Return the lines of some parts."""
+        rendered = self.console.render(Group(*parts), self.options)
+        return list(Segment.split_lines(rendered)) if parts else []
+
+    def start(self, text: Text, indent: int) -> Text:
+        """Return the first lines of a long text."""
+        lines = text.wrap(self.console, self.width - indent)
+        if len(lines) <= _FOLDS:
+            return text
+        first = Text(" ").join(lines[:_FOLDS])
+        first.rstrip()
+        return first.append(" …")
+
+    def first(self, item: Statement) -> Grid:
+        """Return the first lines of a message."""
+        label = f"{item.label}: " if item.label else ""
+        text = self.start(_text(label + item.text), 2 * _GAP)
+        return _hanging(_SIGNS[item.level], text, " ")
+
+
+def _is_short(report: Report) -> bool:
+    """Return whether a report is shortened: one that names a fault is not."""
+    verdict = report.verdict
+    return report.lines is not None and (
+        verdict is None or verdict.status is not Status.FAILED
+    )
+
+
+def _title(section: Section) -> str:
+    """Return the title of a section within a sentence."""
+    title = section.title.partition(":")[0]
+    return title[:1].lower() + title[1:]
+
+
+def _more(titles: Sequence[str], width: int) -> Grid:
+    """Return the line that says what -v shows."""
+    text = _text(f"-v shows more: {', '.join(titles)}.", "dim")
+    text.truncate(width - 2 * _GAP, overflow="ellipsis")
+    return _hanging(" ", text)
+
+
+def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
+    """Yield key figures, each in a line of its own."""
+    rows = [list(map(_text, (one.label, one.value, one.remark))) for one in figures]
+    widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
+    for label, value, remark in rows:
+        remark.truncate(max(width - sum(widths) - 3 * _GAP, 1), overflow="ellipsis")
+        line = Text(" " * _GAP, no_wrap=True, overflow="ignore")
+        for text, size in zip((label, value), widths, strict=True):
+            line.append_text(text).append(" " * (size - text.cell_len + _GAP))
+        yield line.append_text(remark)
+
+
+def _fitting(names: Sequence[str], room: int) -> str:
+    """Return names with arrows between them, without their middles where they do not fit."""
+    room -= 3 * (len(names) - 1)
+    shown = dict[int, str]()
+    # Names that need less than their share leave the rest of it to longer ones.
+    for number, at in enumerate(
+        sorted(range(len(names)), key=lambda at: cell_len(names[at]))
+    ):
+        share = max(room // (len(names) - number), _FOLDED)
+        shown[at] = _middle_cut(names[at], share)
+        room -= cell_len(shown[at])
+    return " → ".join(shown[at] for at in range(len(names)))
+
+
+def _short_head(
+    report: Report, printer: _Printer, *, whole: bool, is_bare: bool
+) -> Iterator[RenderableType]:
+    """Yield the verdict, the files, and where they ran unless the head is bare; names are cut unless they are whole."""
+    verdict = report.verdict
+    room = printer.width - 2 * _GAP
+    if verdict is not None:
+        sentence = printer.start(_text(verdict.sentence, "bold"), _GAP)
+        yield _hanging(_MARKS[verdict.status], sentence)
+    task = f"   {report.task}" if verdict is not None else ""
+    if report.models:
+        least = _ENDLESS if whole else room - cell_len(task)
+        names = _fitting([*map(printable, report.models)], least)
+        line = Text.assemble("  ", _text(names), _text(task, "dim"))
+        line.no_wrap = True
+        line.overflow = "ignore"
+        yield line
+    if report.ran and not is_bare:
+        ran = _text(", ".join(report.ran), "dim")
+        if not whole:
+            ran.truncate(room, overflow="ellipsis")
+        yield _hanging(" ", ran)
+    for detail in verdict.details if verdict is not None else ():
+        yield _hanging(" ", printer.start(_text(detail), _GAP))
+
+
+def _grid(
+    part: Table,
+    rows: Sequence[TableRow],
+    columns: Sequence[Sequence[Text]],
+    widths: Mapping[int, int],
+) -> Grid:
+    """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
+    grid = Grid(
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        show_header=any(part.columns),
+        header_style="dim",
+    )
+    grid.add_column(no_wrap=True)
+    for at, width in widths.items():
+        justify: JustifyMethod = "right" if at in part.right else "left"
+        title = columns[at][0]
+        grid.add_column(title, justify=justify, overflow="fold", width=width)
+    for number, row in enumerate(rows, 1):
+        mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
+        cells = list[Text]()
+        for at, width in widths.items():
+            text = columns[at][number]
+            cells.append(text if at in part.prose else _cut(text, width))
+        grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
+    return grid
+
+
+def _unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
+    """Yield the lines of a table that is too wide to be read in columns: padding would be most of it."""
+    titles = [("", part.columns)] if any(part.columns) else []
+    marks = (_MARKS[row.status][0] if row.status else "" for row in rows)
+    lines = [*titles, *zip(marks, (row.cells for row in rows), strict=True)]
+    has_marks = any(row.status for row in part.rows)
+    for mark, cells in lines:
+        lead = [mark or " "] if has_marks else []
+        joined = (" " * _GAP).join([*lead, *(cell for cell in cells if cell)])
+        yield Text(" " * _GAP + printable(joined), no_wrap=True, overflow="ignore")
+
+
+def _widths(
+    part: Table, columns: Sequence[Sequence[Text]], room: int
+) -> Mapping[int, int]:
+    """Return the columns to show, each with its width. Numbers are never cut; what is left is shared by the others."""
+    every = range(len(columns))
+    least = [_least(columns[at], is_whole=at in part.right) + _GAP for at in every]
+    natural = [_natural(column) + _GAP for column in columns]
+    shown = list(every)
+    for at in _leaving(part, columns):
+        if at in shown and sum(least[position] for position in shown) > room:
+            shown.remove(at)
+    widths = {at: natural[at] for at in shown}
+    if sum(widths.values()) > room:
+        widths |= {at: least[at] for at in shown if at in part.right}
+        flexible = sorted(set(shown) - set(part.right), key=natural.__getitem__)
+        rest = room - sum(widths[at] for at in shown if at in part.right)
+        # Columns that need less than their share leave the rest of it to wider ones.
+        for number, at in enumerate(flexible):
+            share = max(rest // (len(flexible) - number), _GAP + 1)
+            widths[at] = min(natural[at], share)
+            rest -= widths[at]
+    return {at: width - _GAP for at, width in widths.items()}
+
+
+def _cut(text: Text, width: int) -> Text:
+    """Return a name that fits, without its middle if it is too long."""
+    if text.cell_len <= width:
+        return text
+    return _text(_middle_cut(text.plain.translate(_SHOWN), width))
+
+
+def _middle_cut(text: str, width: int) -> str:
+    """Return a name in at most so many columns; a longer one loses its middle, because its ends tell names apart."""
+    if cell_len(text) <= width:
+        return text
+    head = set_cell_size(text, (width - 1) // 2).rstrip()
+    room = width - 1 - cell_len(head)
+    tail = text[len(text) - room :] if room > 0 else ""
+    while cell_len(tail) > room:
+        tail = tail[1:]
+    return f"{head}…{tail}"
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -287,12 +488,12 @@ def _text(text: str, style: str = "") -> Text:
     return Text(_JOINTS.sub(_JOINT, inert), style)
 
 
-def _natural(column: list[Text]) -> int:
+def _natural(column: Sequence[Text]) -> int:
     """Return the width of a column that is not folded."""
     return max(text.cell_len for text in column)
 
 
-def _least(column: list[Text], *, is_whole: bool) -> int:
+def _least(column: Sequence[Text], *, is_whole: bool) -> int:
     """Return the width that a column needs for unfolded cells, and for the longest word of its title."""
     title, *cells = column
     natural = max((text.cell_len for text in cells), default=0)
@@ -302,7 +503,7 @@ def _least(column: list[Text], *, is_whole: bool) -> int:
     return max(natural, *words)
 
 
-def _leaving(part: Table, columns: list[list[Text]]) -> Iterator[int]:
+def _leaving(part: Table, columns: Sequence[Sequence[Text]]) -> Iterator[int]:
     """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
     for at, (_, *cells) in enumerate(columns):
         if at and not any(cells):
@@ -361,7 +562,7 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
         yield _text(f"{name}: {facts}" if facts else name)
         return
     yield _summary(report, width)
-    if report.verdict.status is not Status.PASSED:
+    if report.verdict.status not in _FINE:
         yield from (_hanging(" ", _text(detail)) for detail in report.verdict.details)
     for item in problems(report):
         label = f"{item.label}: " if item.label else ""

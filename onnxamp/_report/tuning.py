@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from math import inf, log10
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from onnxamp._report import as_sentence, count, detailed, number, percent, size,
 from onnxamp._report.comparison import partings, text_figures
 from onnxamp._report.conversion import conversion_data, conversion_report
 from onnxamp._report.parts import (
+    LINES,
     Figure,
     Headline,
     NextStep,
@@ -32,6 +34,8 @@ from onnxamp._report.parts import (
 )
 from onnxamp._tuning.results import Candidate, CompensationEffect, Exponents, Tuned
 
+_NOTHING_LINES: Final = 4
+"""The lines on the terminal where nothing was gained: the verdict, the files, and what would have to change."""
 _OPS: Final = 6
 """The number of op types that a statement names."""
 _WHY: Final = {
@@ -96,6 +100,7 @@ def tuning_report(
             *base.sections,
         ),
         steps=(*base.steps, *([told] if several else [])),
+        lines=LINES if tuned.candidates[tuned.chosen].nodes else _NOTHING_LINES,
     )
     if conversion.validation is not None:
         return report
@@ -274,23 +279,50 @@ def _slower(tuned: Tuned, candidate: Candidate) -> str:
 
 
 def _unconverted(tuned: Tuned, text: str) -> Headline:
-    """Return the verdict if everything stays in float32: whether that was picked, or why nothing better was found."""
+    """Return the verdict if everything stays in float32: whether that was picked, or why, and what would change it."""
     sentence = (
         "Nothing was converted: no node gains from low precision within the tolerance."
     )
-    details = [text]
+    details = [_missing(tuned), text]
     # Times of whole models, where they were measured, say more than estimates.
     timed = dict(tuned.timed)
     if timed.get("result"):
         lead = f"{percent(timed['result'] - timed['float32'], timed['float32'])} longer than float32"
         sentence = "No candidate is faster: the model stays as it is."
-        details.insert(0, f"Timed whole, the candidate takes {lead}.")
+        details = [f"Timed whole, the candidate takes {lead}. {_LARGER}", text]
     elif any(_is_low_enough(tuned, one) for one in tuned.candidates):
         sentence = f"Nothing was converted: candidate {tuned.chosen} keeps everything in float32."
+        details = [text]
     elif tuned.rejected is not None:
         sentence = "No candidate is faster by the estimate: the model stays as it is."
-        details.insert(0, _slower(tuned, tuned.rejected))
-    return Headline(Status.PASSED, sentence, tuple(details))
+        details = [_ANYWAY, _slower(tuned, tuned.rejected), text]
+    return Headline(Status.NO_GAIN, sentence, tuple(details))
+
+
+def _missing(tuned: Tuned) -> str:
+    """Return what would have to change for a gain: the tolerance, or the model."""
+    float32 = tuned.candidates[-1]
+    faster = [one for one in tuned.candidates if one.time * _GAIN < float32.time]
+    if not faster:
+        return f"By the estimate, no tolerance gains as much as 1 %. {_LARGER}"
+    least = min(faster, key=attrgetter("best_known_error"))
+    gain = speedup_text(float32.time, least.time)
+    error = error_text(tuned, least.best_known_error)
+    return (
+        f"The tolerance is {tolerance_text(tuned)}. By the estimate, {gain} is possible with {tuned.metric} {error}:"
+        " --tolerance accepts that."
+    )
+
+
+_GAIN: Final = 1.005
+"""The speed-up from which another tolerance is proposed: what rounds to 1.00 gains nothing."""
+_LARGER: Final = (
+    "With larger inputs, such as a larger batch, low precision gains more."
+)
+_ANYWAY: Final = (
+    "With larger inputs, such as a larger batch, low precision gains more. --allow-slower takes it anyway, for smaller"
+    " weights."
+)
 
 
 def _is_low_enough(tuned: Tuned, candidate: Candidate) -> bool:
@@ -340,7 +372,7 @@ def _candidate(tuned: Tuned, position: int, candidate: Candidate) -> TableRow:
         speedup_text(tuned.candidates[-1].time, candidate.time),
         "" if measured is None else about + error_text(tuned, measured),
         error_text(tuned, candidate.predicted),
-        f"{candidate.nodes:,}",
+        f"{len(candidate.low):,}",
         f"{candidate.casts:,}",
         percent(candidate.flops, 1.0),
         percent(candidate.bytes, 1.0),

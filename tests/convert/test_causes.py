@@ -64,7 +64,7 @@ def test_where_nothing_costs_anything_nothing_is_said(source: Path, options: dic
 
 
 def test_reports_say_it(source: Path) -> None:
-    told = " ".join(commands.run("convert", source, "--lists", "conservative", "--no-validate").output.split())
+    told = " ".join(commands.run("convert", source, "--lists", "conservative", "--no-validate", "-v").output.split())
     assert (
         "4 Casts: 2 nodes in float32: on the black list (LayerNormalization ×1, Softmax ×1). --lists default lowers"
         in told

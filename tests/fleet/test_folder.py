@@ -569,16 +569,24 @@ def test_pages_are_made_once() -> None:
     models("a.onnx", "b.onnx")
 
     def outcomes() -> list[str]:
-        result = run("convert", "in", "-o", "out", "--html", "pages/all.html", "--format", "json")
+        result = run("convert", "in", "-o", "out", "--html", "pages", "--format", "json")
         return [row["outcome"] for row in json.loads(result.stdout)["report"]["rows"]]
 
     assert run("convert", "in", "-o", "out", "-q").exit_code == 0
     assert outcomes() == ["converted", "converted"]
-    assert files("pages") == {"a.onnx.html", "all.html", "b.onnx.html"}
+    assert files("pages") == {"a.onnx.html", "b.onnx.html", "index.html"}
     assert outcomes() == ["up to date", "up to date"]
     Path("pages/b.onnx.html").unlink()
     assert outcomes() == ["up to date", "converted"]
-    assert index_of("pages/all.html") == [("a.onnx", "a.onnx.html"), ("b.onnx", "b.onnx.html")]
+    assert index_of("pages/index.html") == [("a.onnx", "a.onnx.html"), ("b.onnx", "b.onnx.html")]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_file_is_the_only_page() -> None:
+    """Whoever names a file asks for one page."""
+    models("a.onnx")
+    assert outcomes(convert(html="pages/all.html", validate=False)) == {"a.onnx": "converted"}
+    assert files("pages") == {"all.html"}
 
 
 WRONG = {

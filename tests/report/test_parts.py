@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from onnxamp._base.errors import printable
 from onnxamp._report.check import check_report
 from onnxamp._report.parts import (
+    LINES,
     Figure,
     Headline,
     NextStep,
@@ -179,19 +180,26 @@ def at_width(width: int, parts: tuple[Part, ...]) -> list[str]:
 
 @settings(deadline=None)
 @given(st.lists(NODES, min_size=1), st.integers(40, 80))
-def test_names_are_folded_and_stay_whole(names: list[str], width: int) -> None:
+def test_names_fit_a_line_and_lose_their_middle(names: list[str], width: int) -> None:
+    """Their ends stay, which tell names apart."""
     lines = at_width(width, (table(("name", "n"), [(name, "1") for name in names], right=(1,)),))
     assert max(map(cell_len, lines)) <= width
-    shown = "".join(
-        line.strip().removesuffix("1").rstrip() if line.endswith("  1") else line.strip() for line in lines[3:]
-    )
-    assert shown == "".join(printable(name) for name in names).replace(" ", "")
+    assert len(lines) == 3 + len(names)
+    for line, name in zip(lines[3:], map(printable, names), strict=True):
+        start, _, end = line.strip().removesuffix("1").strip().partition("…")
+        assert name.startswith(start)
+        assert name.rstrip().endswith(end)
 
 
-def test_a_name_is_folded_where_its_parts_meet() -> None:
-    names = [f"/model/decoder/layers.{number}/self_attn/MatMul_1_output_0" for number in range(12)]
-    lines = at_width(40, (table(("name", "n"), [(name, "1") for name in names]),))
-    assert lines[3:5] == ["  /model/decoder/layers.0/self_attn/   1", "  MatMul_1_output_0"]
+def test_reasons_are_never_broken_word_by_word() -> None:
+    """A long name leaves half of the line to the reason beside it."""
+    names = [f"model/{'block/' * 40}conv{number}/Conv2D" for number in range(3)]
+    why = "a constant does not fit the low-precision type"
+    layout = table(("node", "op", "reason"), [(name, "Conv", why) for name in names], prose=(2,))
+    for width in (60, 80, 120):
+        lines = at_width(width, (layout,))
+        assert max(map(cell_len, lines)) <= width
+        assert len(lines) <= 3 + 3 * len(names)
 
 
 def test_columns_go_in_the_order_that_the_table_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,9 +222,33 @@ def test_nothing_is_cut_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -
         "test", sections=(section("T", [table(("name", "why"), [(names[0], "so that it is " * 5)], prose=(1,))]),)
     )
     print_report(report)
-    first, second = capsys.readouterr().out.splitlines()[3:5]
-    assert first.endswith("so that it is so")
-    assert second.strip() == "that it is so that"
+    (line,) = capsys.readouterr().out.splitlines()[3:]
+    assert line == f"  {names[0]}  {'so that it is ' * 5}".rstrip()
+
+
+def test_a_piped_table_of_long_names_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Report("test", sections=(section("T", [table(("name", "n"), [("x" * 200, "1"), ("y", "2")])]),)))
+    assert capsys.readouterr().out.splitlines()[2:] == ["  name  n", f"  {'x' * 200}  1", "  y  2"]
+
+
+def test_a_success_takes_twelve_lines_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left is named in the last line; a failure is told whole."""
+    figures = tuple(Figure(f"figure {number}", "1", "so to say " * 30) for number in range(9))
+    sections = (section("Notes", [Statement("note")] * 9), section("Warned", [Statement("no", Severity.WARNING)] * 9))
+    names = (f"{'deep/' * 40}a.onnx", "b.onnx")
+    for status in (Status.PASSED, Status.NO_GAIN, Status.INEXACT, Status.UNKNOWN, Status.FAILED):
+        verdict = Headline(status, "Converted. " * 30, ("because " * 60, "Better: " * 60))
+        report = Report("convert", verdict, names, ("CPU",) * 60, figures, sections, lines=LINES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "80")
+            print_report(report)
+            lines = capsys.readouterr().out.splitlines()
+            assert max(map(cell_len, lines)) <= 80 or status is Status.FAILED
+            assert (len(lines) <= LINES) == (status is not Status.FAILED)
+            print_report(report, verbose=True)
+        assert capsys.readouterr().out.count("note") == 9
+        if status is not Status.FAILED:
+            assert lines[-1] == "  -v shows more: notes, warned."
 
 
 def test_the_verdict_stands_first_and_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def test_plans_are_in_plain_words() -> None:
 
 
 def test_a_node_with_two_hazards_is_counted_once() -> None:
-    text = run("convert", "model.onnx", "--no-validate", "--no-fold").output
+    text = run("convert", "model.onnx", "--no-validate", "--no-fold", "-v").output
     title = re.search(r"Hazards: (\d+) nodes kept in float32(?: \((\d+) of them for more than one reason\))?", text)
     assert title is not None
     hazards = onnxamp.plan_model("model.onnx", fold=False).hazards
