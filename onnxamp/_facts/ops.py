@@ -113,6 +113,7 @@ class OpFacts:
     growing_reductions: frozenset[str]
     idle: frozenset[str]
     integer_products: frozenset[str]
+    keeps_rows: frozenset[str]
     kernel_free: frozenset[str]
     linear: frozenset[str]
     logarithms: frozenset[str]
