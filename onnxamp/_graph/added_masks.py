@@ -3,6 +3,7 @@
 They may be subtracted as well, and hold its largest one then.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class AddedMasks(NamedTuple):
         shifts: the values that are added to scores, or subtracted, with the axis along which the Softmax sums up,
             counted from the end.
         sums: the nodes that add them to scores.
-        unaligned: those of them for whose operands no such axis is known.
+        unaligned: those of them for whose operands no such axis is known, or that add several masks to the same scores.
     """
 
     inputs: frozenset[int] = frozenset()
@@ -57,7 +58,7 @@ def added_masks(graph: Graph) -> AddedMasks:
     sinks = softmaxes(graph)
     if not sinks and not graph.nodes_of(op_facts().score_masks):
         return AddedMasks()
-    given = _Given(graph)
+    given = Given(graph)
     walks = dict[int, _MaskWalk]()
     for value in graph.scopes[0].inputs:
         if not _is_float_input(graph, value):
@@ -80,7 +81,7 @@ def _is_float_input(graph: Graph, value: int) -> bool:
 def _gathered(
     graph: Graph,
     sinks: AbstractSet[int],
-    given: "_Given",
+    given: "Given",
     walks: "Mapping[int, _MaskWalk]",
 ) -> AddedMasks:
     """Return what the walks from all masks found."""
@@ -101,6 +102,7 @@ def _gathered(
             unaligned |= nodes & sums
         else:
             axes[value] = axis
+    unaligned |= _repeated(walks.values(), operands)
     # A Cast may come before the control flow that passes a mask on.
     for value in [*axes]:
         for source in given.origins(value):
@@ -127,6 +129,23 @@ def _axis(
     return None if axis is None or shape is None or len(shape) < -axis else axis
 
 
+def _repeated(
+    walks: "Iterable[_MaskWalk]", operands: Mapping[int, AbstractSet[int]]
+) -> set[int]:
+    """Return the sums that add several masks to the same scores, and those that add the first of them.
+
+    Only all masks together tell which rows are masked as a whole.
+    """
+    count = Counter(index for nodes in operands.values() for index in nodes)
+    repeated = {index for index, masks in count.items() if masks > 1}
+    for walk in walks:
+        own = {index for nodes in walk.operands.values() for index in nodes}
+        # A sum that adds another mask to what this one is joined with.
+        if (walk.sums - own) & count.keys():
+            repeated |= walk.sums
+    return repeated
+
+
 def _last_sums(
     graph: Graph, sums: AbstractSet[int], masks: AbstractSet[int]
 ) -> frozenset[int]:
@@ -144,7 +163,7 @@ def _last_sums(
     return frozenset(last)
 
 
-class _Given:
+class Given:
     """Tells what is computed from inputs of the model, constants and shapes, without products of matrices."""
 
     def __init__(self, graph: Graph) -> None:
@@ -224,7 +243,7 @@ class _MaskWalk:
     graph: Graph
     sinks: AbstractSet[int]
     passed: Mapping[int, list[int]]
-    others: _Given | None
+    others: Given | None
     joined: dict[int, bool] = field(default_factory=dict)
     negated: dict[int, bool] = field(default_factory=dict)
     arithmetic: set[int] = field(default_factory=set)
@@ -302,16 +321,17 @@ class _MaskWalk:
         others = self._others(node, port)
         scores = [one for one in others if not self._is_mask_side(one)]
         is_negated = node.key == "Sub" and port == 1
+        if is_joined:
+            if node.key in facts.additive and not self.joined.keys() >= {*others}:
+                self.sums.add(node.index)
+            return True
         if scores and node.key in facts.additive:
             self.sums.add(node.index)
-            if not is_joined:
-                self.operands.setdefault(value, set()).add(node.index)
-                self.signs.add(self.negated[value] != is_negated)
-        elif scores and not is_joined:
-            self.chosen.add(value)
-        if is_joined:
+            self.operands.setdefault(value, set()).add(node.index)
+            self.signs.add(self.negated[value] != is_negated)
             return True
         if scores:
+            self.chosen.add(value)
             return None if node.key == "Mul" else True
         if self._makes_mask(node, others, is_negated=is_negated):
             return None
@@ -339,13 +359,13 @@ class _MaskWalk:
         """Return whether a constant turns 0 and 1 into a mask: 1 - x, or x times a large number."""
         known = [value for value in others if is_known(self.graph, value)]
         if is_negated:
-            return bool(known)
+            return any(self._largest(value) > 0 for value in known)
         if node.key != "Mul":
             return False
         if others and not known:
             shape = self.graph.shapes[node.inputs[0]]
             self.is_factor |= shape is not None and not shape
-        return any(map(self._is_large, known))
+        return any(self._largest(value) >= _LARGE for value in known)
 
     def _turn(self, node: Node, port: int) -> None:
         """Note which results of a node are its operand times a negative number."""
@@ -354,15 +374,14 @@ class _MaskWalk:
         for result in node.writes:
             self.negated.setdefault(result, before != is_negated)
 
-    def _is_large(self, value: int) -> bool:
-        """Return whether a constant turns 0 and 1 into a mask."""
+    def _largest(self, value: int) -> float:
+        """Return the largest magnitude of a constant, 0 if it is unknown."""
         try:
-            return any(
-                stats.largest >= _LARGE for stats in stats_of(self.graph, value)
-            )
+            each = stats_of(self.graph, value)
         except OnnxAmpError:
             # Its data file is missing. The code that needs the weight reports that.
-            return False
+            return 0.0
+        return max((stats.largest for stats in each), default=0.0)
 
 
 _FLOATS: Final = ANY_FLOAT_TENSORS

@@ -8,9 +8,10 @@ from typing import Final
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.added_masks import added_masks, may_be_bounded
+from onnxamp._graph.added_masks import may_be_bounded
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
+from onnxamp._graph.made_masks import bounded_masks
 from onnxamp._graph.mask_paths import (
     holds_sentinel,
     mask_arithmetic,
@@ -74,7 +75,7 @@ def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
     In a model that was converted before, it is bounded already, and only a Cast may read the bounded mask. Where no
     node can bound the mask, or its rows are unknown, its whole path stays in float32.
     """
-    found = graph.ask(added_masks)
+    found = bounded_masks(graph, low)
     unbounded = found.unaligned
     if not may_be_bounded(graph):
         unbounded |= found.sums
