@@ -215,7 +215,7 @@ class Given:
         if maker is None or maker.key in op_facts().control_flow:
             return self._sources.get(value)
         if maker.key in op_facts().elementwise or _carries_masks(graph, maker):
-            return [value for _, value in graph.float_inputs(maker)]
+            return [value for value in maker.reads if graph.types[value] in _FLOATS]
         return None
 
 

@@ -5,6 +5,7 @@ do, or have one row for all queries, which masks the whole sample or none of it.
 and engines fuse the sum with the Softmax, so they stay as they are.
 """
 
+from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from onnxamp._facts.ops import op_facts
 from onnxamp._graph.added_masks import AddedMasks, Given, added_masks
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import stats_of
-from onnxamp._graph.mask_paths import mask_arithmetic
 from onnxamp._graph.rows import row_axis, softmaxes
 from onnxamp._graph.view import Node, Origin
 from onnxamp._model.weights import SENTINEL
@@ -38,9 +38,7 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
     given = Given(graph)
     values, arithmetic, sums = set[int](), set[int](), set[int]()
     shifts = dict[int, int]()
-    for node in graph.at(mask_arithmetic(graph)):
-        if node.key not in facts.additive:
-            continue
+    for node in _sums(graph, sinks):
         made = _made_mask(graph, given, node)
         if made is None or made.value in found.values:
             continue
@@ -62,6 +60,22 @@ def _with_made_masks(graph: Graph) -> AddedMasks:
         shifts={**found.shifts, **shifts},
         sums=found.sums | sums,
     )
+
+
+def _sums(graph: Graph, sinks: AbstractSet[int]) -> list[Node]:
+    """Return the nodes that add something on the way to a Softmax, in low precision as well."""
+    facts = op_facts()
+    found = set[int]()
+    stack = [*graph.at(sinks)]
+    while stack:
+        for value in stack.pop().reads:
+            maker = graph.producer(value)
+            if maker is None or maker.index in found:
+                continue
+            if maker.key in facts.mask_arithmetic:
+                found.add(maker.index)
+                stack.append(maker)
+    return [node for node in graph.at(found) if node.key in facts.additive]
 
 
 class _Made(NamedTuple):
@@ -111,7 +125,7 @@ def _arithmetic(graph: Graph, value: int) -> frozenset[int] | None:
             has_input = True
             continue
         maker = graph.producer(value)
-        if maker is None or maker.key not in op_facts().elementwise:
+        if maker is None or not _is_by_row(graph, maker):
             return None
         if graph.types[value] == FLOAT:
             found.add(maker.index)
@@ -120,3 +134,12 @@ def _arithmetic(graph: Graph, value: int) -> frozenset[int] | None:
                 seen.add(source)
                 stack.append(source)
     return frozenset(found) if has_sentinel and has_input else None
+
+
+def _is_by_row(graph: Graph, node: Node) -> bool:
+    """Return whether a node computes each number from those at the same place, or finds the largest of each row, as
+    nodes do that bound masks.
+    """
+    facts = op_facts()
+    is_largest = node.key in facts.reduces_axes and node.index in graph.exact
+    return is_largest or node.key in facts.elementwise
