@@ -13,6 +13,7 @@ What is subtracted from scores is the mirror image.
 """
 
 from collections.abc import Sequence
+from math import ceil, log2
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -79,8 +80,7 @@ def bounding_nodes(
     def number(value: float, base: str) -> str:
         return editor.constant(np.float32(mirror.sign * value), base)
 
-    # Half of the largest number of a wide type takes any score; in a narrow one, the sum is bounded as well.
-    end = low.max_finite / (1 if low.is_narrow else 2)
+    end = _end(low)
     floor = number(-end, "mask_ceiling" if bound.is_capped else "mask_floor")
     last = editor.make(mirror.bound, [source, floor], [bound.result])
     if bound.axis is None:
@@ -92,7 +92,7 @@ def bounding_nodes(
     factor = editor.constant(
         np.float32(2.0 ** (low.mantissa - _FLOAT32_MANTISSA)), "mask_factor"
     )
-    most = number(-low.max_finite, "mask_most")
+    most = number(-end, "mask_most")
     return [
         _reduced(editor, mirror.reduction, source, largest, bound.axis),
         editor.make(mirror.bound, [largest, lowest], [guarded]),
@@ -102,6 +102,17 @@ def bounding_nodes(
         editor.make("Sub", [shifted, bump], [moved]),
         last,
     ]
+
+
+def _end(low: Format) -> float:
+    """Return the largest magnitude of a mask in low precision.
+
+    Half of the largest number of a wide type takes any score. In a narrow one, the sum is bounded by half of that
+    number. Three quarters stay beyond it with any score up to 16,000, and do not overflow.
+    """
+    if not low.is_narrow:
+        return low.max_finite / 2
+    return 0.75 * 2.0 ** ceil(log2(low.max_finite))
 
 
 def _reduced(
@@ -119,7 +130,7 @@ def bounded_sum(
 ) -> list[NodeProto]:
     """Return the nodes that bound a sum of scores and a mask in a narrow type.
 
-    A score beside the largest number of the type overflows, or leaves traces. Bounded, it does not.
+    A score leaves traces beside any number of the type. Bounded, it does not.
 
     Args:
         editor: takes the constants.
@@ -128,8 +139,7 @@ def bounded_sum(
         between: a name for a value between the two.
         low: the type of the sum.
     """
-    # Halfway between the largest number and that of half its magnitude: of either, scores of 16,000 are in range.
-    end = 0.75 * 2.0 ** np.ceil(np.log2(low.max_finite))
+    end = low.max_finite / 2
     ends = [
         editor.constant(np.float64(number), name, low.elem)
         for number, name in ((-end, "sum_floor"), (end, "sum_ceiling"))
