@@ -95,6 +95,7 @@ class OpFacts:
     dequantize: frozenset[str]
     elementwise: frozenset[str]
     eliminated: frozenset[str]
+    empties_rows: frozenset[str]
     epsilons: frozenset[str]
     biased: frozenset[str]
     bounds: frozenset[str]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from onnxamp._base.errors import OnnxAmpError
@@ -33,7 +34,8 @@ class AddedMasks(NamedTuple):
         shifts: the values that are added to scores, or subtracted, with the axis along which the Softmax sums up,
             counted from the end.
         sums: the nodes that add them to scores.
-        unaligned: those of them for whose operands no such axis is known, or that add several masks to the same scores.
+        emptying: the values that only ops read that return 0 for a row of which a mask leaves nothing.
+        unaligned: those sums for whose operands no such axis is known, or that add several masks to the same scores.
     """
 
     inputs: frozenset[int] = frozenset()
@@ -41,8 +43,9 @@ class AddedMasks(NamedTuple):
     values: frozenset[int] = frozenset()
     subtracted: frozenset[int] = frozenset()
     arithmetic: frozenset[int] = frozenset()
-    shifts: Mapping[int, int] = {}  # noqa: RUF012 - nothing changes it
+    shifts: Mapping[int, int] = {}
     sums: frozenset[int] = frozenset()
+    emptying: frozenset[int] = frozenset()
     unaligned: frozenset[int] = frozenset()
 
 
@@ -90,19 +93,15 @@ def _gathered(
     arithmetic = {index for walk in found for index in walk.arithmetic}
     sums = {index for walk in found for index in walk.sums}
     chosen = {value for walk in found for value in walk.chosen}
-    operands = dict[int, set[int]]()
-    for walk in found:
-        for value, nodes in walk.operands.items():
-            operands.setdefault(value, set()).update(nodes)
     axes = dict[int, int]()
     unaligned = set[int]()
-    for value, nodes in operands.items():
+    for value, nodes in _operands(found).items():
         axis = None if value in chosen else _axis(graph, sinks, value, nodes)
         if axis is None:
             unaligned |= nodes & sums
         else:
             axes[value] = axis
-    unaligned |= _repeated(walks.values(), operands)
+    unaligned |= _repeated(found)
     # A Cast may come before the control flow that passes a mask on.
     for value in [*axes]:
         for source in given.origins(value):
@@ -115,6 +114,7 @@ def _gathered(
         arithmetic=frozenset(arithmetic),
         shifts=axes,
         sums=_last_sums(graph, sums, masks),
+        emptying=frozenset(filter(partial(_is_emptying, graph), axes)),
         unaligned=frozenset(unaligned),
     )
 
@@ -129,16 +129,33 @@ def _axis(
     return None if axis is None or shape is None or len(shape) < -axis else axis
 
 
-def _repeated(
-    walks: "Iterable[_MaskWalk]", operands: Mapping[int, AbstractSet[int]]
-) -> set[int]:
+def _is_emptying(graph: Graph, value: int) -> bool:
+    """Return whether all that reads a mask returns 0 for a row of which the mask leaves nothing."""
+    readers = graph.consumers(value)
+    empties = op_facts().empties_rows
+    return bool(readers) and all(reader.key in empties for reader, _ in readers)
+
+
+def _operands(walks: "Iterable[_MaskWalk]") -> dict[int, set[int]]:
+    """Return the masks that are added to scores, each with the nodes that do so."""
+    operands = dict[int, set[int]]()
+    for walk in walks:
+        for value, nodes in walk.operands.items():
+            operands.setdefault(value, set()).update(nodes)
+    return operands
+
+
+def _repeated(walks: "Iterable[_MaskWalk]") -> set[int]:
     """Return the sums that add several masks to the same scores, and those that add the first of them.
 
     Only all masks together tell which rows are masked as a whole.
     """
+    # Of two inputs that are added to each other alone, one holds the scores.
+    told = [walk for walk in walks if walk.others is not None]
+    operands = _operands(told)
     count = Counter(index for nodes in operands.values() for index in nodes)
     repeated = {index for index, masks in count.items() if masks > 1}
-    for walk in walks:
+    for walk in told:
         own = {index for nodes in walk.operands.values() for index in nodes}
         # A sum that adds another mask to what this one is joined with.
         if (walk.sums - own) & count.keys():
@@ -261,9 +278,7 @@ class _MaskWalk:
     def subtracted(self) -> list[int]:
         """Return the values that mask by large numbers."""
         (is_subtracted,) = self.signs or {False}
-        return [
-            value for value in self.before if self.negated[value] != is_subtracted
-        ]
+        return [value for value in self.before if self.negated[value] != is_subtracted]
 
     def is_mask(self, value: int) -> bool:
         """Return whether all consumers of an input use it as a mask."""
@@ -307,37 +322,46 @@ class _MaskWalk:
     def after(self, node: Node, port: int, *, is_joined: bool) -> bool | None:
         """Return whether a mask is joined after a node that reads it; None if the node uses it for anything else."""
         facts = op_facts()
-        graph = self.graph
-        value = node.inputs[port]
-        is_largest = node.key in facts.reduces_axes and node.index in graph.exact
+        is_largest = node.key in facts.reduces_axes and node.index in self.graph.exact
         if is_largest and is_joined:
             # It reads the largest score, which a decomposed Softmax subtracts.
             return True
-        if not _carries_masks(graph, node) or graph.types[value] not in _FLOATS:
-            return None
-        if any(graph.types[result] not in _FLOATS for result in node.writes):
-            # A comparison or a Cast to bool takes the input for zeros and ones.
+        if not self._passes(node, port):
             return None
         others = self._others(node, port)
-        scores = [one for one in others if not self._is_mask_side(one)]
-        is_negated = node.key == "Sub" and port == 1
         if is_joined:
             if node.key in facts.additive and not self.joined.keys() >= {*others}:
                 self.sums.add(node.index)
             return True
-        if scores and node.key in facts.additive:
+        if not all(map(self._is_mask_side, others)):
+            return self._join(node, port)
+        is_negated = node.key == "Sub" and port == 1
+        if self._makes_mask(node, others, is_negated=is_negated):
+            return None
+        if self.graph.types[node.outputs[0]] == FLOAT:
+            self.arithmetic.add(node.index)
+        return False
+
+    def _passes(self, node: Node, port: int) -> bool:
+        """Return whether a mask passes through a node."""
+        types = self.graph.types
+        # A comparison or a Cast to bool takes the input for zeros and ones.
+        are_floats = all(
+            types[value] in _FLOATS for value in (node.inputs[port], *node.writes)
+        )
+        return are_floats and _carries_masks(self.graph, node)
+
+    def _join(self, node: Node, port: int) -> bool | None:
+        """Note how a node joins a mask with scores. Return True, or None if the mask is a factor of theirs."""
+        value = node.inputs[port]
+        if node.key in op_facts().additive:
+            is_negated = node.key == "Sub" and port == 1
             self.sums.add(node.index)
             self.operands.setdefault(value, set()).add(node.index)
             self.signs.add(self.negated[value] != is_negated)
-            return True
-        if scores:
+        else:
             self.chosen.add(value)
-            return None if node.key == "Mul" else True
-        if self._makes_mask(node, others, is_negated=is_negated):
-            return None
-        if graph.types[node.outputs[0]] == FLOAT:
-            self.arithmetic.add(node.index)
-        return False
+        return None if node.key == "Mul" else True
 
     def _others(self, node: Node, port: int) -> list[int]:
         """Return the other floats that a node reads."""

@@ -1,8 +1,8 @@
-"""Masks that a model makes of an input that has a row for each query, with a constant such as float32's lowest number.
+"""Masks that a model makes of an input with a row for each query, and of a constant such as float32's lowest number.
 
-A caller may mask a whole row of such an input. Other masks that models make leave something of every row, as causal ones
-do, or have one row for all queries, which masks the whole sample or none of it. Exporters write those into every layer,
-and engines fuse the sum with the Softmax, so they stay as they are.
+A caller may mask a whole row of such an input. Other masks that models make leave something of every row, as causal
+ones do, or have one row for all queries, which masks the whole sample or none of it. Exporters write those into every
+layer, and engines fuse the sum with the Softmax, so they stay as they are.
 """
 
 from collections.abc import Set as AbstractSet
@@ -121,7 +121,10 @@ def _arithmetic(graph: Graph, value: int) -> frozenset[int] | None:
         has_sentinel |= SENTINEL <= largest < inf
         if graph.constants.is_constant(value):
             continue
-        if graph.values[value].origin is Origin.INPUT and not graph.values[value].scope:
+        if (
+            graph.values[value].origin is Origin.INPUT
+            and not graph.values[value].scope
+        ):
             has_input = True
             continue
         maker = graph.producer(value)

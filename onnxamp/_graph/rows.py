@@ -1,4 +1,4 @@
-"""The rows of an attention: the axis along which a Softmax makes its numbers sum up to 1, seen from values before it."""
+"""The rows of an attention: the axis along which a Softmax makes numbers sum up to 1, seen from values before it."""
 
 from collections.abc import Set as AbstractSet
 

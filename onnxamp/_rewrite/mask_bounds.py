@@ -17,7 +17,7 @@ from math import ceil, log2
 from typing import Final, NamedTuple
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from onnxamp._facts.dtypes import Format
 from onnxamp._graph.editor import GraphEditor
@@ -25,6 +25,9 @@ from onnxamp._model.protos import record
 
 _FLOAT32_MANTISSA: Final = 23
 """Bits of the mantissa of a float32 number that are stored."""
+_LOWEST: Final = float(np.finfo(np.float32).min)
+_NEARLY_LOWEST: Final = -3.4e38
+"""A number so near the lowest one that masks hold none between, and far enough from it for any narrow type."""
 _AXES_ARE_INPUT: Final = 18
 """First opset at which the axes of ReduceMax and ReduceMin are an input (onnx/defs/reduction/defs.cc)."""
 _CLIP_IS_LOW: Final = 12
@@ -40,12 +43,14 @@ class MaskBound:
         names: names of the values before it.
         is_capped: whether it is bounded from above, because it is subtracted.
         axis: the axis of its rows, counted from the end; None if they stay as they are.
+        is_emptying: whether a row of nothing but float32's lowest number becomes minus infinity.
     """
 
     result: str
     names: Sequence[str] = ()
     is_capped: bool = False
     axis: int | None = None
+    is_emptying: bool = False
 
 
 STEPS: Final = 6
@@ -76,23 +81,36 @@ def bounding_nodes(
         low: the type to which the result is cast.
     """
     mirror = _SUBTRACTED if bound.is_capped else _ADDED
+    # Numbers below the range of a narrow type become minus infinity.
+    is_floored = not (bound.is_emptying and low.is_narrow)
+    nodes = list[NodeProto]()
+    if bound.axis is not None:
+        moved = bound.names[-1] if is_floored else bound.result
+        nodes += _shifting_nodes(editor, source, moved, bound, low)
+        source = moved
+    if is_floored:
+        floor = editor.constant(
+            np.float32(-mirror.sign * _end(low)),
+            "mask_ceiling" if bound.is_capped else "mask_floor",
+        )
+        nodes.append(editor.make(mirror.bound, [source, floor], [bound.result]))
+    return nodes
 
-    def number(value: float, base: str) -> str:
-        return editor.constant(np.float32(mirror.sign * value), base)
 
-    end = _end(low)
-    floor = number(-end, "mask_ceiling" if bound.is_capped else "mask_floor")
-    last = editor.make(mirror.bound, [source, floor], [bound.result])
-    if bound.axis is None:
-        return [last]
-    largest, guarded, shifted, scaled, bump, moved = bound.names
-    last.input[0] = moved
-    lowest = number(float(np.finfo(np.float32).min), "mask_lowest")
+def _shifting_nodes(
+    editor: GraphEditor, source: str, moved: str, bound: MaskBound, low: Format
+) -> list[NodeProto]:
+    """Return the nodes that move the largest number of each row to 0, or to one that loses as many digits of scores."""
+    mirror = _SUBTRACTED if bound.is_capped else _ADDED
+    assert bound.axis is not None
+    largest, guarded, shifted, scaled, bump, _ = bound.names
+    least = _NEARLY_LOWEST if bound.is_emptying and low.is_narrow else _LOWEST
+    lowest = editor.constant(np.float32(mirror.sign * least), "mask_lowest")
     # A low-precision number has the same steps as a float32 number that is larger by this factor.
     factor = editor.constant(
         np.float32(2.0 ** (low.mantissa - _FLOAT32_MANTISSA)), "mask_factor"
     )
-    most = number(-end, "mask_most")
+    most = editor.constant(np.float32(-mirror.sign * _end(low)), "mask_most")
     return [
         _reduced(editor, mirror.reduction, source, largest, bound.axis),
         editor.make(mirror.bound, [largest, lowest], [guarded]),
@@ -100,7 +118,6 @@ def bounding_nodes(
         editor.make("Mul", [guarded, factor], [scaled]),
         editor.make(mirror.bound, [scaled, most], [bump]),
         editor.make("Sub", [shifted, bump], [moved]),
-        last,
     ]
 
 
@@ -150,5 +167,3 @@ def bounded_sum(
         editor.make("Max", [source, ends[0]], [between], f"{result}/Max"),
         editor.make("Min", [between, ends[1]], [result], f"{result}/Min"),
     ]
-
-

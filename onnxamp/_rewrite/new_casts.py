@@ -70,6 +70,7 @@ def _bound(problem: Problem, version: Version, new: NewNames) -> MaskBound | Non
         else (),
         is_capped=version.value in masks.subtracted,
         axis=axis,
+        is_emptying=version.value in masks.emptying,
     )
 
 
