@@ -373,7 +373,9 @@ class _MaskWalk:
 
     def _is_mask_side(self, value: int) -> bool:
         """Return whether a value holds no scores."""
-        if value in self.joined or is_known(self.graph, value):
+        if value in self.joined:
+            return not self.joined[value]
+        if is_known(self.graph, value):
             return True
         return self.others is not None and value in self.others
 
