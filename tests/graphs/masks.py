@@ -100,11 +100,7 @@ CASES: tuple[Case, ...] = (
         # Beside -10000 a score has no digits left in a low type, which shows where nothing else is in the row.
         mask=OPEN_MASK,
     ),
-    # What comes in is added to scores as it is.
-    *(
-        attention(f"mask_comes_in_{name}", "a = Add (s, M) Y = Softmax (a)", mask=number * (1 - MASK))
-        for name, number in (("lowest", np.finfo(np.float32).min), ("mild", np.float32(-1e4)))
-    ),
+    attention("mask_comes_in", "a = Add (s, M) Y = Softmax (a)", mask=np.finfo(np.float32).min * (1 - MASK)),
     attention(
         "mask_softmax_lowered",
         "n = Sub (one, M) b = Mul (n, low) a = Add (s, b) Y = Softmax (a)",
