@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Convert = Callable[[str, str, bool, list[str]], None]
+"""From the source, the target, whether weights are in a data file, and the blocked op types."""
 
 PACKAGES = (
     "onnxamp", "onnxconverter-common", "nvidia-modelopt", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "numpy",
@@ -32,6 +33,16 @@ def onnxamp() -> Convert:
     def convert(source: str, target: str, external: bool, blocked: list[str]) -> None:
         del external, blocked  # it sees to both by itself: its own black list is the one that the others get
         convert_file(source, target, validate=False)
+
+    return convert
+
+
+def onnxamp_validated() -> Convert:
+    from onnxamp import convert_file
+
+    def convert(source: str, target: str, external: bool, blocked: list[str]) -> None:
+        del external, blocked
+        convert_file(source, target)
 
     return convert
 
