@@ -6,7 +6,7 @@ from onnxamp._base.signals import obeyed_signals
 def main() -> None:
     """Parse the command line, and run the command."""
     with obeyed_signals():
-        from onnxamp._cli import is_answered, plain_streams  # noqa: PLC0415
+        from onnxamp._cli import is_answered, plain_streams  # noqa: PLC0415 - signals are obeyed by then
 
         with plain_streams():
             if is_answered():

@@ -199,14 +199,14 @@ def profiled(
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
     """
-    run = profiled_run(
+    events, memory = profiled_run(
         path, feeds, provider, cuda_options=cuda_options, threads=threads, runs=runs
     )
     return replace(
         facts,
-        ops=op_times(run.events),
-        memory=run.memory,
-        odd=odd_channels(run.events),
+        ops=op_times(events),
+        memory=memory,
+        odd=odd_channels(events),
     )
 
 

@@ -204,21 +204,15 @@ def _solved(component: _Component) -> _Solved:
             is_proven = is_proven and position > _TOUCHED
             continue
         # HiGHS computes in floating point: rounded exponents count only if they satisfy the relations exactly.
-        objective = component.objective(found.exponents)
-        if objective < reached and component.holds(found.exponents):
-            best = found.exponents
+        exponents, bound = found
+        objective = component.objective(exponents)
+        if objective < reached and component.holds(exponents):
+            best = exponents
             reached = objective
         if position == _TOUCHED and is_proven:
-            gap = max(reached.touched - found.bound, 0)
-        is_proven = is_proven and found.bound >= reached[position]
+            gap = max(reached.touched - bound, 0)
+        is_proven = is_proven and bound >= reached[position]
     return _Solved(best, gap)
-
-
-class _Minimum(NamedTuple):
-    """Exponents that minimize a criterion, and the least that it could be."""
-
-    exponents: list[int]
-    bound: int
 
 
 class _Program:
@@ -291,8 +285,10 @@ class _Program:
 
     def least(
         self, position: int, limits: Sequence[int], known: Sequence[int]
-    ) -> _Minimum | None:
-        """Return the minimum of a criterion while those before it are limited; None if no solution was found.
+    ) -> tuple[list[int], int] | None:
+        """Return exponents that minimize a criterion while those before it are limited, and the least that it could be.
+
+        Return None if no solution was found.
 
         Args:
             position: of the criterion.
@@ -331,4 +327,4 @@ class _Program:
             return None
         bound = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
         exponents = np.rint(found.x[: self.members]).astype(int).tolist()
-        return _Minimum(exponents, int(np.ceil(bound - _TOLERANCE)))
+        return exponents, int(np.ceil(bound - _TOLERANCE))

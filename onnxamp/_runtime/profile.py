@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -39,13 +39,6 @@ from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.values import Feed, Feeds
 
 
-class ProfiledRun(NamedTuple):
-    """Events of the profiler, and bytes of device memory that the model takes, if they are known."""
-
-    events: Sequence[Mapping[str, Any]]
-    memory: int | None
-
-
 def profiled_run(
     path: Path,
     feeds: Feeds,
@@ -55,7 +48,7 @@ def profiled_run(
     threads: int = 0,
     runs: int = 5,
     optimize: bool = True,
-) -> ProfiledRun:
+) -> tuple[Sequence[Mapping[str, Any]], int | None]:
     """Run the model in a file.
 
     Args:
@@ -68,6 +61,9 @@ def profiled_run(
 
     Raises:
         RuntimeFailure: the model does not run, an input is not a tensor, or the process ends without a profile.
+
+    Returns:
+        Events of the profiler, and bytes of device memory that the model takes, if they are known.
     """
     arrays = {name: _array(name, feed) for name, feed in feeds.items()}
     child = Child(__name__)
@@ -91,7 +87,7 @@ def profiled_run(
         if "fault" in facts:
             raise RuntimeFailure(facts["fault"])
         events = read_events(Path(facts["profile"]))
-    return ProfiledRun(events, facts["memory"])
+    return events, facts["memory"]
 
 
 def read_events(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -183,10 +179,10 @@ def node_times(
             else:
                 path = Path(model)
             # One run more, because the first is the warm-up.
-            profiled = profiled_run(
+            events, _ = profiled_run(
                 path, feeds, provider, runs=runs + 1, optimize=optimize
             )
-            return times_of(profiled.events)
+            return times_of(events)
         session = make_session(
             model, provider, optimize=optimize, profile_to=str(Path(folder, "profile"))
         )
