@@ -278,6 +278,8 @@ def _is_neutral(row: _Others, theirs: str, value: Any) -> bool:
     expected = row.neutral[theirs]
     if expected == "none":
         return value is None
+    if isinstance(expected, list):  # such as devices, which may have a number: "cuda:1"
+        return str(value).partition(":")[0] in expected
     # In Python, False equals 0.
     is_alike = isinstance(value, bool) == isinstance(expected, bool)
     return is_alike and isinstance(value, (*NUMBERS, str)) and value == expected

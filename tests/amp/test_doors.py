@@ -141,7 +141,7 @@ def test_the_table_names_what_there_is() -> None:
             assert set(names.values()) <= own.keys(), name
             assert not names.keys() & own.keys() or len(row["of"]) > 1, name
             assert all(set(parts) <= own.keys() for parts in row.get("parts", {}).values()), name
-            taken = {*own, *names, *row.get("needless", [])}
+            taken = {*own, *names, *row.get("needless", []), *row.get("neutral", {})}
             assert all(set(order) <= taken for order in row.get("first", {}).values()), name
             assert all(text[-1] not in ".!?" for text in row.get("instead", {}).values()), name
 
@@ -174,6 +174,8 @@ def test_functions_take_the_names_of_frameworks() -> None:
     net = build_train_network(MODEL, SGD(), loss="cross-entropy", amp_level="O2", scaler=None)
     assert net.loss_scale_manager is None
     assert net.has_low
+    scalers = [amp.GradScaler("cuda"), amp.GradScaler("cuda:1"), amp.GradScaler(device=foreign("torch", "cuda"))]
+    assert all(scaler.state_dict() == amp.GradScaler().state_dict() for scaler in scalers)
     assert amp.DynamicLossScaleManager(init_scale=8.0, growth_interval=3).get_update_cell().grow_every == 3
     assert [batch["x"].shape for batch in train.Batches({"x": np.ones((3, 2))}, batch_size=2)] == [(2, 2), (1, 2)]
 
@@ -191,6 +193,8 @@ REFUSED = {
     "misspelled": (lambda: SGD(learnin_rate=0.1), "Did you mean 'learning_rate'?"),
     "a level for a list": (lambda: amp.custom_mixed_precision(MODEL, level="O1"), "auto_mixed_precision takes a level"),
     "lists of a level": (lambda: amp.auto_mixed_precision(MODEL, white_list=[]), "pass it to custom_mixed_precision"),
+    "a level for a device": (lambda: amp.auto_cast("O2"), "pass settings by name, such as level='O2'"),
+    "no device": (lambda: amp.GradScaler("O2"), "it would be 'cuda' or 'cpu'"),
     "scale_factor": (lambda: amp.GradScaler(scale_factor=2), "pass incr_ratio and decr_ratio"),
     "no optimizer": (lambda: amp.GradScaler().step(), "step needs optimizer"),
     "autocast(level)": (lambda: amp.autocast("cuda", level="O1"), "auto_cast takes one"),
