@@ -1,5 +1,6 @@
 """The doors of the package: arguments by the names of MindSpore, Paddle and PyTorch, and errors that are its own."""
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -288,3 +289,39 @@ def test_misspelled_names_suggest_the_nearest_one() -> None:
             getattr(found, name)
     assert copy.deepcopy(optimizer) == pickle.loads(pickle.dumps(optimizer)) == optimizer
     assert copy.copy(scaler).state_dict() == scaler.state_dict()
+
+
+METHODS = {
+    "TrainNetwork": ("step", "gradients", "apply", "load_state", "flushed", "train", "set_train"),
+    "GradScaler": (
+        "scale", "unscale_", "step", "update", "minimize", "load_state_dict", "set_growth_factor", "set_decr_ratio",
+        "set_growth_interval", "set_init_loss_scaling",
+    ),
+    "InferenceSession": ("run",),
+    "DynamicLossScaler": ("scale", "unscale"),
+}  # fmt: skip
+"""Methods that users call with arguments, by class."""
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_methods_take_values_of_any_type_or_refuse_them(kind: str) -> None:
+    made = {type(item).__name__: item for item in [*objects(), amp.DynamicLossScaler(8.0, 2, 3)]}
+    needed = {"feeds": feeds(), "optimizer": made["TrainNetwork"], "input_feed": {"x": feeds()["x"]}, "var": 1.0}
+    odd = (None, -1, "x", object(), [1], {"a": 1}, {1: 2}, np.ones(2), np.float32)
+    for name in METHODS[kind]:
+        method = getattr(made[kind], name)
+        parameters = inspect.signature(method).parameters
+        usual = {key: needed.get(key) for key, item in parameters.items() if item.default is item.empty}
+        for argument, value in itertools.product(parameters.keys() - {"run_options"}, odd):
+            with contextlib.suppress(OnnxAmpError):
+                method(**{**usual, argument: value})
+        with pytest.raises(onnxamp.ArgumentTypeError, match="takes no argument 'no_such_argument'"):
+            method(**usual, no_such_argument=1)
+
+
+def test_arrays_in_order_name_what_takes_them() -> None:
+    net, batch = build_train_network(MODEL, SGD(), "cross-entropy"), feeds()
+    with pytest.raises(onnxamp.ArgumentTypeError, match=r"net\(\*arrays\) makes a step with arrays"):
+        net.step(batch["x"], batch["label"])
+    assert net(batch["x"], batch["label"]).loss == pytest.approx(build_train_network(
+        MODEL, SGD(), "cross-entropy").step(data=batch).loss)  # fmt: skip
