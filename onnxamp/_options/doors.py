@@ -60,6 +60,7 @@ def door(target: T) -> T:
 
     Raises, when called:
         ArgumentTypeError: an argument is unknown, missing or given twice. The message names what to write.
+        MissingNameError: an object of the class has no attribute of a name.
     """
     if not isinstance(target, type):
         return cast(T, _guarded(target, target.__name__))
@@ -68,8 +69,7 @@ def door(target: T) -> T:
         if inspect.isfunction(member) and not name.startswith("_"):
             setattr(owner, name, _guarded(member, f"{owner.__name__}.{name}", 1))
     owner.__init__ = _guarded(owner.__init__, owner.__name__, 1)
-    if any(owner.__name__ in row["of"] for row in _table()["attributes"]):
-        owner.__getattr__ = _refuse_name
+    owner.__getattr__ = _refuse_name
     return target
 
 
@@ -97,15 +97,18 @@ def _guarded(
     function: Callable[..., Any], name: str, skipped: int = 0
 ) -> Callable[..., Any]:
     """Return a function that translates its arguments; the first ``skipped`` ones are not the caller's."""
-    signature = inspect.signature(function)
-    parameters = tuple(signature.parameters.values())[skipped:]
-    call = _Call(name, signature, parameters)
+
+    # On first use, because reading all signatures takes longer than importing all else here.
+    @cache
+    def call() -> _Call:
+        signature = inspect.signature(function)
+        return _Call(name, signature, tuple(signature.parameters.values())[skipped:])
 
     @wraps(function)
     def guarded(*given: Any, **named: Any) -> Any:
         own, rest = given[:skipped], given[skipped:]
-        rest, named = call.translated(rest, named)
-        call.check((*own, *rest), len(rest), named)
+        rest, named = call().translated(rest, named)
+        call().check((*own, *rest), len(rest), named)
         return function(*own, *rest, **named)
 
     return guarded
@@ -278,7 +281,9 @@ def _is_neutral(row: _Others, theirs: str, value: Any) -> bool:
     expected = row.neutral[theirs]
     if expected == "none":
         return value is None
-    if isinstance(expected, list):  # such as devices, which may have a number: "cuda:1"
+    if isinstance(
+        expected, list
+    ):  # such as devices, which may have a number: "cuda:1"
         return str(value).partition(":")[0] in expected
     # In Python, False equals 0.
     is_alike = isinstance(value, bool) == isinstance(expected, bool)
