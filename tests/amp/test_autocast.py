@@ -111,6 +111,7 @@ def test_a_listed_normalization_trains_in_low_precision() -> None:
 
 # --- PyTorch's autocast -----------------------------------------------------------------------------------------
 
+
 def test_autocast_follows_the_lists_of_pytorch() -> None:
     wanted = {"MatMul", "Tanh", "ReduceMean", "Mul"}
     assert low_ops(onnxamp.amp.autocast("cuda")) == wanted
