@@ -188,8 +188,12 @@ class _Call:
             if theirs in row.needless or _is_neutral(row, theirs, value):
                 return
             if theirs in row.instead:
+                # Another value of a neutral argument would have been taken.
+                said = f"argument {theirs!r}"
+                if theirs in row.neutral:
+                    said = f"{theirs}={value!r:.40}"
                 raise ArgumentTypeError(
-                    f"{self.name} takes no argument {theirs!r}: {row.instead[theirs]}."
+                    f"{self.name} takes no {said}: {row.instead[theirs]}."
                 )
         yield theirs, value
 
@@ -244,8 +248,9 @@ class _Call:
             text = next(filter(None, advice), f"its arguments are {known}")
             if not ordered:
                 return f"{self.name} takes no positional arguments: {text}."
-            most = f"at most {len(ordered)}"
-            return f"{self.name} takes {most} positional arguments, not {positional}: {text}."
+            plural = "s" * (len(ordered) > 1)
+            most = f"at most {len(ordered)} positional argument{plural}"
+            return f"{self.name} takes {most}, not {positional}: {text}."
         for name in named:
             if name not in names:
                 near = suggestion(names, name)
