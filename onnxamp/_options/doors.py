@@ -60,6 +60,7 @@ def door(target: T) -> T:
 
     Raises, when called:
         ArgumentTypeError: an argument is unknown, missing or given twice. The message names what to write.
+        MissingNameError: an object of the class has no attribute of a name.
     """
     if not isinstance(target, type):
         return cast(T, _guarded(target, target.__name__))
@@ -68,8 +69,7 @@ def door(target: T) -> T:
         if inspect.isfunction(member) and not name.startswith("_"):
             setattr(owner, name, _guarded(member, f"{owner.__name__}.{name}", 1))
     owner.__init__ = _guarded(owner.__init__, owner.__name__, 1)
-    if any(owner.__name__ in row["of"] for row in _table()["attributes"]):
-        owner.__getattr__ = _refuse_name
+    owner.__getattr__ = _refuse_name
     return target
 
 
@@ -97,15 +97,18 @@ def _guarded(
     function: Callable[..., Any], name: str, skipped: int = 0
 ) -> Callable[..., Any]:
     """Return a function that translates its arguments; the first ``skipped`` ones are not the caller's."""
-    signature = inspect.signature(function)
-    parameters = tuple(signature.parameters.values())[skipped:]
-    call = _Call(name, signature, parameters)
+
+    # On first use, because reading all signatures takes longer than importing all else here.
+    @cache
+    def call() -> _Call:
+        signature = inspect.signature(function)
+        return _Call(name, signature, tuple(signature.parameters.values())[skipped:])
 
     @wraps(function)
     def guarded(*given: Any, **named: Any) -> Any:
         own, rest = given[:skipped], given[skipped:]
-        rest, named = call.translated(rest, named)
-        call.check((*own, *rest), len(rest), named)
+        rest, named = call().translated(rest, named)
+        call().check((*own, *rest), len(rest), named)
         return function(*own, *rest, **named)
 
     return guarded
@@ -185,8 +188,12 @@ class _Call:
             if theirs in row.needless or _is_neutral(row, theirs, value):
                 return
             if theirs in row.instead:
+                # Another value of a neutral argument would have been taken.
+                said = f"argument {theirs!r}"
+                if theirs in row.neutral:
+                    said = f"{theirs}={value!r:.40}"
                 raise ArgumentTypeError(
-                    f"{self.name} takes no argument {theirs!r}: {row.instead[theirs]}."
+                    f"{self.name} takes no {said}: {row.instead[theirs]}."
                 )
         yield theirs, value
 
@@ -241,8 +248,9 @@ class _Call:
             text = next(filter(None, advice), f"its arguments are {known}")
             if not ordered:
                 return f"{self.name} takes no positional arguments: {text}."
-            most = f"at most {len(ordered)}"
-            return f"{self.name} takes {most} positional arguments, not {positional}: {text}."
+            plural = "s" * (len(ordered) > 1)
+            most = f"at most {len(ordered)} positional argument{plural}"
+            return f"{self.name} takes {most}, not {positional}: {text}."
         for name in named:
             if name not in names:
                 near = suggestion(names, name)
@@ -278,6 +286,10 @@ def _is_neutral(row: _Others, theirs: str, value: Any) -> bool:
     expected = row.neutral[theirs]
     if expected == "none":
         return value is None
+    if isinstance(
+        expected, list
+    ):  # such as devices, which may have a number: "cuda:1"
+        return str(value).partition(":")[0] in expected
     # In Python, False equals 0.
     is_alike = isinstance(value, bool) == isinstance(expected, bool)
     return is_alike and isinstance(value, (*NUMBERS, str)) and value == expected

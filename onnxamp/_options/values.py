@@ -229,9 +229,9 @@ def checked_flag(name: str, value: bool) -> bool:
     Raises:
         ArgumentTypeError: it is not a bool.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise ArgumentTypeError(f"{name} must be a bool, not {type(value).__name__}.")
-    return value
+    return bool(value)
 
 
 def flags(options: Any) -> dict[str, bool | None]:

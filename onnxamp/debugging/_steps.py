@@ -11,7 +11,7 @@ Non-finite values that depend on expected overflows are also expected.
 """
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -23,7 +23,7 @@ import numpy as np
 from onnx import ModelProto
 
 from onnxamp._amp import CastWatch, active_cast
-from onnxamp._base.errors import ArgumentError, OnnxAmpError
+from onnxamp._base.errors import ArgumentError, ArgumentTypeError, OnnxAmpError
 from onnxamp._facts.dtypes import FORMATS
 from onnxamp._job.api import convert_as
 from onnxamp._model.model import (
@@ -37,6 +37,7 @@ from onnxamp._numerics.measure import measure
 from onnxamp._numerics.metrics import Measurement
 from onnxamp._numerics.watch import WatchedValue, classify, watched_values
 from onnxamp._options.doors import door
+from onnxamp._options.values import checked_names
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.flow import DataflowGraph, expose, make_flow
@@ -293,6 +294,7 @@ class InferenceSession:
         Raises:
             NumericsError: an active checker aborts because a value holds NaN or an unintended Inf.
             ArgumentError: the inputs do not fit the model.
+            ArgumentTypeError: the names of outputs are no list, or the inputs no dict.
             RuntimeFailure: the model does not run.
             OutputError: records cannot be written.
         """
@@ -307,9 +309,11 @@ class InferenceSession:
             return list(
                 self._session.run(output_names or None, dict(input_feed), run_options)
             )
-        names = list(output_names or ()) or [
-            item.name for item in self._session.get_outputs()
-        ]
+        wanted = [] if output_names is None else output_names
+        if isinstance(wanted, Iterator):
+            wanted = list(wanted)
+        checked_names("output_names", wanted)
+        names = list(wanted) or [item.name for item in self._session.get_outputs()]
         outputs = run(self._session, _arrays(input_feed), names)
         return [outputs[name] for name in names]
 
@@ -401,7 +405,15 @@ def _disabled(
 
 
 def _arrays(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return feeds as arrays instead of ONNX Runtime values."""
+    """Return feeds as arrays instead of ONNX Runtime values.
+
+    Raises:
+        ArgumentTypeError: they are not given by name.
+    """
+    if not isinstance(feeds, Mapping):
+        raise ArgumentTypeError(
+            f"input_feed must be a dict of arrays by name, not {type(feeds).__name__}."
+        )
     arrays = dict(feeds)
     for name, feed in feeds.items():
         if hasattr(feed, "has_value") and hasattr(feed, "data_type"):

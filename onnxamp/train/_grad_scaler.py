@@ -100,7 +100,7 @@ class AmpScaler(MovingLossScaleManager):
         if isinstance(var, (list, tuple)):
             return type(var)(self.scale(item) for item in var)
         if not isinstance(var, StepGradients):
-            if isinstance(var, (str, bytes)) or not hasattr(var, "__mul__"):
+            if isinstance(var, (str, bytes, type)) or not hasattr(var, "__mul__"):
                 raise ArgumentTypeError(
                     "scale() takes what net.gradients(batch) returns, a number, an array or a list of these, not"
                     f" {type(var).__name__}."
@@ -180,7 +180,8 @@ class AmpScaler(MovingLossScaleManager):
         Raises:
             ArgumentError: one of these is not None. Others as :meth:`step`.
         """
-        if (startup_program, parameters, no_grad_set) != (None, None, None):
+        unused = (startup_program, parameters, no_grad_set)
+        if any(item is not None for item in unused):
             raise ArgumentError(
                 "minimize() takes no startup_program, parameters or no_grad_set: choose what is trained with the"
                 " 'weights' of the optimizer."

@@ -122,9 +122,10 @@ class Loss:
 
         Raises:
             ArgumentError: the labels do not fit the output.
+            ArgumentTypeError: the output or the labels are not numbers.
         """
         # The graph that training writes computes it, so that both give the same numbers.
-        given = np.asarray(output, np.float32)
+        given = _numbers("output", output)
         entry = helper.make_tensor_value_info("train/output", _FLOAT, given.shape)
         graph = Graph.of(small_model([], [entry], []))
         writer = Writer(GraphEditor(graph), "train/loss")
@@ -312,7 +313,7 @@ def BCEWithLogitsLoss(  # noqa: N802
         >>> round(float(BCEWithLogitsLoss()([5.0, 1.0, 3.0], [1.0, 0.0, 1.0])), 4)
         0.4562
     """
-    positive = None if pos_weight is None else _factors("pos_weight", pos_weight)
+    positive = None if pos_weight is None else _numbers("pos_weight", pos_weight)
 
     def losses(output: Tensor, labels: Tensor) -> Tensor:
         if positive is None:
@@ -339,7 +340,7 @@ def _entropy(
     With soft labels, which only Paddle has, class weights are applied as in Paddle. With labels that are classes,
     MindSpore and Paddle agree except for label smoothing, which follows MindSpore.
     """
-    table = None if weight is None else _factors("weight", weight)
+    table = None if weight is None else _numbers("weight", weight)
 
     def along(output: Tensor, weights: NDArray[np.float32]) -> Tensor:
         """Return the weights, shaped to broadcast along the axis of the classes."""
@@ -421,7 +422,7 @@ def _reducing(
         ArgumentError, ArgumentTypeError: the reduction is unknown.
     """
     _check_reduction(reduction)
-    factors = None if weight is None else _factors("weight", weight)
+    factors = None if weight is None else _numbers("weight", weight)
 
     def function(output: Tensor, labels: Tensor) -> Tensor:
         each = losses(output, labels)
@@ -432,8 +433,8 @@ def _reducing(
     return Loss(function)
 
 
-def _factors(what: str, given: ArrayLike) -> NDArray[np.float32]:
-    """Return factors of losses.
+def _numbers(what: str, given: ArrayLike) -> NDArray[np.float32]:
+    """Return numbers as an array.
 
     Raises:
         ArgumentTypeError: they are not numbers.

@@ -23,7 +23,7 @@ from onnxamp._job.api import convert_as
 from onnxamp._model.staging import write_file
 from onnxamp._options.doors import door
 from onnxamp._options.options import Options
-from onnxamp._options.values import checked_flag
+from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
@@ -318,9 +318,14 @@ class TrainNetwork:
     ) -> tuple[dict[str, NDArray[Any]], float]:
         """Return all inputs of a step except the state, and its loss scale."""
         self.cast_watch.check(self._has_low)
+        names = ", ".join(self.plan.data)
+        if not isinstance(feeds, Mapping):
+            raise ArgumentTypeError(
+                f"A step takes a dict of arrays by name, {names}, not {type(feeds).__name__}."
+            )
         if wrong := set(feeds) ^ set(self.plan.data):
             raise ArgumentError(
-                f"A step takes {', '.join(self.plan.data)}: {min(wrong)!r} is missing or unknown."
+                f"A step takes {names}: {min(wrong, key=str)!r} is missing or unknown."
             )
         arrays = typed_feeds(self.plan.model, feeds, self.plan.classes)
         masks = draw_masks(
@@ -370,7 +375,17 @@ class TrainNetwork:
 
         Raises:
             ArgumentError: there are no batches. Others as :meth:`step`.
+            ArgumentTypeError: an argument has the wrong type.
         """
+        checked_number("epochs", epochs, "a whole number", lambda n: n >= 0, WHOLE)
+        if not isinstance(batches, (Iterable, str, PathLike)):
+            raise ArgumentTypeError(
+                f"batches must be an iterable of dicts of arrays, not {type(batches).__name__}."
+            )
+        if report is not None and not callable(report):
+            raise ArgumentTypeError(
+                f"report must be a function, not {type(report).__name__}."
+            )
         if isinstance(batches, (str, PathLike, Mapping, SampleSource)):
             batches = as_samples(batches, self.source)
         means = []
@@ -429,10 +444,15 @@ class TrainNetwork:
 
         Raises:
             ArgumentError: the state belongs to another network.
+            ArgumentTypeError: it is no state.
         """
+        if not isinstance(state, Mapping):
+            raise ArgumentTypeError(
+                f"state must be a dict that state() returned, not {type(state).__name__}."
+            )
         arrays = {**self.plan.state, **self.scale.arrays()}
         shapes = {**{name: array.shape for name, array in arrays.items()}, STEPS: ()}
-        for name in sorted(shapes.keys() | state.keys()):
+        for name in sorted(shapes.keys() | state.keys(), key=str):
             if (
                 name not in shapes
                 or name not in state

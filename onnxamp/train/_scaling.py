@@ -533,4 +533,8 @@ def _multiplied(inputs: Any, factor: Any) -> Any:
     if isinstance(inputs, (tuple, list)):
         return type(inputs)(_multiplied(item, factor) for item in inputs)
     array = np.asarray(inputs)
+    if not _is_real(array):
+        raise ArgumentTypeError(
+            f"inputs must be numbers, arrays, or tuples, lists and dicts of them, not {type(inputs).__name__}."
+        )
     return array * factor.astype(array.dtype)

@@ -1,5 +1,6 @@
 """The doors of the package: arguments by the names of MindSpore, Paddle and PyTorch, and errors that are its own."""
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -123,7 +124,7 @@ def test_values_of_any_type_are_taken_or_refused(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_missing_and_further_arguments(name: str) -> None:
-    with pytest.raises(onnxamp.ArgumentTypeError, match="positional arguments"):
+    with pytest.raises(onnxamp.ArgumentTypeError, match="positional argument"):
         PUBLIC[name](*[[]] * 20)
     parameters = inspect.signature(PUBLIC[name]).parameters.values()
     if any(item.default is item.empty and item.kind is not item.VAR_KEYWORD for item in parameters):
@@ -141,7 +142,7 @@ def test_the_table_names_what_there_is() -> None:
             assert set(names.values()) <= own.keys(), name
             assert not names.keys() & own.keys() or len(row["of"]) > 1, name
             assert all(set(parts) <= own.keys() for parts in row.get("parts", {}).values()), name
-            taken = {*own, *names, *row.get("needless", [])}
+            taken = {*own, *names, *row.get("needless", []), *row.get("neutral", {})}
             assert all(set(order) <= taken for order in row.get("first", {}).values()), name
             assert all(text[-1] not in ".!?" for text in row.get("instead", {}).values()), name
 
@@ -174,13 +175,15 @@ def test_functions_take_the_names_of_frameworks() -> None:
     net = build_train_network(MODEL, SGD(), loss="cross-entropy", amp_level="O2", scaler=None)
     assert net.loss_scale_manager is None
     assert net.has_low
+    scalers = [amp.GradScaler("cuda"), amp.GradScaler("cuda:1"), amp.GradScaler(device=foreign("torch", "cuda"))]
+    assert all(scaler.state_dict() == amp.GradScaler().state_dict() for scaler in scalers)
     assert amp.DynamicLossScaleManager(init_scale=8.0, growth_interval=3).get_update_cell().grow_every == 3
     assert [batch["x"].shape for batch in train.Batches({"x": np.ones((3, 2))}, batch_size=2)] == [(2, 2), (1, 2)]
 
 
 REFUSED = {
-    "SGD(momentum)": (lambda: SGD(momentum=0.9), r"SGD takes no argument 'momentum': use Momentum\(momentum="),
-    "amsgrad": (lambda: Adam(amsgrad=True), "takes no argument 'amsgrad'"),
+    "SGD(momentum)": (lambda: SGD(momentum=0.9), r"SGD takes no momentum=0.9: use Momentum\(momentum="),
+    "amsgrad": (lambda: Adam(amsgrad=True), "Adam takes no amsgrad=True"),
     "betas": (lambda: Adam(betas=0.9), "betas must hold beta1 and beta2, not 0.9"),
     "grad_clip": (lambda: SGD(grad_clip=object()), "pass clip_norm=N"),
     "parameters": (lambda: SGD([MODEL], lr=0.1), "SGD takes no positional arguments: it needs no parameters"),
@@ -191,6 +194,8 @@ REFUSED = {
     "misspelled": (lambda: SGD(learnin_rate=0.1), "Did you mean 'learning_rate'?"),
     "a level for a list": (lambda: amp.custom_mixed_precision(MODEL, level="O1"), "auto_mixed_precision takes a level"),
     "lists of a level": (lambda: amp.auto_mixed_precision(MODEL, white_list=[]), "pass it to custom_mixed_precision"),
+    "a level for a device": (lambda: amp.auto_cast("O2"), "pass settings by name, such as level='O2'"),
+    "no device": (lambda: amp.GradScaler("O2"), "it would be 'cuda' or 'cpu'"),
     "scale_factor": (lambda: amp.GradScaler(scale_factor=2), "pass incr_ratio and decr_ratio"),
     "no optimizer": (lambda: amp.GradScaler().step(), "step needs optimizer"),
     "autocast(level)": (lambda: amp.autocast("cuda", level="O1"), "auto_cast takes one"),
@@ -284,3 +289,39 @@ def test_misspelled_names_suggest_the_nearest_one() -> None:
             getattr(found, name)
     assert copy.deepcopy(optimizer) == pickle.loads(pickle.dumps(optimizer)) == optimizer
     assert copy.copy(scaler).state_dict() == scaler.state_dict()
+
+
+METHODS = {
+    "TrainNetwork": ("step", "gradients", "apply", "load_state", "flushed", "train", "set_train"),
+    "GradScaler": (
+        "scale", "unscale_", "step", "update", "minimize", "load_state_dict", "set_growth_factor", "set_decr_ratio",
+        "set_growth_interval", "set_init_loss_scaling",
+    ),
+    "InferenceSession": ("run",),
+    "DynamicLossScaler": ("scale", "unscale"),
+}  # fmt: skip
+"""Methods that users call with arguments, by class."""
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_methods_take_values_of_any_type_or_refuse_them(kind: str) -> None:
+    made = {type(item).__name__: item for item in [*objects(), amp.DynamicLossScaler(8.0, 2, 3)]}
+    needed = {"feeds": feeds(), "optimizer": made["TrainNetwork"], "input_feed": {"x": feeds()["x"]}, "var": 1.0}
+    odd = (None, -1, "x", object(), [1], {"a": 1}, {1: 2}, np.ones(2), np.float32)
+    for name in METHODS[kind]:
+        method = getattr(made[kind], name)
+        parameters = inspect.signature(method).parameters
+        usual = {key: needed.get(key) for key, item in parameters.items() if item.default is item.empty}
+        for argument, value in itertools.product(parameters.keys() - {"run_options"}, odd):
+            with contextlib.suppress(OnnxAmpError):
+                method(**{**usual, argument: value})
+        with pytest.raises(onnxamp.ArgumentTypeError, match="takes no argument 'no_such_argument'"):
+            method(**usual, no_such_argument=1)
+
+
+def test_arrays_in_order_name_what_takes_them() -> None:
+    net, batch = build_train_network(MODEL, SGD(), "cross-entropy"), feeds()
+    with pytest.raises(onnxamp.ArgumentTypeError, match=r"net\(\*arrays\) makes a step with arrays"):
+        net.step(batch["x"], batch["label"])
+    assert net(batch["x"], batch["label"]).loss == pytest.approx(build_train_network(
+        MODEL, SGD(), "cross-entropy").step(data=batch).loss)  # fmt: skip

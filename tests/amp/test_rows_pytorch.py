@@ -251,7 +251,7 @@ def _() -> None:
     net.gradients(feeds())
     scaler.step(net.optimizer)
     assert net.steps == 1
-    refuses("takes at most 1 positional arguments", scaler.step, net.optimizer, print)
+    refuses("takes at most 1 positional argument, not 2", scaler.step, net.optimizer, print)
 
 
 @row("`scaler.update()`, `scaler.update(new_scale)`")
