@@ -52,8 +52,9 @@ def auto_mixed_precision(
 
     Args:
         network: a ModelProto, a path, or an onnx-graphsurgeon Graph; it is never changed.
-        amp_level: what to lower: "O0" nothing, "O1" white-listed ops, "O2" all but black-listed ops, "O3" every op that
-            has a low-precision kernel. For "auto", use :func:`onnxamp.convert_model`.
+        amp_level: what to lower: "O0" nothing, "O1" white-listed ops (Relu, which changes no number, only where that
+            saves Casts), "O2" all but black-listed ops, "O3" every op that has a low-precision kernel. For "auto", use
+            :func:`onnxamp.convert_model`.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         lists: the preset of white and black lists: "mindspore", "paddle", "default",
             "conservative" or "fast".
@@ -293,7 +294,7 @@ def auto_cast(
             Products of a value with itself count as squares; "linear" includes the Add of its bias.
         level: "O0" nothing; "OD" white-listed ops (convolutions and matrix products), with everything else in float32;
             "O1" these, unlisted ops that read only low precision, and exact ops (Reshape, Relu) where that saves Casts;
-            "O2" all but black-listed ops. Case does not matter.
+            "O2" all but black-listed ops and BatchNormalization. Case does not matter.
         dtype: the low-precision type, "float16" or "bfloat16"; also as a type of NumPy, ml_dtypes, ONNX or PyTorch.
         use_promote: at O2, whether an unlisted op may stay in float32 next to float32 values, where low
             precision would cost more Casts than it gains. False always lowers it.

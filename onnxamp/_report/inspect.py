@@ -151,7 +151,7 @@ def lists_report(presets: Sequence[Preset]) -> Report:
             title = f"{preset.name}: {kind} list, {len(entries)} op types"
             lists.append(section(title, table("op-list", entries.items())))
         for level, entries in preset.black_at.items():
-            title = f"{preset.name}: also black at {level}, {len(entries)} op types"
+            title = f"{preset.name}: also black at {level}"
             lists.append(section(title, table("op-list", entries.items())))
         title = f"{preset.name}: {len(preset.names)} names of the framework"
         names.append(section(title, table("op-names", _framework_rows(preset))))
