@@ -1,5 +1,6 @@
-"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples, toward overflow, and toward
-the largest error.
+"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples.
+
+They lead toward overflow, and toward the largest error.
 
 Random inputs rarely show how large a value may become, because they rarely agree with the weights. The gradient of a
 value's largest element says how they would. Each step goes to the corner of the inputs' range that it points to; where
