@@ -1,8 +1,12 @@
-"""Measure the share of values that is proven, and find overflow that random inputs do not show.
+"""Measure the share of values that is proven, and find overflow and errors that random inputs do not show.
 
 Each model is converted with one command, with and without inputs that are made to be hard, and the value with the least
 headroom is looked at on a hundred random inputs. Planted networks stay below 20,000 on a thousand random inputs,
-although some input brings them beyond float16. The results are written to ``results/verdict.json``.
+although some input brings them beyond float16. Times are processor times, so that a busy machine does not matter.
+
+Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
+starts no model after that time, and ``--again`` measures all models again. ``--page`` writes the tables of
+``docs/explain/verdict.md`` from the results.
 """
 
 import argparse
@@ -11,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +32,11 @@ import onnxamp
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "verdict.json"
+PAGE = ROOT / "docs" / "explain" / "verdict.md"
+START, END = "<!-- written by benchmarks/verdict.py -->", "<!-- end -->"
+"""What the tables of the page stand between."""
 INPUTS = 100
-PLANTED = 20
+PLANTED = 12
 STEPS = 4
 """The default of ``--stress``."""
 LARGEST = 20_000.0
@@ -114,40 +122,106 @@ def on_random_inputs(path: Path, value: str) -> float:
 
 
 def measured(name: str, path: Path, folder: Path) -> Facts:
-    """Return the row of a model."""
-    plain, before = converted(path, 0, folder)
+    """Return the row of a model. Planted networks are not timed."""
     found, after = converted(path, STEPS, folder)
     proof, headroom, cure = found["proof"], found["headroom"], found["cure"]
     row: Facts = {
         "model": name,
         "values": proof and proof["values"],
         "proven": proof and proof["proven"],
-        "seconds": round(after, 2),
-        "seconds without stress": round(before, 2),
-        "repaired by stress alone": bool(cure) and not plain["cure"],
+        "repaired by stress alone": bool(cure) and "made to be hard" in cure["failure"],
         "not run": [clause for clause in found["not_run"] if "hard" in clause],
+        "error, samples": _worst(found["outputs"]),
+        "error, hard inputs": max((_worst(one["outputs"]) for one in found["extras"] if one["is_hard"]), default=None),
     }
+    if not name.startswith("planted"):
+        _, before = converted(path, 0, folder)
+        row |= {"seconds": round(after, 2), "seconds without stress": round(before, 2)}
     if headroom:
         row |= {
             "value": headroom["value"],
             "largest, stressed": headroom["stressed"],
-            f"largest of {INPUTS} random inputs": on_random_inputs(path, headroom["value"]),
+            "largest, random": on_random_inputs(path, headroom["value"]),
         }
     return row
+
+
+def _worst(outputs: Sequence[Facts]) -> float:
+    return max((one["rel_l2"] for one in outputs), default=0.0)
 
 
 def summary(rows: Sequence[Facts]) -> Facts:
     """Return what the rows come to."""
     planted_rows = [row for row in rows if row["model"].startswith("planted")]
     others = [row for row in rows if row not in planted_rows]
+    before = sum(row["seconds without stress"] for row in others)
     return {
         "planted": len(planted_rows),
         "planted, found": sum(row["repaired by stress alone"] for row in planted_rows),
         "others, repaired by stress alone": [row["model"] for row in others if row["repaired by stress alone"]],
-        "others, processor time": round(
-            sum(row["seconds"] for row in others) / sum(row["seconds without stress"] for row in others), 2
-        ),
+        "others, processor time": round(sum(row["seconds"] for row in others) / before, 2) if before else None,
     }
+
+
+def tables(results: Facts) -> str:
+    """Return the table of the page: what random inputs missed and this found."""
+    facts = results["summary"]
+    found = f"Of {facts['planted']} networks whose values stay below 20,000 on 1,000 random inputs, {STEPS} steps bring"
+    found += f" {facts['planted, found']} beyond float16, and all of these are repaired. Other models:"
+    titles = "model", "proven", "value with the least headroom", "random inputs", "hard inputs", "error", "error, hard"
+    lines = [found, "", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for row in results["rows"]:
+        if row["model"].startswith("planted") or not row["values"]:
+            continue
+        value = (
+            f"`{row['value']}`"
+            if "value" in row
+            else "none: " + (row["not run"] or ["all that inputs move is proven"])[0]
+        )
+        sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
+        errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
+        cells = row["model"], f"{row['proven']} of {row['values']}", value, *sizes, *errors
+        lines.append(f"| {' | '.join(cells)} |")
+    more = facts["others, processor time"]
+    lines += [
+        "",
+        f"Validated conversions of these models take {more} times the processor time of those without stress.",
+    ]
+    return "\n".join(lines)
+
+
+def _short(number: float | None) -> str:
+    return "" if number is None else f"{number:.3g}"
+
+
+def write_page(results: Facts) -> None:
+    """Write the tables of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{START}\n\n{tables(results)}\n\n{END}{after}", encoding="utf-8")
+
+
+def known() -> Facts:
+    """Return the results so far."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"rows": []}
+
+
+def noted(rows: Sequence[Facts]) -> Facts:
+    """Write the results, with what they were measured on."""
+    git = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    versions = {"onnx": onnx.__version__, "ONNX Runtime": ort.__version__, "NumPy": np.__version__}
+    ordered = sorted(rows, key=lambda row: (row["model"].startswith("planted"), row["model"]))
+    results = {
+        "machine": machine(),
+        "versions": versions,
+        "commit": commit.strip(),
+        "summary": summary(ordered),
+        "rows": ordered,
+    }
+    RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+    return results
 
 
 def say(line: str) -> None:
@@ -157,22 +231,28 @@ def say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure all models, and write the results."""
+    """Measure the models that have no row yet, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shared", type=Path, help="a folder of further models")
-    parser.add_argument("--only", default="", help="models whose name begins so; nothing is written then")
+    parser.add_argument("--only", default="", help="models whose name begins so")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
+    parser.add_argument("--again", action="store_true", help="measure all models again")
+    parser.add_argument("--page", action="store_true", help="only write the tables of the page")
     options = parser.parse_args(arguments)
-    rows = []
+    if options.page:
+        write_page(known())
+        return
+    rows = [] if options.again else known()["rows"]
+    done = {row["model"] for row in rows}
+    until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, path in models(folder, options.shared):
-            if not name.startswith(options.only):
+            if name in done or not name.startswith(options.only) or time.monotonic() > until:
                 continue
             rows.append(measured(name, path, folder))
+            noted(rows)
             say(json.dumps(rows[-1]))
-    if not options.only:
-        text = json.dumps({"machine": machine(), "summary": summary(rows), "rows": rows}, indent=1)
-        RESULTS.write_text(f"{text}\n", encoding="utf-8")
     say(json.dumps(summary(rows), indent=1))
 
 

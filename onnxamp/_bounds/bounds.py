@@ -151,7 +151,10 @@ class Bounds:
         held = graph.values[value]
         if held.origin is Origin.INPUT and held.scope:
             return self._entered(held).sized(width)
-        return sources.of_type(graph.types[value]).sized(width)
+        known = intersection(
+            sources.of_type(graph.types[value]), sources.of_indices(graph, value)
+        )
+        return known.sized(width)
 
     def _stored(self, value: int, tensor: TensorProto) -> Bound:
         """Return the bound of a constant."""

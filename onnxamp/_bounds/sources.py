@@ -11,6 +11,8 @@ from onnx import helper, numpy_helper
 from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull
 from onnxamp._bounds.call import Call, Rules
 from onnxamp._facts.dtypes import elem_of
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.graph import Graph
 
 
 @cache
@@ -29,6 +31,24 @@ def of_type(kind: str | None) -> Bound:
         return UNKNOWN
     limits = np.iinfo(numbers)
     return between(float(limits.min), float(limits.max))
+
+
+def of_indices(graph: Graph, value: int) -> Bound:
+    """Return the bound of a value by the tables in which it selects rows: other indices are an error.
+
+    Complexity: linear in the nodes that read the value.
+    """
+    lookups = op_facts().lookups
+    size = inf
+    for index, port in graph.uses[value]:
+        node = graph.nodes[index]
+        # A branch may not run, and a loop may end before its first turn.
+        is_run = node.scope == graph.values[value].scope
+        for lookup in lookups.get(node.key, ()) if is_run else ():
+            shape = graph.shapes[node.input(lookup.table)]
+            if port == lookup.indices and shape and None not in shape:
+                size = min(size, max(filter(None, shape), default=1))
+    return between(-size, size - 1.0)
 
 
 def _cast(call: Call) -> Bound:

@@ -1,4 +1,6 @@
-"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples, toward overflow.
+"""Inputs that are made to be hard: steps of gradient ascent, within the range of the samples.
+
+They lead toward overflow, and toward the largest error.
 
 Random inputs rarely show how large a value may become, because they rarely agree with the weights. The gradient of a
 value's largest element says how they would. Each step goes to the corner of the inputs' range that it points to; where
@@ -7,35 +9,28 @@ that brings nothing, the next step is half as long.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice, product
-from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from itertools import islice
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
 from onnxamp._bounds.bounds import Bounds, find_bounds
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._gradients.writer import MIN_OPSET
-from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
+from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds, check_inputs
-
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
-    from onnxamp._gradients.walk import Gradients
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 """Names of inputs, each with its range."""
@@ -45,6 +40,9 @@ _SAMPLES: Final = 4
 
 _TRIES: Final = 3
 """Values without a gradient that are passed over: what makes one hard to differentiate stands in the way of others."""
+
+_CLOSE: Final = 0.25
+"""Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
 
 _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
@@ -188,21 +186,24 @@ class _Ascent:
     def climbed(self, given: Sequence[Feeds], steps: int, proof: Proof) -> Stressed:
         """Return the hardest inputs that so many steps find, toward both ends of the value with the least headroom.
 
-        Other values tend to grow with it.
+        Other values tend to grow with it. One more input makes it as large as can be beside the outputs, where its
+        rounding weighs most.
         """
         names = self._reached()
         if not names:
             return Stressed(proof)
-        watched = _Watched.of(self.model, names)
+        watched = Watched.of(self.model, names)
         every = watched.largest(given)
         self.largest = (_magnitudes(every), {})
         seen = {name: self._fitting(every[name]) for name in names}
         seen = {name: ends for name, ends in seen.items() if ends}
         ranked = sorted(seen, key=lambda name: max(seen[name].values()), reverse=True)
+        results = self._results()
+        inner = next((name for name in ranked if name not in results), "")
         why = ""
         for name in ranked[:_TRIES]:
             try:
-                climb = _Climb.toward(self, name)
+                climb = Climb.toward(self.model, self.ranges, name, inner)
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
@@ -212,18 +213,30 @@ class _Ascent:
             ends = [
                 climb.climbed(start, sign, steps) for sign, start in starts.items()
             ]
+            highest, reached = max(ends, key=itemgetter(1))
+            worst = climb.toward_error(highest, steps)
             found = Headroom(
                 value=name,
                 seen=max(seen[name].values()).magnitude,
-                stressed=max(reached for _, reached in ends),
+                stressed=reached,
                 range=self.low.max_finite,
             )
-            hard = watched.largest([inputs for inputs, _ in ends])
+            # The lesser end matters where it comes close to the end of the range.
+            least = min(reached, self.low.max_finite * _CLOSE)
+            chosen = [inputs for inputs, there in ends if there >= least]
+            if worst is not None:
+                chosen.append(worst)
+            hard = watched.largest(chosen)
             self.largest = (_magnitudes(every), _magnitudes(hard))
-            told = "an input" if len(ends) == 1 else f"{len(ends)} inputs"
-            readers = [partial(_itself, inputs) for inputs, _ in ends]
+            told = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
+            readers = [partial(_itself, inputs) for inputs in chosen]
             return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
         return Stressed(proof, why=why)
+
+    def _results(self) -> set[str]:
+        """Return the names of the model's outputs."""
+        graph = self.model.ask(graph_of)
+        return {graph.values[value].name for value in graph.scopes[0].outputs}
 
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
@@ -241,12 +254,12 @@ class _Ascent:
             if value in changed and value not in inputs
         ]
 
-    def _fitting(self, seen: Sequence["_Seen"]) -> dict[float, "_Seen"]:
+    def _fitting(self, seen: Sequence["Seen"]) -> dict[float, "Seen"]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.
 
         What is out of range on the samples is a mask that was saturated, or has been judged.
         """
-        found = dict[float, _Seen]()
+        found = dict[float, Seen]()
         for now in seen:
             held = found.get(now.sign)
             least = held.magnitude if held else 0.0
@@ -255,163 +268,9 @@ class _Ascent:
         return found
 
 
-class _Seen(NamedTuple):
-    """The largest magnitude of a value's elements of one sign on a sample, and the number of the sample."""
-
-    sign: float
-    magnitude: float
-    sample: int
-
-
-class _Watched(NamedTuple):
-    """A model that returns the largest element of some values.
-
-    Attributes:
-        session: the model.
-        outputs: by name of the value: the output with that element.
-        factor: the input that is 1 for the largest element, and -1 for the least one.
-    """
-
-    session: "ort.InferenceSession"
-    outputs: Mapping[str, str]
-    factor: str
-
-    @classmethod
-    def of(cls, model: Model, names: Sequence[str]) -> "_Watched":
-        """Return a model that is ready to run."""
-        watched, outputs, factor = _with_largest(model, names)
-        return cls(make_session(watched, lean=True), outputs, factor)
-
-    def largest(self, given: Sequence[Feeds]) -> dict[str, list[_Seen]]:
-        """Return what inputs show of each value: its largest elements of either sign."""
-        found: dict[str, list[_Seen]] = {name: [] for name in self.outputs}
-        for number, sign in product(range(len(given)), (1.0, -1.0)):
-            feeds = {**given[number], self.factor: np.array(sign, np.float32)}
-            results = run(self.session, feeds, list(self.outputs.values()))
-            for name, output in self.outputs.items():
-                found[name].append(_Seen(sign, float(results[output]), number))
-        return found
-
-
-def _magnitudes(seen: Mapping[str, Sequence[_Seen]]) -> dict[str, float]:
+def _magnitudes(seen: Mapping[str, Sequence[Seen]]) -> dict[str, float]:
     """Return the largest magnitude of each value."""
     return {name: max(one.magnitude for one in ends) for name, ends in seen.items()}
-
-
-class _Climb(NamedTuple):
-    """A model with the gradient of a value's largest element with respect to inputs.
-
-    Attributes:
-        session: the model.
-        factor: the input that is 1 for the largest element, and -1 for the least one.
-        largest: the output with that element.
-        slopes: by name of the input: the output with its gradient.
-        ranges: the ranges of these inputs.
-    """
-
-    session: "ort.InferenceSession"
-    factor: str
-    largest: str
-    slopes: Mapping[str, str]
-    ranges: Mapping[str, Range]
-
-    @classmethod
-    def toward(cls, ascent: _Ascent, name: str) -> "_Climb":
-        """Return the model for a value.
-
-        Raises:
-            GradientError: an op between the inputs and the value has no gradient.
-        """
-        model, outputs, factor = _with_largest(ascent.model, [name])
-        gradients = _gradients(model, outputs[name], ascent.ranges)
-        return cls(
-            session=make_session(gradients.model, lean=True),
-            factor=factor,
-            largest=outputs[name],
-            slopes=gradients.outputs,
-            ranges=ascent.ranges,
-        )
-
-    def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
-        """Return the inputs that so many steps reach, and the magnitude of the value there."""
-        outputs = [self.largest, *self.slopes.values()]
-        best, largest = start, -inf
-        inputs, length = start, 1.0
-        slopes = dict[str, NDArray[Any]]()
-        for _ in range(steps + 1):
-            feeds = {**inputs, self.factor: np.array(sign, np.float32)}
-            results = run(self.session, feeds, outputs)
-            reached = float(results[self.largest])
-            if reached > largest:
-                best, largest = inputs, reached
-                slopes = {
-                    name: results[output] for name, output in self.slopes.items()
-                }
-            else:
-                length /= 2
-            inputs = self._moved(best, slopes, length)
-        return best, largest
-
-    def _moved(
-        self, inputs: Feeds, slopes: Mapping[str, NDArray[Any]], length: float
-    ) -> Feeds:
-        """Return inputs a step further up, within their ranges."""
-        moved = dict(inputs)
-        for name, slope in slopes.items():
-            low, high = self.ranges[name]
-            # The range of a mask is that of float32. What is beyond is clipped.
-            with np.errstate(over="ignore"):
-                further = moved[name] + length * (high - low) * np.sign(slope)
-            moved[name] = np.clip(further, low, high).astype(np.float32)
-        return moved
-
-
-def _with_largest(
-    model: Model, names: Sequence[str]
-) -> tuple[Model, dict[str, str], str]:
-    """Return a model that also returns the largest element of some values, times an input that may be 1 or -1.
-
-    Returns:
-        The model, the names of these outputs by value, and the name of the input.
-    """
-    graph = model.ask(graph_of)
-    editor = GraphEditor(graph)
-    factor = editor.names.fresh("sign")
-    outputs = dict[str, str]()
-    end = graph.scopes[0].nodes.stop
-    for name in names:
-        signed = editor.names.fresh(f"{name}/signed")
-        outputs[name] = editor.names.fresh(f"{name}/largest")
-        nodes = (
-            editor.make("Mul", [name, factor], [signed], ""),
-            editor.make("ReduceMax", [signed], [outputs[name]], "", keepdims=0),
-        )
-        editor.insert(0, end, *nodes)
-    made = editor.finish()
-    number = partial(
-        helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=()
-    )
-    made.graph.input.append(number(factor))
-    made.graph.output.extend(map(number, outputs.values()))
-    return Model(made, model.folder), outputs, factor
-
-
-def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
-    """Return a model with the gradients of a value with respect to those inputs that it depends on.
-
-    Raises:
-        GradientError: there are none.
-    """
-    graph = model.ask(graph_of)
-    scope = graph.scopes[0]
-    needed = {scope.names[loss]}
-    for node in reversed(graph.order):
-        if not needed.isdisjoint(node.writes):
-            needed.update(node.reads)
-    wanted = [name for name in inputs if scope.names[name] in needed]
-    from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
-
-    return differentiate(model.embedded(), loss, wanted)
 
 
 def _sized(model: ModelProto, sample: Feeds) -> ModelProto:

@@ -255,3 +255,13 @@ def test_the_largest_singular_value_is_bounded_closely(shape, kind):
     exact = np.linalg.norm(weight.astype(np.float64), 2, axis=(-2, -1)).max()
     assert exact <= largest_stretch(graph, value) <= 1.12 * exact
     assert least_stretch(graph, value) <= exact * (1 + 1e-6)
+
+
+def test_indices_are_bounded_by_the_tables_that_they_look_up():
+    text = """(int64[4] ids, int64[4] other) => (float[4,8] y, float[4] z) {
+        y = Gather (table, ids) c = Cast <to = 1> (ids) z = Mul (c, c) }"""
+    model = weights(parse(text, 17), table=np.zeros((50, 8), np.float32))
+    assert bound_of(model, "ids").low == -50
+    assert bound_of(model, "ids").high == 49
+    assert bound_of(model, "z").high < 2600
+    assert bound_of(model, "other").high > 1e18

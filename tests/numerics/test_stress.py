@@ -125,3 +125,19 @@ def test_integers_are_not_moved():
     found = stress.of(Model.of(model), Model.of(convert_model(model, "O3")), onnxamp.random_samples(model))
     assert found.samples is None
     assert found.proof.is_complete
+
+
+def test_inputs_are_sought_on_which_errors_weigh_most():
+    """A product whose rows nearly cancel is small beside what it adds up, whose rounding then shows."""
+    draw = np.random.default_rng(0)
+    arrays = {"w": draw.standard_normal((8, 8)), "v": draw.standard_normal((8, 4))}
+    weights = {name: array.astype(np.float32) for name, array in arrays.items()}
+    model = add_weights(parse("(float[1,8] x) => (float[1,4] y) { a = MatMul (x, w) y = MatMul (a, v) }", 17), weights)
+    result = convert_model(model)
+    one, other = (Model.of(each) for each in (model, result))
+    made_up = RunOptions().draw(one)
+    hard = Stress(FLOAT16, 8).of(one, other, made_up).samples
+    errors = [
+        onnxamp.diff_models(model, result, [feeds], provider="cpu").outputs[0].rel_l2 for feeds in (made_up[0], hard[1])
+    ]
+    assert errors[1] > 2 * errors[0]

@@ -1,0 +1,304 @@
+"""Steps of gradient ascent within the ranges of inputs: toward the largest element of a value, or the largest error."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from onnxamp._base.errors import GradientError
+from onnxamp._facts.dtypes import FLOAT
+from onnxamp._graph.editor import GraphEditor
+from onnxamp._graph.graph import graph_of
+from onnxamp._model.model import Model
+from onnxamp._options.values import Range
+from onnxamp._runtime.session import make_session, run
+from onnxamp._runtime.values import Feeds
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from onnxamp._gradients.walk import Gradients
+
+
+class Seen(NamedTuple):
+    """The largest magnitude of a value's elements of one sign on a sample, and the number of the sample."""
+
+    magnitude: float
+    sample: int
+    sign: float
+
+
+class Watched(NamedTuple):
+    """A model that returns the largest and the least element of some values.
+
+    Attributes:
+        session: the model.
+        outputs: by name of the value: the outputs with these elements.
+    """
+
+    session: "ort.InferenceSession"
+    outputs: Mapping[str, tuple[str, str]]
+
+    @classmethod
+    def of(cls, model: Model, names: Sequence[str]) -> "Watched":
+        """Return a model that is ready to run."""
+        graph = model.ask(graph_of)
+        editor = GraphEditor(graph)
+        outputs = dict[str, tuple[str, str]]()
+        for name in names:
+            most, least = (_fresh(editor, name, end) for end in ("most", "least"))
+            outputs[name] = most, least
+            nodes = (
+                editor.make("ReduceMax", [name], [most], "", keepdims=0),
+                editor.make("ReduceMin", [name], [least], "", keepdims=0),
+            )
+            editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+        made = editor.finish()
+        for ends in outputs.values():
+            made.graph.output.extend(map(_number, ends))
+        session = make_session(Model(made, model.folder), lean=True)
+        return cls(session, outputs)
+
+    def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
+        """Return what inputs show of each value: its largest elements of either sign."""
+        found: dict[str, list[Seen]] = {name: [] for name in self.outputs}
+        every = [end for ends in self.outputs.values() for end in ends]
+        for number, feeds in enumerate(given):
+            results = run(self.session, feeds, every)
+            for name, (most, least) in self.outputs.items():
+                found[name].append(Seen(float(results[most]), number, 1.0))
+                found[name].append(Seen(-float(results[least]), number, -1.0))
+        return found
+
+
+class Climb(NamedTuple):
+    """A model with the gradient of a value's largest element with respect to inputs.
+
+    Attributes:
+        session: the model.
+        factor: the input that is 1 for the largest element, and -1 for the least one.
+        largest: the output with that element.
+        share: what leads to the largest error instead; None if no gradient leads there.
+        slopes: by name of the input: the output with its gradient.
+        ranges: the ranges of these inputs.
+    """
+
+    session: "ort.InferenceSession"
+    factor: str
+    largest: str
+    share: "_Share | None"
+    slopes: Mapping[str, str]
+    ranges: Mapping[str, Range]
+
+    @classmethod
+    def toward(
+        cls, model: Model, ranges: Mapping[str, Range], name: str, inner: str = ""
+    ) -> "Climb":
+        """Return the model for a value.
+
+        Args:
+            model: the model that computes the value.
+            ranges: the ranges of the inputs that may change.
+            name: the value.
+            inner: the value that is compared with the outputs; "" if all are outputs themselves.
+
+        Raises:
+            GradientError: an op between the inputs and the value has no gradient.
+        """
+        watched, largest, factor = _with_largest(model, name)
+        share: _Share | None = None
+        try:
+            both, share = _with_share(watched, inner, largest)
+            gradients = _gradients(both, share.loss, ranges)
+        except GradientError:  # an op after the value may have none
+            share = None
+            gradients = _gradients(watched, largest, ranges)
+        return cls(
+            session=make_session(gradients.model, lean=True),
+            factor=factor,
+            largest=largest,
+            share=share,
+            slopes=gradients.outputs,
+            ranges=ranges,
+        )
+
+    def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
+        """Return the inputs that so many steps reach, and the magnitude of the value there."""
+        turned = {self.factor: np.array(sign, np.float32)}
+        if self.share is not None:
+            turned[self.share.factor] = np.array(0.0, np.float32)
+        return self._climbed(start, steps, turned, self.largest)
+
+    def toward_error(self, start: Feeds, steps: int) -> Feeds | None:
+        """Return the inputs that so many steps reach toward the largest share of the value in the outputs; None if no
+        step leads there.
+        """
+        if self.share is None:
+            return None
+        turned = {
+            self.factor: np.array(0.0, np.float32),
+            self.share.factor: np.array(1.0, np.float32),
+        }
+        found, _ = self._climbed(start, steps, turned, self.share.share)
+        return None if found is start else found
+
+    def _climbed(
+        self,
+        start: Feeds,
+        steps: int,
+        turned: Mapping[str, NDArray[np.float32]],
+        goal: str,
+    ) -> tuple[Feeds, float]:
+        """Return the inputs that so many steps reach, and the number that an output has there.
+
+        Args:
+            start: where to begin.
+            steps: how many steps.
+            turned: the inputs that choose what the gradient is of.
+            goal: the output.
+        """
+        outputs = [goal, *self.slopes.values()]
+        best, largest = start, -inf
+        inputs, length = start, 1.0
+        slopes = dict[str, NDArray[Any]]()
+        for _ in range(steps + 1):
+            results = run(self.session, {**inputs, **turned}, outputs)
+            reached = float(results[goal])
+            if reached > largest:
+                best, largest = inputs, reached
+                slopes = {
+                    name: results[output] for name, output in self.slopes.items()
+                }
+            else:
+                length /= 2
+            inputs = self._moved(best, slopes, length)
+        return best, largest
+
+    def _moved(
+        self, inputs: Feeds, slopes: Mapping[str, NDArray[Any]], length: float
+    ) -> Feeds:
+        """Return inputs a step further up, within their ranges."""
+        moved = dict(inputs)
+        for name, slope in slopes.items():
+            low, high = self.ranges[name]
+            # The range of a mask is that of float32. What is beyond is clipped.
+            with np.errstate(over="ignore"):
+                further = moved[name] + length * (high - low) * np.sign(slope)
+            moved[name] = np.clip(further, low, high).astype(np.float32)
+        return moved
+
+
+def _with_largest(model: Model, name: str) -> tuple[Model, str, str]:
+    """Return a model that also returns the largest element of a value, times an input that may be 1 or -1.
+
+    Returns:
+        The model, the name of this output, and that of the input.
+    """
+    graph = model.ask(graph_of)
+    editor = GraphEditor(graph)
+    factor, signed, largest = (
+        _fresh(editor, name, what) for what in ("sign", "signed", "largest")
+    )
+    nodes = (
+        editor.make("Mul", [name, factor], [signed], ""),
+        editor.make("ReduceMax", [signed], [largest], "", keepdims=0),
+    )
+    editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+    made = editor.finish()
+    made.graph.input.append(_number(factor))
+    made.graph.output.append(_number(largest))
+    return Model(made, model.folder), largest, factor
+
+
+def _number(name: str) -> ValueInfoProto:
+    """Return the declaration of a float without axes."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ())
+
+
+class _Share(NamedTuple):
+    """How large a value is beside the outputs of its model.
+
+    Attributes:
+        factor: the input that is 1 if that is what gradients are of, and 0 if not.
+        share: the output with the logarithm of the quotient of both sums of squares.
+        loss: what gradients are of: the share times its factor, plus the largest element of the value.
+    """
+
+    factor: str
+    share: str
+    loss: str
+
+
+def _with_share(model: Model, name: str, largest: str) -> tuple[Model, _Share]:
+    """Return a model that also returns how large a value is beside the outputs.
+
+    Rounding a value moves the outputs by a share of its size, which weighs more the smaller they are themselves.
+
+    Raises:
+        GradientError: no output holds floats.
+    """
+    graph = model.ask(graph_of)
+    editor = GraphEditor(graph)
+    own = [value for value in graph.scopes[0].outputs if graph.types[value] == FLOAT]
+    results = [graph.values[value].name for value in own]
+    results = [result for result in results if result != largest]
+    if not results or not name:
+        raise GradientError("No output holds floats that follow from others.")
+    fresh = partial(_fresh, editor, name)
+    factor, share, loss = fresh("share/factor"), fresh("share"), fresh("loss")
+    tiny = editor.names.fresh(f"{name}/tiny")
+    nodes = list[NodeProto]()
+
+    def squares(value: str) -> str:
+        total = fresh("squares")
+        nodes.append(editor.make("ReduceSumSquare", [value], [total], "", keepdims=0))
+        return total
+
+    def made(op: str, *inputs: str, into: str = "") -> str:
+        result = into or fresh(op.lower())
+        nodes.append(editor.make(op, list(inputs), [result], ""))
+        return result
+
+    size, others = squares(name), [squares(result) for result in results]
+    total = others[0] if len(others) == 1 else made("Sum", *others)
+    logs = [made("Log", made("Add", one, tiny)) for one in (size, total)]
+    made("Sub", *logs, into=share)
+    made("Add", made("Mul", share, factor), largest, into=loss)
+    editor.insert(0, graph.scopes[0].nodes.stop, *nodes)
+    result = editor.finish()
+    result.graph.initializer.append(
+        numpy_helper.from_array(np.array(_TINY, np.float32), tiny)
+    )
+    result.graph.input.append(_number(factor))
+    result.graph.output.extend(map(_number, (share, loss)))
+    return Model(result, model.folder), _Share(factor, share, loss)
+
+
+def _fresh(editor: GraphEditor, name: str, what: str) -> str:
+    return editor.names.fresh(f"{name}/{what}")
+
+
+_TINY: Final = 1e-20
+"""Keeps logarithms finite where all numbers are zero."""
+
+
+def _gradients(model: Model, loss: str, inputs: Iterable[str]) -> "Gradients":
+    """Return a model with the gradients of a value with respect to those inputs that it depends on.
+
+    Raises:
+        GradientError: there are none.
+    """
+    graph = model.ask(graph_of)
+    scope = graph.scopes[0]
+    needed = {scope.names[loss]}
+    for node in reversed(graph.order):
+        if not needed.isdisjoint(node.writes):
+            needed.update(node.reads)
+    wanted = [name for name in inputs if scope.names[name] in needed]
+    from onnxamp._gradients.walk import differentiate  # noqa: PLC0415 - its rules take a tenth of a second to load
+
+    return differentiate(model.embedded(), loss, wanted)
