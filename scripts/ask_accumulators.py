@@ -1,4 +1,4 @@
-"""Ask an engine which of its normalizations and means sum up in float32, and write accumulate.toml in its target's folder.
+"""Ask an engine which of its normalizations and means sum up in float32, and write accumulate.toml of its target.
 
     python scripts/ask_accumulators.py webgpu           ask WebGPU (an engine is a provider, as --provider takes it)
     python scripts/ask_accumulators.py cpu --check      ask the CPU, and compare with what the file says

@@ -32,8 +32,8 @@ class Cause:
     """The cost of a reason that keeps nodes in float32.
 
     Attributes:
-        reason: the reason, as in decisions; "inputs and outputs" if these keep their types, or "some inputs and outputs"
-            if some of them do.
+        reason: the reason, as in decisions; "inputs and outputs" if these keep their types, or "some inputs and
+            outputs" if some of them do.
         ops: op type -> number of nodes that it keeps in float32.
         casts: new Casts that would disappear without it.
         advice: the option that saves them, in a clause; "" if there is none.

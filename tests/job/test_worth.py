@@ -21,7 +21,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pooled(pool: str, size: int = 64, channels: int = 64) -> ModelProto:
     """A network of convolutions whose maps are averaged, by a node that a test chooses."""
-    text = f"""(float[8,3,{size},{size}] X) => (float[8,10] Y) <int64[2] axes = {{2, 3}}, int64[2] flat = {{8, {channels}}}> {{
+    text = f"""(float[8,3,{size},{size}] X) => (float[8,10] Y)
+            <int64[2] axes = {{2, 3}}, int64[2] flat = {{8, {channels}}}> {{
         a = Conv <pads = [1, 1, 1, 1]> (X, v) b = Relu (a) c = Conv <pads = [1, 1, 1, 1]> (b, w) d = Relu (c)
         {pool} f = Reshape (e, flat) Y = MatMul (f, u) }}"""
     shapes = {"v": (channels, 3, 3, 3), "w": (channels, channels, 3, 3), "u": (channels, 10)}
@@ -61,7 +62,8 @@ def converted(model: ModelProto, *options: object) -> dict[str, Any]:
 
 def test_what_is_slower_is_headed_so_and_the_better_choice_named() -> None:
     """Two Casts around one mean cost more than the rest gains."""
-    text = "(float[1,64] X) => (float[1,64] Y) <int64[1] axes = {1}> { a = MatMul (X, w) m = ReduceMean (a, axes) Y = Add (a, m) }"
+    text = """(float[1,64] X) => (float[1,64] Y) <int64[1] axes = {1}> {
+        a = MatMul (X, w) m = ReduceMean (a, axes) Y = Add (a, m) }"""
     model = add_weights(parse(text, opset=18), {"w": (64, 64)})
     found = converted(model, "--lists", "conservative")
     assert found["speed_up"]["after"] > found["speed_up"]["before"]
@@ -88,6 +90,12 @@ def test_the_proposed_white_list_is_faster_and_does_not_warn() -> None:
     assert gain > 1
     assert not after["drawback"]
     assert not after["plan"]["warnings"]
+
+
+def test_a_model_without_weights_is_converted_without_validation() -> None:
+    """Where nothing ran, weights stand for files, and there may be none."""
+    found = converted(parse("(float[4] X) => (float[4] Y) { s = Mul (X, X) Y = Relu (s) }"), "--no-validate")
+    assert found["better"][-1][0] == "--level auto"
 
 
 def test_an_estimate_is_for_the_target() -> None:
