@@ -133,7 +133,7 @@ def absent_names(graph: Graph, options: Options) -> AbsentNames:
 
 
 def taken_off(options: Options) -> list[str]:
-    """Return warnings about ops that the user's white list removes from the preset's black list."""
+    """Return sentences about ops that the user's white list removes from the preset's black list."""
     if options.level not in (Level.O1, Level.O2):
         return []
     ops = sorted(options.preset.black_of(options.level).keys() & options.user_white)
@@ -266,7 +266,7 @@ class Override(NamedTuple):
 
 
 class Overrides(NamedTuple):
-    """Overrides by node index, warnings about names that match nothing, and notes about op types that do not occur.
+    """Overrides by node index, warnings about names that match nothing, and notes about op types in lists.
 
     ``low_weights`` are the constants that the user wants in low precision, by value, with the option that says so.
     ``scaled`` are nodes whose values a loss scale keeps in range.
@@ -322,9 +322,11 @@ def find_overrides(graph: Graph, options: Options) -> Overrides:
     warnings = [
         *(one.text for one in unmatched_names(graph, options)),
         *absent.unseen.values(),
-        *taken_off(options),
     ]
-    return Overrides(overrides, weights, warnings, [*absent.known.values()], scaled)
+    notes = [*absent.known.values()]
+    # Where names are checked strictly, as on the command line, a list means what it says, and reports propose such.
+    (notes if options.strict_options else warnings).extend(taken_off(options))
+    return Overrides(overrides, weights, warnings, notes, scaled)
 
 
 def forced_hazards(

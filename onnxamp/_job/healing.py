@@ -4,7 +4,7 @@ A failing result never replaces another file.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Final, NamedTuple
@@ -13,7 +13,8 @@ from onnxamp._base.errors import RuntimeFailure
 from onnxamp._base.paths import made_folder
 from onnxamp._convert.causes import Cause
 from onnxamp._convert.plan import Plan
-from onnxamp._decide.verdicts import Reason
+from onnxamp._convert.summary import KeptWeight
+from onnxamp._decide.verdicts import Reason, title_of
 from onnxamp._facts.providers import computes_low
 from onnxamp._job import Job, Validation, failed_name
 from onnxamp._job.refusals import NotWorthError, RefusedError
@@ -92,7 +93,7 @@ def healed(
             level=way.level,
             casts=(refused.casts, conversion.summary.casts_after),
         )
-        conversion = replace(conversion, causes=_causes(conversion, job.options))
+        conversion = _explained(conversion, job.options)
         if is_last and not_worth:
             conversion = replace(conversion, not_worth=not_worth, kept_original=True)
             outcome = f"A conversion passes, but is not worth it. {not_worth}"
@@ -103,10 +104,38 @@ def healed(
     )
 
 
-def _causes(conversion: Conversion, asked: Options) -> tuple[Cause, ...]:
-    """Return the reasons that keep nodes in float32, where "needed" replaces names that the user did not give."""
+def _explained(conversion: Conversion, asked: Options) -> Conversion:
+    """Return a conversion in whose reasons "needed" replaces names that the user did not give."""
     if asked.keep_nodes or asked.keep_high:
-        return conversion.causes
+        return conversion
+    plan = conversion.plan
+    rows = (
+        replace(row, reason=_NEEDED, detail="")
+        if row.reason == Reason.PATTERN.value and not row.low
+        else row
+        for row in plan.rows
+    )
+    summary = conversion.summary
+    weights = (replace(one, readers=_needed(one)) for one in summary.kept_weights)
+    return replace(
+        conversion,
+        plan=replace(plan, rows=tuple(rows)),
+        summary=replace(summary, kept_weights=tuple(weights)),
+        causes=_causes(conversion),
+    )
+
+
+def _needed(weight: KeptWeight) -> Mapping[str, str]:
+    """Return why the readers of a weight are in float32, likewise."""
+    named = title_of(Reason.PATTERN.value)
+    return {
+        reader: _NEEDED if why.startswith(named) else why
+        for reader, why in weight.readers.items()
+    }
+
+
+def _causes(conversion: Conversion) -> tuple[Cause, ...]:
+    """Return the reasons that keep nodes in float32, likewise."""
     causes = list[Cause]()
     for cause in conversion.causes:
         is_named = cause.reason == Reason.PATTERN.value

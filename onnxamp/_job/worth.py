@@ -80,13 +80,8 @@ class Worth:
 
     def sentence(self) -> str:
         """Return why the conversion is not worth it, in a sentence; "" if it is."""
-        size = f"The result takes {self._share} of the original's bytes"
-        if self.is_larger and self.speed_up is None:
-            return f"{size}, and low precision brings no speed there."
-        if self.is_pointless and self.speed_up is not None:
-            return f"{size}, and by the estimate it is no faster ({self.speed_up.factor:.2f}×)."
         if self.is_larger:
-            return f"{size}."
+            return self._larger()
         if self.is_slower and self.speed_up is not None:
             return (
                 f"By the estimate for {self.speed_up.device}, a run takes {1 / self.speed_up.factor:.2f} times as long as"
@@ -94,9 +89,18 @@ class Worth:
             )
         return ""
 
+    def _larger(self) -> str:
+        """Return how much larger the result is, and what that brings, in a sentence."""
+        size = f"The result takes {self._share} of the original's bytes"
+        if self.speed_up is None:
+            return f"{size}, and low precision brings no speed there."
+        if self.is_pointless:
+            return f"{size}, and by the estimate it is no faster ({self.speed_up.factor:.2f}×)."
+        return f"{size}."
+
     @property
     def _share(self) -> str:
-        return f"{100 * self.after / self.before:.0f} %"
+        return f"{100 * self.after / max(self.before, 1):.0f} %"  # a file without weights has no bytes of them
 
 
 def better_choices(

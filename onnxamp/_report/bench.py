@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Final
 
 from onnxamp._audit.bench_results import (
     Bench,
@@ -25,6 +26,9 @@ from onnxamp._report.parts import (
     section,
     table,
 )
+
+_NOTABLE: Final = 0.1
+"""The difference from equal speed beyond which a head does not call two models as fast."""
 
 
 def bench_report(report: BenchReport) -> Report:
@@ -78,12 +82,23 @@ def _verdict(report: BenchReport) -> Headline:
         # The least favorable of several batch sizes counts.
         own = (one.speedup for one in report.timings if one.model == model)
         ratios = [ratio for ratio in own if ratio]
-        how = f"as fast as {first}, within the spread"
-        if ratios and all(ratio.is_faster for ratio in ratios):
-            how = f"faster than {first}"
-        standings.setdefault(how, []).append(model)
+        standings.setdefault(_standing(ratios, first), []).append(model)
     told = ", and ".join(f"{_are(models)} {how}" for how, models in standings.items())
     return Headline(Status.PASSED, f"{told}.")
+
+
+def _standing(ratios: Sequence[Ratio], first: str) -> str:
+    """Return how a model that is not slower compares with the first one, in a clause."""
+    if ratios and all(ratio.is_faster for ratio in ratios):
+        return f"faster than {first}"
+    if any(ratio.is_faster for ratio in ratios):
+        return f"faster than {first} at some batch sizes, and as fast at the others"
+    # A large difference is not the spread of the same speed: the runs do not tell.
+    for is_faster, ratio in ((ratio.value > 1, ratio) for ratio in ratios):
+        if abs(ratio.value - 1) > _NOTABLE:
+            which = "faster" if is_faster else "slower"
+            return f"{which} than {first} by the median, but single runs vary too much to be sure"
+    return f"as fast as {first}, within the spread"
 
 
 def _are(models: Sequence[str]) -> str:

@@ -434,6 +434,7 @@ class TestCommand:
         (Ratio(0.93, 0.91, 0.95, 0.03), "m is slower than first.", True),
         (Ratio(1.01, 1.005, 1.015, 0.004), "m is as fast as first, within the spread.", False),
         (Ratio(1.5, 1.4, 1.6, 0.1), "m is faster than first.", False),
+        (Ratio(2.11, 0.9, 3.2, 1.2), "m is faster than first by the median, but single runs vary too much", False),
     ])  # fmt: skip
     def test_differences_within_the_spread_are_none(self, speedup: Ratio, said: str, slower: bool) -> None:
         timings = replace(timing(1.0, 1.0), model="first"), replace(timing(1.0, 1.0), speedup=speedup)

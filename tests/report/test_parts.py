@@ -130,7 +130,7 @@ REPORTS = st.builds(
     st.lists(
         st.builds(section, PROSE, st.lists(st.one_of(tables(), ITEMS, FIGURES), min_size=1, max_size=3)), max_size=2
     ).map(tuple),
-    st.lists(PROSE.map(NextStep), max_size=1).map(tuple),
+    st.lists(PROSE.map(NextStep), max_size=1).map(tuple), st.none(),
 )  # fmt: skip
 
 
