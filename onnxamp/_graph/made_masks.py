@@ -7,13 +7,13 @@ layer, and engines fuse the sum with the Softmax, so they stay as they are.
 
 from collections.abc import Set as AbstractSet
 from math import inf
-from typing import NamedTuple
 
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.added_masks import AddedMasks, Given, added_masks
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import stats_of
+from onnxamp._graph.mask_paths import mask_path
 from onnxamp._graph.rows import row_axis, softmaxes
 from onnxamp._graph.view import Node, Origin
 from onnxamp._model.weights import SENTINEL
@@ -30,35 +30,35 @@ def bounded_masks(graph: Graph, low: Format) -> AddedMasks:
 def _with_made_masks(graph: Graph) -> AddedMasks:
     """Return the masks among the inputs, and those that the model makes of inputs.
 
-    Complexity: linear in the nodes that make masks, for each node that adds one.
+    Complexity: linear in nodes, and in those that make a mask, for each mask.
     """
     found = graph.ask(added_masks)
-    facts = op_facts()
     sinks = softmaxes(graph)
     given = Given(graph)
-    values, arithmetic, sums = set[int](), set[int](), set[int]()
-    shifts = dict[int, int]()
+    masks = dict[int, int]()
     for node in _sums(graph, sinks):
-        made = _made_mask(graph, given, node)
-        if made is None or made.value in found.values:
-            continue
-        axes = {
-            row_axis(graph, sinks, reader, made.value)
-            for reader, _ in graph.consumers(made.value)
-            if reader.key in facts.additive
-        }
-        axis = axes.pop() if len(axes) == 1 else None
-        if axis is None:
-            continue
-        values |= {made.value}
-        arithmetic |= made.arithmetic
-        shifts[made.value] = axis
-        sums.add(node.index)
+        value = _mask_of(graph, given, node)
+        if value is not None and value not in found.values:
+            masks[node.index] = value
+    makers = {value: _makers(graph, value) for value in dict.fromkeys(masks.values())}
+    masks = {index: value for index, value in masks.items() if makers[value]}
+    repeated = _repeated(graph, masks.keys() | found.sums)
+    axes = dict[int, set[int | None]]()
+    for node in graph.at(masks.keys() - repeated):
+        value = masks[node.index]
+        axes.setdefault(value, set()).add(row_axis(graph, sinks, node, value))
+    shifts = {
+        value: axis
+        for value, several in axes.items()
+        for axis in several
+        if len(several) == 1 and axis is not None
+    }
+    sums = {index for index, value in masks.items() if value in shifts}
     return found._replace(
-        values=found.values | values,
-        arithmetic=found.arithmetic | arithmetic,
+        values=found.values | shifts.keys(),
+        arithmetic=found.arithmetic.union(*(makers[value] for value in shifts)),
         shifts={**found.shifts, **shifts},
-        sums=found.sums | sums,
+        sums=found.sums | (sums - repeated),
     )
 
 
@@ -78,24 +78,20 @@ def _sums(graph: Graph, sinks: AbstractSet[int]) -> list[Node]:
     return [node for node in graph.at(found) if node.key in facts.additive]
 
 
-class _Made(NamedTuple):
-    """A mask that a model makes.
-
-    Attributes:
-        value: the mask.
-        arithmetic: the nodes that compute it in float32.
-    """
-
-    value: int
-    arithmetic: frozenset[int]
+def _repeated(graph: Graph, sums: AbstractSet[int]) -> set[int]:
+    """Return the sums with another one of them before or after them, so that several masks are added to one score."""
+    repeated = set[int]()
+    for node in graph.at(sums):
+        others = sums & {*mask_path(graph, node)} - {node.index}
+        if others:
+            repeated |= {node.index, *others}
+    return repeated
 
 
-def _made_mask(graph: Graph, given: Given, node: Node) -> _Made | None:
-    """Return the mask that a node adds to scores, if a model makes it of the rows of an input."""
-    if node.key == "Sub":
-        return None
+def _mask_of(graph: Graph, given: Given, node: Node) -> int | None:
+    """Return what a node adds to scores, if it has a row for each query and is given; None if there is none."""
     masks = [value for value in node.inputs if value in given]
-    if len(masks) != 1 or len(node.inputs) < 2:
+    if node.key == "Sub" or len(masks) != 1 or len(node.inputs) < 2:
         return None
     (value,) = masks
     shape = graph.shapes[value]
@@ -103,14 +99,12 @@ def _made_mask(graph: Graph, given: Given, node: Node) -> _Made | None:
         return None
     # All that reads it adds it to scores.
     readers = [reader for reader, _ in graph.consumers(value)]
-    if graph.results[value] or any(reader.key != node.key for reader in readers):
-        return None
-    arithmetic = _arithmetic(graph, value)
-    return None if arithmetic is None else _Made(value, arithmetic)
+    is_read_elsewhere = any(reader.key != node.key for reader in readers)
+    return None if graph.results[value] or is_read_elsewhere else value
 
 
-def _arithmetic(graph: Graph, value: int) -> frozenset[int] | None:
-    """Return the nodes that make a mask, number by number, of inputs and a constant; None if anything else does."""
+def _makers(graph: Graph, value: int) -> frozenset[int]:
+    """Return the nodes that make a mask, row by row, of inputs and of a constant; none if anything else does."""
     found = set[int]()
     has_sentinel = has_input = False
     stack = [value]
@@ -129,14 +123,14 @@ def _arithmetic(graph: Graph, value: int) -> frozenset[int] | None:
             continue
         maker = graph.producer(value)
         if maker is None or not _is_by_row(graph, maker):
-            return None
+            return frozenset()
         if graph.types[value] == FLOAT:
             found.add(maker.index)
         for source in maker.reads:
             if source not in seen:
                 seen.add(source)
                 stack.append(source)
-    return frozenset(found) if has_sentinel and has_input else None
+    return frozenset(found if has_sentinel and has_input else ())
 
 
 def _is_by_row(graph: Graph, node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Set as AbstractSet
 
+from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import axes_of
@@ -45,7 +46,7 @@ def row_axis(
         for reader, _ in graph.readers(step):
             if reader.index in sinks:
                 axes.add(_summed_axis(graph, reader))
-            elif reader.index in seen:
+            elif reader.index in seen or not _makes_floats(graph, reader):
                 continue
             elif reader.key in op_facts().elementwise:
                 stack.append(reader)
@@ -59,6 +60,11 @@ def row_axis(
                 axes.add(None)
             seen.add(reader.index)
     return axes.pop() if len(axes) == 1 else None
+
+
+def _makes_floats(graph: Graph, node: Node) -> bool:
+    """Return whether a node makes more than a shape or a comparison."""
+    return any(graph.types[value] in ANY_FLOAT_TENSORS for value in node.writes)
 
 
 def _summed_axis(graph: Graph, softmax: Node) -> int | None:

@@ -462,7 +462,7 @@ def _tensor(
         numbers = _mask(generator, shape, use)
     elif use.role in (Role.ADDED, Role.SUBTRACTED):
         sign = 1 if use.role is Role.ADDED else -1
-        numbers = sign * _added_mask(_mask(generator, shape, use), _lowest(dtype))
+        numbers = np.where(_mask(generator, shape, use), 0.0, sign * _lowest(dtype))
     elif use.role is Role.LENGTH:
         numbers = np.full(shape, use.bound or 1)
     elif use.role is Role.FACTOR:
@@ -501,22 +501,6 @@ def _mask(
     if ones.size > 2 and use.may_be_empty:
         ones.reshape(-1)[:3] = min(int(ones.flat[0]), max(width - 1, 1)), width, 0
     return (_last_axis(shape) < ones).reshape(shape)
-
-
-def _added_mask(
-    shown: npt.NDArray[np.bool_], lowest: float
-) -> npt.NDArray[np.float64]:
-    """Return the numbers of a mask. Of four rows or more, a less low number masks the last as a whole."""
-    numbers = np.where(shown, 0.0, lowest)
-    if shown.ndim and shown.size > _ROWS * shown.shape[-1]:
-        numbers[(-1,) * (shown.ndim - 1)] = _MILD
-    return numbers
-
-
-_MILD: Final = -1e4
-"""A number by which exporters mask, and beside which float32 keeps most digits of scores."""
-_ROWS: Final = 3
-"""The rows of a mask that are chosen beforehand."""
 
 
 def _lowest(dtype: "np.dtype[Any]") -> float:

@@ -92,6 +92,8 @@ PATHS = {
     "Expand": f"i = Expand (m, shape) t = Add (s, i) {SOFTMAX}",
     "Reshape": "i = Reshape (m, shape) t = Add (s, i) b = Reshape (t, batch) w = Softmax (b) p = Reshape (w, shape)",
     "Transpose": "i = Transpose (m) z = Transpose (s) t = Add (z, i) w = Softmax <axis = 0> (t) p = Transpose (w)",
+    "Reshape to its shape": """t = Add (s, m) h = Shape (t) b = Reshape (t, batch) w = Softmax (b)
+        p = Reshape (w, h)""",
     "turned later": "i = Transpose (m) z = Transpose (s) a = Add (z, i) t = Transpose (a) p = Softmax (t)",
     "Sum": f"t = Sum (s, m) {SOFTMAX}",
     "scaled": f"i = Mul (m, half) t = Add (s, i) {SOFTMAX}",

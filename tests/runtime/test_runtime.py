@@ -314,11 +314,10 @@ class TestRandomInputs:
 
     @pytest.mark.parametrize(("kind", "lowest"), [("float", -3.4028234663852886e38), ("float16", -65504)])
     def test_masks_that_are_added_to_scores(self, kind, lowest):
-        """Of four rows, one is masked in part, one not at all, and two as a whole, by numbers of two kinds."""
+        """Of three rows, one is masked in part, one not at all, and one as a whole."""
         body = "t = Add (s, m) y = Softmax (t)"
         found = random_inputs(graph(f"{kind}[2, 4, 8] s, {kind}[4, 8] m", f"{kind}[2, 4, 8] y", body))["m"]
-        assert set(found[:3].ravel().tolist()) == {0, lowest}
-        assert set(found[3].tolist()) == {-1e4}
+        assert set(found.ravel().tolist()) == {0, lowest}
         assert [len(set(row.tolist())) for row in found[:3]] == [2, 1, 1]
         assert (found[1, 0], found[2, 0]) == (0, lowest)
 
