@@ -315,7 +315,9 @@ class _Climb(NamedTuple):
         moved = dict(inputs)
         for name, slope in slopes.items():
             low, high = self.ranges[name]
-            further = moved[name] + length * (high - low) * np.sign(slope)
+            # The range of a mask is that of float32. What is beyond is clipped.
+            with np.errstate(over="ignore"):
+                further = moved[name] + length * (high - low) * np.sign(slope)
             moved[name] = np.clip(further, low, high).astype(np.float32)
         return moved
 
