@@ -284,9 +284,22 @@ def _cast_masks(graph: RaisedGraph) -> Iterator[Finding]:
             continue
         for step in graph.at(mask_path(graph, node)):
             falls = step.key == "Cast" and graph.actual[step.inputs[0]] == FLOAT
-            if falls and graph.actual[step.outputs[0]] == low.tensor:
+            if not falls or _is_bounded(graph, step):
+                continue
+            if graph.actual[step.outputs[0]] == low.tensor:
                 text = f"casts a mask of {largest:.4g} to LOW, where it is infinite: a masked row becomes NaN"
                 yield _hazard(graph, step, text)
+
+
+def _is_bounded(graph: RaisedGraph, cast: Node) -> bool:
+    """Return whether a Cast reads what a number in the range of low precision bounds, as conversions do."""
+    maker = graph.producer(cast.inputs[0], *op_facts().bounds)
+    if maker is None:
+        return False
+    bounds = (graph.constants.stored(value) for value in maker.inputs[1:])
+    return any(
+        stats is not None and stats.largest < graph.low.overflow for stats in bounds
+    )
 
 
 _RULES: Final[tuple[LowRule, ...]] = (

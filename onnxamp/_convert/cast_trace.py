@@ -171,7 +171,7 @@ class _Tracer:
         for value, name in edits.renamed.items():
             names[name].append(value)
         for cast in edits.casts:
-            for name in {cast.target, cast.name, cast.shield, cast.bounded} - {""}:
+            for name in {cast.target, cast.name, cast.shield} - {""}:
                 names[name].append(cast.value)
         for copy in edits.copies:
             names[copy.name].append(copy.value)
@@ -218,7 +218,7 @@ class _Tracer:
             before, after = (low.name, "float32") if is_up else ("float32", low.name)
             maker = self.graph.producer(value)
             step = "shielded" if cast.shield else "decision"
-            step = "bounded" if cast.bounded else step
+            step = step if cast.bound is None else "bounded"
             if maker is not None and cast.source in maker.proto.input:
                 step = "integers"
                 before = _named(self.types[maker.inputs[0]])

@@ -27,9 +27,10 @@ from onnxamp._decide.variables import find_variables
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.targets import target_of
-from onnxamp._graph.added_masks import AddedMasks, added_masks, may_be_bounded
+from onnxamp._graph.added_masks import AddedMasks, may_be_bounded
 from onnxamp._graph.freedom import Freedom, Typed, deciding_form, freedom
 from onnxamp._graph.graph import Graph
+from onnxamp._graph.made_masks import bounded_masks
 from onnxamp._graph.mask_paths import sentinel_paths
 from onnxamp._model.protos import opset_imports
 from onnxamp._options.options import Options
@@ -99,12 +100,19 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
     overrides = find_overrides(graph, options)
     listed = find_listed(graph, options)
     wished = overrides.of_node.keys()
+    masks = AddedMasks()
     sentinels = list[list[int]]()
     hazards = list[Hazard]()
     folds = list[tuple[int, int]]()
     groups = list[Sequence[int]]()
     if judged:
-        sentinels = graph.ask(sentinel_paths, low)
+        masks = _masks(graph, low) if options.hazards else masks
+        # The sentinels of masks that are computed in float32 do not become low.
+        sentinels = [
+            path
+            for path in graph.ask(sentinel_paths, low)
+            if masks.arithmetic.isdisjoint(path)
+        ]
         folds = [
             (product, norm)
             for product, norm in batch_norm_folds(graph, options)
@@ -140,7 +148,7 @@ def find_problem(graph: Graph, options: Options, *, replayed: bool = False) -> P
         twofold=_twofold(graph, options, freedoms) - settled,
         bounded=graph.ask(bounded_nodes, target),
         absorbed=frozenset(graph.ask(absorbed_casts, low, target)),
-        masks=_masks(graph) if judged and options.hazards else AddedMasks(),
+        masks=masks,
     )
 
 
@@ -211,9 +219,9 @@ def _unfit(graph: Graph, low: Format) -> frozenset[int]:
     )
 
 
-def _masks(graph: Graph) -> AddedMasks:
-    """Return the masks among the inputs that may be bounded."""
-    return graph.ask(added_masks) if may_be_bounded(graph) else AddedMasks()
+def _masks(graph: Graph, low: Format) -> AddedMasks:
+    """Return the masks that may be bounded."""
+    return bounded_masks(graph, low) if may_be_bounded(graph) else AddedMasks()
 
 
 def _twofold(

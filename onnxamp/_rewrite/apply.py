@@ -25,6 +25,7 @@ from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Chosen, Weight
 from onnxamp._model.protos import copied, record
+from onnxamp._rewrite.mask_bounds import MaskBound, bounded_sum, bounding_nodes
 
 
 @record
@@ -40,10 +41,8 @@ class NewCast:
     shield: str = ""
     """Name of the Cast's output if a fusion would absorb a bare Cast. A Max of one input, which no optimization of the
     runtime removes, then copies it to ``target``."""
-    bounded: str = ""
-    """Name of the bounded source, if it is a mask: the Cast reads that instead."""
-    is_capped: bool = False
-    """Whether the mask is bounded from above, because it is subtracted."""
+    bound: MaskBound | None = None
+    """How its source is bounded, if that is a mask."""
     value: int = ABSENT
     """The value that is cast, in the graph of the edits."""
 
@@ -101,14 +100,9 @@ class Edits:
     halved: AbstractSet[int] = frozenset()
     """Constants whose sentinels saturate to half the largest finite number, so that mask + score stays finite."""
 
-    floor: str = ""
-    """Name of the float32 constant that bounds masks from below; "" if none is bounded."""
-    ceiling: str = ""
-    """Name of the one that bounds masks from above that are subtracted."""
-    sums: Mapping[int, str] = field(default_factory=dict)
-    """Node that adds a mask in low precision -> the name of its result, once it is bounded."""
-    low_floor: str = ""
-    """Name of the constant that bounds these; "" if there are none."""
+    sums: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    """Node that adds a mask in low precision -> the name of its result, once it is bounded, and one for a value on the
+    way there."""
 
     def __bool__(self) -> bool:
         # These three say how to convert weights, and change nothing where no weight is converted.
@@ -236,46 +230,25 @@ def _insert_nodes(editor: GraphEditor, edits: Edits) -> None:
     def place(scope: int, after: int) -> int:
         return editor.view.scopes[scope].nodes.start if after == ABSENT else after + 1
 
-    _bound_masks(editor, edits)
+    for index, (result, between) in edits.sums.items():
+        source = edits.outputs[index, 0]
+        editor.insert_after(
+            index, *bounded_sum(editor, source, result, between, edits.low)
+        )
     editor.remove(*edits.removed)
     for index, after in sorted(edits.moved.items()):
         editor.move(index, place(editor.view.nodes[index].scope, after))
     for cast in edits.casts:
         output = cast.shield or cast.target
-        source = cast.bounded or cast.source
-        nodes = [editor.make("Cast", [source], [output], cast.name, to=cast.elem)]
-        if cast.bounded:
-            op, end = (
-                ("Min", edits.ceiling) if cast.is_capped else ("Max", edits.floor)
-            )
-            nodes.insert(0, editor.make(op, [cast.source, end], [cast.bounded]))
+        source = cast.source
+        nodes = []
+        if cast.bound is not None:
+            nodes += bounding_nodes(editor, source, cast.bound, edits.low)
+            source = cast.bound.result
+        nodes.append(editor.make("Cast", [source], [output], cast.name, to=cast.elem))
         if cast.shield:
             nodes.append(editor.make("Max", [output], [cast.target], cast.shield))
         editor.insert(cast.scope, place(cast.scope, cast.after), *nodes)
-
-
-def _bound_masks(editor: GraphEditor, edits: Edits) -> None:
-    """Add the constants that bound masks, and the nodes that bound sums with them.
-
-    In a sum with the largest float16 number, scores below 16 leave no trace. Bounded by half of that number, the sum is
-    uniform for larger ones as well. In a wide type, half of the largest number takes any score.
-    """
-    low = edits.low
-    end = low.max_finite / (1 if low.is_narrow else 2)
-    ends = (
-        (edits.floor, TensorProto.FLOAT, -end),
-        (edits.ceiling, TensorProto.FLOAT, end),
-        (edits.low_floor, low.elem, -low.max_finite / 2),
-    )
-    for name, elem, number in ends:
-        if name:
-            editor.add_weight(0, helper.make_tensor(name, elem, [], [number]))
-    for index, result in edits.sums.items():
-        source = edits.outputs[index, 0]
-        editor.insert_after(
-            index,
-            editor.make("Max", [source, edits.low_floor], [result], f"{result}/Max"),
-        )
 
 
 def _constant_copy(

@@ -13,6 +13,7 @@ from onnxamp._decide.problem import Problem
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.view import ABSENT
 from onnxamp._rewrite.apply import NewCast, NewConstant, NewDequantize
+from onnxamp._rewrite.mask_bounds import STEPS, MaskBound
 from onnxamp._rewrite.value_names import How, Names, Version
 
 
@@ -23,15 +24,11 @@ class NewCasts(NamedTuple):
         casts: the Casts.
         copies: second copies of constants.
         dequantized: second nodes that dequantize.
-        floor: the name of the constant that bounds masks before their Casts; "" if none is bounded.
-        ceiling: the same, of masks that are subtracted.
     """
 
     casts: Sequence[NewCast]
     copies: Sequence[NewConstant]
     dequantized: Sequence[NewDequantize]
-    floor: str
-    ceiling: str
 
 
 def find_casts(
@@ -48,10 +45,6 @@ def find_casts(
     casting = [one for one in names.versions if one.how is How.CAST]
     copying = [one for one in names.versions if one.how is How.COPY]
     twofold = [one for one in names.versions if one.how is How.DEQUANTIZED]
-    bounded = [version.value for version in casting if _bounds(problem, version)]
-    subtracted = problem.masks.subtracted
-    is_floored = any(value not in subtracted for value in bounded)
-    is_capped = any(value in subtracted for value in bounded)
     values = problem.graph.values
     twofold.sort(key=lambda version: values[version.value].producer, reverse=True)
     return NewCasts(
@@ -60,20 +53,30 @@ def find_casts(
         dequantized=[
             _dequantize(problem, decision, names, version, new) for version in twofold
         ],
-        floor=new.fresh("mask_floor") if is_floored else "",
-        ceiling=new.fresh("mask_ceiling") if is_capped else "",
     )
 
 
-def _bounds(problem: Problem, version: Version) -> bool:
-    """Return whether a Cast to low precision is of a mask, which would become infinite."""
-    return version.low and version.value in problem.masks.values
+def _bound(problem: Problem, version: Version, new: NewNames) -> MaskBound | None:
+    """Return how a mask is bounded, if a Cast to low precision is of one: it would become infinite."""
+    masks = problem.masks
+    if not version.low or version.value not in masks.values:
+        return None
+    result = new.fresh(f"{version.source}_bounded")
+    axis = masks.shifts.get(version.value)
+    return MaskBound(
+        result=result,
+        names=[new.fresh(f"{result}/{step}") for step in STEPS]
+        if axis is not None
+        else (),
+        is_capped=version.value in masks.subtracted,
+        axis=axis,
+        is_emptying=version.value in masks.emptying,
+    )
 
 
 def _cast(problem: Problem, version: Version, new: NewNames) -> NewCast:
     """Return a Cast right after the value's producer, shielded if a fusion would absorb it, of a bounded mask."""
     is_shielded = not version.low and version.value in problem.absorbed
-    is_bounded = _bounds(problem, version)
     value = problem.graph.values[version.value]
     return NewCast(
         scope=value.scope,
@@ -82,8 +85,7 @@ def _cast(problem: Problem, version: Version, new: NewNames) -> NewCast:
         target=version.name,
         elem=problem.options.low.elem if version.low else TensorProto.FLOAT,
         shield=new.fresh(f"{version.name}_cast") if is_shielded else "",
-        bounded=new.fresh(f"{version.source}_bounded") if is_bounded else "",
-        is_capped=version.value in problem.masks.subtracted,
+        bound=_bound(problem, version, new),
         name=new.fresh(f"{version.name}/Cast"),
         value=version.value,
     )

@@ -56,10 +56,7 @@ def plan_edits(problem: Problem, decision: Decision) -> Edits:
         renamed=names.renamed,
         rounded=_kept_positive(problem, weights, casts),
         halved=_halved(problem, decision),
-        floor=casts.floor,
-        ceiling=casts.ceiling,
         sums=sums.results,
-        low_floor=sums.floor,
     )
 
 
@@ -206,13 +203,12 @@ def _kept_positive(
 
 
 class _BoundedSums(NamedTuple):
-    """Sums that are bounded: new names of the outputs of their nodes, the names of the bounded results by node, and
-    the name of the bound.
+    """Sums that are bounded: new names of the outputs of their nodes, and by node the names of the bounded result and
+    of a value on the way there.
     """
 
     outputs: Mapping[tuple[int, int], str]
-    results: Mapping[int, str]
-    floor: str
+    results: Mapping[int, tuple[str, str]]
 
 
 def _bounded_sums(
@@ -225,7 +221,7 @@ def _bounded_sums(
     """
     graph = problem.graph
     outputs = dict[tuple[int, int], str]()
-    results = dict[int, str]()
+    results = dict[int, tuple[str, str]]()
     sums: Sequence[int] = ()
     if problem.options.low.is_narrow:
         sums = [node.index for node in graph.at(problem.masks.sums)]
@@ -236,5 +232,5 @@ def _bounded_sums(
         if is_low and names.of[value].get(True):
             name = names.outputs.get((index, 0), graph.values[value].name)
             outputs[index, 0] = new.fresh(f"{name}_unbounded")
-            results[index] = name
-    return _BoundedSums(outputs, results, new.fresh("sum_floor") if results else "")
+            results[index] = name, new.fresh(f"{name}_floored")
+    return _BoundedSums(outputs, results)

@@ -412,6 +412,8 @@ def input_use(view: Graph, value: int, shapes: Sequence[Shape | None]) -> Use:
         bound = min((bound for bound in bounds if bound is not None), default=None)
         return Use(role, bound, marker=next(iter(markers), None))
     masks = view.ask(added_masks)
+    if value in masks.factors:
+        return Use(Role.FACTOR)
     if value in masks.inputs:
         is_added = value not in masks.subtracted
         return Use(Role.ADDED if is_added else Role.SUBTRACTED)

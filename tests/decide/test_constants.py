@@ -302,7 +302,7 @@ def test_a_mask_that_comes_in_as_input_in_every_way(dtype, level):
 @pytest.mark.parametrize(
     ("nodes", "mask"),
     [
-        ("n = Sub (one, m) b = Mul (n, low) t = Add (s, b) p = Softmax (t)", "float[3,4] m"),
+        ("n = Sub (one, m) b = Mul (n, low) t = Add (s, b) p = Softmax (t)", "float[1,4] m"),
         ("t = Mul (s, m) p = Softmax (t)", "float[3,4] m"),
         ("c = Cast <to = 9> (m) t = Where (c, s, low) p = Softmax (t)", "float[3,4] m"),
         ("t = Add (s, m) r = Softmax (t) p = Add (r, m)", "float[3,4] m"),

@@ -100,6 +100,7 @@ CASES: tuple[Case, ...] = (
         # Beside -10000 a score has no digits left in a low type, which shows where nothing else is in the row.
         mask=OPEN_MASK,
     ),
+    attention("mask_comes_in", "a = Add (s, M) Y = Softmax (a)", mask=np.finfo(np.float32).min * (1 - MASK)),
     attention(
         "mask_softmax_lowered",
         "n = Sub (one, M) b = Mul (n, low) a = Add (s, b) Y = Softmax (a)",

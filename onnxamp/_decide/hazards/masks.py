@@ -8,13 +8,10 @@ from typing import Final
 from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
 from onnxamp._facts.dtypes import LOW_TENSORS, Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.added_masks import (
-    added_masks,
-    casts_to_float,
-    may_be_bounded,
-)
+from onnxamp._graph.added_masks import may_be_bounded
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import is_out_of_range, known_numbers, stats_of
+from onnxamp._graph.made_masks import bounded_masks
 from onnxamp._graph.mask_paths import (
     holds_sentinel,
     mask_arithmetic,
@@ -73,22 +70,23 @@ def masks(graph: Graph, low: Format) -> Iterator[Hazard]:
 
 
 def given_masks(graph: Graph, low: Format) -> Iterator[Hazard]:
-    """Yield the nodes that pass on a mask among the inputs, which is bounded before its Cast.
+    """Yield the nodes that compute a mask from inputs, which is bounded before its Cast.
 
     In a model that was converted before, it is bounded already, and only a Cast may read the bounded mask. Where no
-    node can bound the mask, its whole path stays in float32.
+    node can bound the mask, or its rows are unknown, its whole path stays in float32.
     """
+    found = bounded_masks(graph, low)
+    unbounded = found.unaligned
     if not may_be_bounded(graph):
-        for node in graph.at(graph.ask(added_masks).sums):
-            why = (
-                "adds a mask among the inputs, which may be infinite in low precision"
-            )
-            yield from (Hazard(index, KIND, why) for index in mask_path(graph, node))
-    for node in casts_to_float(graph):
+        unbounded |= found.sums
+    for node in graph.at(unbounded):
+        why = "adds a mask among the inputs, which low precision would spoil"
+        yield from (Hazard(index, KIND, why) for index in mask_path(graph, node))
+    for index in sorted(found.arithmetic):
         yield Hazard(
-            node.index,
+            index,
             KIND,
-            "passes on a mask, which is bounded before it becomes low precision",
+            "computes a mask, which is bounded before it becomes low precision",
         )
     for node in graph.nodes_of(op_facts().bounds):
         bounds = [graph.constants.uniform(value) for value in node.inputs]
