@@ -53,7 +53,7 @@ class MaskBound:
     is_emptying: bool = False
 
 
-STEPS: Final = 6
+STEPS: Final = ("largest", "guarded", "shifted", "scaled", "bump", "moved")
 """The values between a mask and the bounded one."""
 
 

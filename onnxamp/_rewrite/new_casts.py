@@ -65,7 +65,7 @@ def _bound(problem: Problem, version: Version, new: NewNames) -> MaskBound | Non
     axis = masks.shifts.get(version.value)
     return MaskBound(
         result=result,
-        names=[new.fresh(f"{result}/{step}") for step in range(STEPS)]
+        names=[new.fresh(f"{result}/{step}") for step in STEPS]
         if axis is not None
         else (),
         is_capped=version.value in masks.subtracted,
