@@ -27,9 +27,7 @@ def status_of(row: ModelOutcome) -> Status:
     """Return the verdict on a model; it is unknown if the model was not validated."""
     if row.has_failed:
         return Status.FAILED
-    if row.message:
-        return Status.UNKNOWN
-    return Status.NO_GAIN if row.drawback or not row.low else Status.PASSED
+    return Status.UNKNOWN if row.message else Status.PASSED
 
 
 def batch_report(report: FolderReport) -> Report:
@@ -107,7 +105,7 @@ def _shared(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
     """Yield notes, each once, with the models that it is about."""
     named = dict[str, list[str]]()
     for row in rows:
-        for text in row.notes:
+        for text in (*_drawbacks(row), *row.notes):
             named.setdefault(text, []).append(row.name)
     for text, names in named.items():
         if len(names) == 1:
@@ -116,6 +114,7 @@ def _shared(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
             yield Statement(text, label=count(len(names), "model"), members=(*names,))
 
 
+<<<<<<< HEAD
 def result_of(row: ModelOutcome) -> str:
     """Return the outcome of a model as the table says it: with what is worse, or whether nothing was lowered."""
     if row.has_failed or row.outcome == "up to date":
@@ -123,6 +122,18 @@ def result_of(row: ModelOutcome) -> str:
     if not row.low:
         return "nothing lowered"
     return f"{row.outcome}, {row.drawback}" if row.drawback else row.outcome
+=======
+def _drawbacks(row: ModelOutcome) -> Iterator[str]:
+    """Yield what is worse than in the original, in a sentence."""
+    if row.drawback:
+        yield f"Converted, {row.drawback}: onnxamp convert on this model alone proposes options."
+
+
+def _result(row: ModelOutcome) -> str:
+    """Return the outcome of a model as the table says it: a result that is all float32 was not converted."""
+    is_float32 = row.outcome == "converted" and not row.low
+    return "nothing lowered" if is_float32 else row.outcome
+>>>>>>> first
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
@@ -198,9 +209,14 @@ def _verdict(report: FolderReport) -> Headline:
     processes = f"{report.jobs} process" + ("" if report.jobs == 1 else "es")
     effort = f"Weights {size(before)} → {size(after)}; {report.seconds:.1f} s in {processes}."
     has_failed = any(row.has_failed for row in report.rows)
-    why = "These models failed before, and nothing has changed since: --retry tries them again."
+    failed = ""
+    if report.count("failed before"):
+        failed = "These models failed before, and nothing has changed since: --retry tries them again."
+    worse = ""
+    if losing := sum(bool(row.drawback) for row in report.rows):
+        worse = f"Larger than the original, or slower by the estimate: {count(losing, 'result')}, which the notes name."
     return Headline(
         Status.FAILED if has_failed else Status.PASSED,
         f"{count(len(report.rows), 'model')}: {outcomes or 'nothing to do'}.",
-        (effort, why) if report.count("failed before") else (effort,),
+        tuple(filter(None, (effort, worse, failed))),
     )
