@@ -114,26 +114,16 @@ def _shared(rows: Iterable[ModelOutcome]) -> Iterator[Statement]:
             yield Statement(text, label=count(len(names), "model"), members=(*names,))
 
 
-<<<<<<< HEAD
-def result_of(row: ModelOutcome) -> str:
-    """Return the outcome of a model as the table says it: with what is worse, or whether nothing was lowered."""
-    if row.has_failed or row.outcome == "up to date":
-        return row.outcome
-    if not row.low:
-        return "nothing lowered"
-    return f"{row.outcome}, {row.drawback}" if row.drawback else row.outcome
-=======
 def _drawbacks(row: ModelOutcome) -> Iterator[str]:
     """Yield what is worse than in the original, in a sentence."""
     if row.drawback:
         yield f"Converted, {row.drawback}: onnxamp convert on this model alone proposes options."
 
 
-def _result(row: ModelOutcome) -> str:
+def result_of(row: ModelOutcome) -> str:
     """Return the outcome of a model as the table says it: a result that is all float32 was not converted."""
     is_float32 = row.outcome == "converted" and not row.low
     return "nothing lowered" if is_float32 else row.outcome
->>>>>>> first
 
 
 def _next_tokens(row: ModelOutcome) -> Iterator[str]:
