@@ -497,6 +497,10 @@ class _Claims:
         forced = self.pinned[_Strength.FORCED]
         kept = self.pinned[_Strength.KEPT]
         for root in forced.keys() & kept.keys():
+            if forced[root].detail == DECIDED:
+                # No user said so, and in another graph other nodes may share its type.
+                del forced[root]
+                continue
             pins = forced[root], kept[root]
             one, other = (f"{self.label(pin)!r} ({pin.detail})" for pin in pins)
             raise ContradictionError(
