@@ -398,12 +398,15 @@ def _losses(conversion: Conversion) -> list[Part]:
     lost.sort(
         key=lambda name: (-weights[name].overflowed, -weights[name].flushed, name)
     )
+    named = frozenset(lost)
     rows = []
     for name in lost:
         c = weights[name]
-        counts = (c.elements, c.overflowed, c.flushed)
+        counts = (c.elements, c.overflowed, c.flushed, c.subnormal)
         rows.append((name, *map("{:,}".format, counts)))
-    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}, with the elements that saturated or became zero."
+    told = f"{len(lost):,} of {count(len(weights), 'converted tensor')}."
+    if fewer := sum(c.subnormal for name, c in weights.items() if name not in named):
+        told += f" In the others, {count(fewer, 'element')} became subnormal."
     return [hint(told), table("lost-weights", rows)]
 
 

@@ -281,7 +281,7 @@ def test_reports_name_what_stays_float32_beside_integers(tmp_path: Path) -> None
     assert kept.float32.keys() == {"c2"}
     assert kept.low == 3
     options = "--target", "tensorrt", "--keep-node", "c2", "--no-validate"
-    told = run("convert", source, "-o", target, *options).output
+    told = run("convert", source, "-o", target, *options, "-v").output
     assert re.search(r"int8 +multiply what was dequantized +4 +3 +1 +Conv ×2, MatMul, Gemm", told)
     assert re.search(r"Float32 beside integers\n(.*\n)* • 1 node: Named in your options: Conv.\n   c2: ", told)
     table = run("convert", source, "-o", target, *options, "--format", "markdown").output

@@ -89,7 +89,7 @@ def test_what_asks_for_something_else_is_refused(options: dict[str, Any]) -> Non
 def test_the_command_says_what_it_did(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(model(), source)
-    told = run("convert", source, "-o", tmp_path / "small.onnx", "--weights-only").output
+    told = run("convert", source, "-o", tmp_path / "small.onnx", "--weights-only", "-v").output
     assert "Stored weights in float16" in told
     assert "speed-up" not in told
     assert "its numbers do not fit low precision" in told

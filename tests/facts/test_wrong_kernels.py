@@ -108,7 +108,7 @@ def test_folding_stays_within_the_opsets_that_the_version_loads(target: str, ops
 def test_the_report_says_in_a_sentence_what_is_wrong(tmp_path: Path) -> None:
     onnx.save(skip(), tmp_path / "m.onnx")
     done = run(
-        "convert", tmp_path / "m.onnx", "-o", tmp_path / "low.onnx", "--target", "cuda@1.24", "--level", "O3",
+        "convert", "-v", tmp_path / "m.onnx", "-o", tmp_path / "low.onnx", "--target", "cuda@1.24", "--level", "O3",
         "--no-validate",
     )  # fmt: skip
     text = " ".join(done.stdout.split())

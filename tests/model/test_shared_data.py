@@ -166,7 +166,7 @@ def test_a_model_of_the_parent_folder_keeps_its_data(tmp_path: Path, place: str)
     onnx.save(proto, main)
     wanted, before = answers(main), contents(sub)["decoder.onnx.data"]
     for _ in range(2):
-        result = run("convert", source, "-o", decoder, "--external-data", "always", "--dtype", "bfloat16")
+        result = run("convert", source, "-o", decoder, "--external-data", "always", "--dtype", "bfloat16", "-v")
         assert result.exit_code == 0, result.output
         assert is_low(decoder, dtype="bfloat16")
         np.testing.assert_array_equal(answers(main), wanted)

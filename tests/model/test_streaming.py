@@ -335,7 +335,7 @@ def test_losses_are_counted_while_weights_are_written(tmp_path: Path, wish: str)
 
 def test_losses_are_reported(tmp_path: Path) -> None:
     arguments = ("convert", lossy(tmp_path), "-o", tmp_path / "low.onnx", "--no-hazards", "--no-validate")
-    text = run(*arguments).output
+    text = run(*arguments, "-v").output
     assert "Weights that lost elements\n  2 of 2 converted tensors." in text
     assert [line.split() for line in text.splitlines() if line.startswith("  w ")] == [["w", "4,096", "3", "5", "7"]]
     report = json.loads(run(*arguments, "--format", "json").output)

@@ -257,7 +257,7 @@ class TestWhereItShows:
         monkeypatch.chdir(tmp_path)
         onnx.save(picking(), "model.onnx")
         np.savez("x.npz", **detect(boxes_of(9), np.linspace(0.9, 0.1, 9)))
-        result = run("convert", "model.onnx", "-o", "low.onnx", "--inputs", "x.npz", "--level", "O3")
+        result = run("convert", "model.onnx", "-o", "low.onnx", "--inputs", "x.npz", "--level", "O3", "-v")
         assert result.exit_code == 0, result.output
         assert "Detections" in result.output
         assert "boxes, scores, labels" in result.output

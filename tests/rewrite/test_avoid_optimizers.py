@@ -298,7 +298,7 @@ def test_types_alone_are_said_to_be_checked(tmp_path: Path, monkeypatch: pytest.
     """ONNX Runtime's CPU provider has no kernel for a product in bfloat16."""
     monkeypatch.chdir(tmp_path)
     onnx.save(turned((0, 2, 1)), "model.onnx")
-    done = run("convert", "model.onnx", "-o", "low.onnx", "--dtype", "bfloat16", "--provider", "cpu")
+    done = run("convert", "model.onnx", "-o", "low.onnx", "--dtype", "bfloat16", "--provider", "cpu", "-v")
     text = " ".join(done.output.split())
     assert done.exit_code == 0, done.output
     assert f"types checked by ONNX Runtime {ort.__version__}" in text

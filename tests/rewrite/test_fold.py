@@ -394,7 +394,7 @@ def test_what_folding_would_save_is_what_it_saves(wishes: dict[str, Any], tmp_pa
 def test_reports_tell_of_folds(tmp_path: Path) -> None:
     path, low = tmp_path / "model.onnx", tmp_path / "low.onnx"
     onnx.save(network(), path)
-    told = commands.run("convert", path, "-o", low, "--fold")
+    told = commands.run("convert", path, "-o", low, "--fold", "-v")
     assert told.exit_code == 0, told.output
     assert "Upgraded from opset 17 to 20 to fold 1 Gelu." in told.output
     assert "Folded 1 LayerNorm and 1 Gelu." in told.output

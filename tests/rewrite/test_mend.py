@@ -133,7 +133,7 @@ def test_commands_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     model, why = REFUSED["LayerNormalization"]
     onnx.save(model, "broken.onnx")
-    converted = run("convert", "broken.onnx", "-o", "out.onnx", "--provider", "cpu")
+    converted = run("convert", "broken.onnx", "-o", "out.onnx", "--provider", "cpu", "-v")
     assert converted.exit_code != 0
     assert why in " ".join(converted.output.split())
     assert not Path("out.onnx").exists()
@@ -143,7 +143,7 @@ def test_commands_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert told in " ".join(checked.output.split())
     model, note = MENDED["an output of float16"]
     onnx.save(model, "declared.onnx")
-    mended = run("convert", "declared.onnx", "-o", "out.onnx", "--provider", "cpu")
+    mended = run("convert", "declared.onnx", "-o", "out.onnx", "--provider", "cpu", "-v")
     assert mended.exit_code == 0, mended.output
     assert note in " ".join(mended.output.split())
     assert "loads in ONNX Runtime" in mended.output
