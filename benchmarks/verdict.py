@@ -167,7 +167,8 @@ def tables(results: Facts) -> str:
     """Return the table of the page: what random inputs missed and this found."""
     facts = results["summary"]
     found = f"Of {facts['planted']} networks whose values stay below 20,000 on 1,000 random inputs, {STEPS} steps bring"
-    found += f" {facts['planted, found']} beyond\nfloat16, and the results are repaired. Of other models, the value with the least headroom:"
+    found += f" {facts['planted, found']} beyond\nfloat16, and the results are repaired."
+    found += " Of other models, the value with the least headroom:"
     titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard"
     lines = [found, "", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for row in results["rows"]:
