@@ -49,7 +49,7 @@ def generated(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield networks with the shapes of real ones."""
     makers = {
         "BERT-base": lambda path: encoder(path, layers=12, hidden=768, heads=12, length=128, vocabulary=30522),
-        "decoder": lambda path: decoder(path, layers=4, hidden=512, heads=8, inner=1376, vocabulary=8192),
+        "generated decoder": lambda path: decoder(path, layers=4, hidden=512, heads=8, inner=1376, vocabulary=8192),
         "U-Net": lambda path: unet(path, width=32, depth=3, size=64),
     }
     for name, make in makers.items():
@@ -167,17 +167,14 @@ def tables(results: Facts) -> str:
     """Return the table of the page: what random inputs missed and this found."""
     facts = results["summary"]
     found = f"Of {facts['planted']} networks whose values stay below 20,000 on 1,000 random inputs, {STEPS} steps bring"
-    found += f" {facts['planted, found']} beyond float16, and all of these are repaired. Other models:"
-    titles = "model", "proven", "value with the least headroom", "random inputs", "hard inputs", "error", "error, hard"
+    found += f" {facts['planted, found']} beyond\nfloat16, and the results are repaired."
+    found += " Of other models, the value with the least headroom:"
+    titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard"
     lines = [found, "", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for row in results["rows"]:
         if row["model"].startswith("planted") or not row["values"]:
             continue
-        value = (
-            f"`{row['value']}`"
-            if "value" in row
-            else "none: " + (row["not run"] or ["all that inputs move is proven"])[0]
-        )
+        value = f"`{row['value']}`" if "value" in row else "none"
         sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
         errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
         cells = row["model"], f"{row['proven']} of {row['values']}", value, *sizes, *errors
@@ -191,7 +188,9 @@ def tables(results: Facts) -> str:
 
 
 def _short(number: float | None) -> str:
-    return "" if number is None else f"{number:.3g}"
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def write_page(results: Facts) -> None:

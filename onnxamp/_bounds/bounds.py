@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Final
 
+import numpy as np
 from onnx import TensorProto
 
 from onnxamp._bounds import formulas, moved, normalized, products, sources
@@ -269,7 +270,12 @@ class Bounds:
             spectral=self.spectral,
             stretch=self.stretch,
         )
-        results = self._results(call)
+        try:
+            results = self._results(call)
+        except (
+            OverflowError
+        ):  # Python's own floats raise it where NumPy's are infinite
+            results = ()
         stored = self.graph.constants.tensors
         for port, value in enumerate(node.outputs):
             if value == ABSENT or value in stored:
@@ -339,7 +345,8 @@ def find_bounds(
         bounds = Bounds(
             graph, low, dict(ranges), spectral, stretch, is_lowered=is_lowered
         )
-        bounds.solve(graph.order)
+        with np.errstate(over="ignore"):  # what grows so far is unbounded
+            bounds.solve(graph.order)
         return bounds
 
     bounds = solved()

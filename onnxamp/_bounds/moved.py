@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf, sqrt
+from math import ceil, hypot, inf, sqrt
 from typing import Final
 
 import numpy as np
@@ -84,10 +84,10 @@ def _concatenated(call: Call) -> Bound:
     behind = axis % len(shape) - len(shape)
     row, column, total = joined.row, joined.column, joined.total
     if behind == -1:
-        row = sqrt(sum(part.row**2 for part in parts))
+        row = hypot(*(part.row for part in parts))
         total = sum(part.total for part in parts)
     if behind == -2:
-        column = sqrt(sum(part.column**2 for part in parts))
+        column = hypot(*(part.column for part in parts))
     return Bound(low=joined.low, high=joined.high, row=row, column=column, total=total)
 
 
@@ -132,7 +132,7 @@ def _chosen(call: Call) -> Bound:
     return Bound(
         low=min(one.low, two.low),
         high=max(one.high, two.high),
-        row=sqrt(one.row**2 + two.row**2),
+        row=hypot(one.row, two.row),
         total=one.total + two.total,
     )
 

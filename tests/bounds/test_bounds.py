@@ -265,3 +265,10 @@ def test_indices_are_bounded_by_the_tables_that_they_look_up():
     assert bound_of(model, "ids").high == 49
     assert bound_of(model, "z").high < 2600
     assert bound_of(model, "other").high > 1e18
+
+
+def test_bounds_that_leave_the_range_of_doubles_are_unknown():
+    products = " ".join(f"a{n + 1} = MatMul (a{n}, w)" for n in range(12))
+    text = f"(float[4,8] a0) => (float[4,16] y) {{ {products} y = Concat <axis = -1> (a12, a12) }}"
+    model = weights(parse(text, 17), w=np.full((8, 8), 1e30, np.float32))
+    assert bound_of(model, "y", ("a0", (-1.0, 1.0))).is_unbounded
