@@ -381,7 +381,13 @@ def test_grouped_attention_that_is_low_is_not_said_to_run_on_the_cpu() -> None:
     low = run("convert", "in/model.onnx", "-o", "low.onnx", "--no-validate", "-v").output
     assert "no kernel on cuda" not in low
     kept = run(
-        "convert", "in/model.onnx", "-o", "kept.onnx", "--no-validate", "-v", "--black",
+        "convert",
+        "in/model.onnx",
+        "-o",
+        "kept.onnx",
+        "--no-validate",
+        "-v",
+        "--black",
         "com.microsoft::GroupQueryAttention",
     ).output
     assert "2 nodes have no kernel on cuda in any precision" in kept
