@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import checks
-import pages
+import comparison
 import picture
 import worker
 from measure import engine_commit, machine, warm, watched
@@ -216,15 +216,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "runs": [{name: item for name, item in run.items() if name != "versions"} for run in runs],
     }  # fmt: skip
     if options.update:
-        facts = updated(json.loads(pages.RESULTS.read_text(encoding="utf-8")), facts)
+        facts = updated(json.loads(comparison.RESULTS.read_text(encoding="utf-8")), facts)
     whole = options.update or not (options.quick or options.models or options.tools or options.out)
-    out = options.out or (pages.RESULTS if whole else None)
+    out = options.out or (comparison.RESULTS if whole else None)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(facts, indent=1).replace(str(ROOT), ".") + "\n", encoding="utf-8")
     if whole:
         (ROOT / "docs" / "benchmark.svg").write_text(picture.draw(facts), encoding="utf-8")
-        pages.main([])
+        comparison.main([])
     sys.stdout.write(picture.table(facts))
     broken = checks.broken(facts, whole=not options.quick) if options.check else []
     for text in broken:

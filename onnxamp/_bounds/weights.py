@@ -146,16 +146,19 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> Sums | None:
     lengths = [size for axis, size in enumerate(array.shape) if axis not in axes]
     result = Sums(*(np.zeros(lengths) for _ in Sums._fields))
     rows = max(1, _BLOCK // max(prod(array.shape[1:]), 1))
-    for start in range(0, len(array), rows):
-        block = array[start : start + rows].astype(np.float32, copy=False)
-        # A block covers a part of the first axis, which is either summed over or a part of the result.
-        part = ... if 0 in axes else slice(start, start + rows)
-        summed = tuple(axes)
-        result.signed[part] += block.sum(summed)
-        magnitudes = np.abs(block)
-        result.magnitudes[part] += magnitudes.sum(summed)
-        np.multiply(magnitudes, magnitudes, out=magnitudes)
-        result.squares[part] += magnitudes.sum(summed)
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # what is not finite is found below
+        for start in range(0, len(array), rows):
+            block = array[start : start + rows].astype(np.float32, copy=False)
+            # A block covers a part of the first axis, which is either summed over or a part of the result.
+            part = ... if 0 in axes else slice(start, start + rows)
+            summed = tuple(axes)
+            result.signed[part] += block.sum(summed)
+            magnitudes = np.abs(block)
+            result.magnitudes[part] += magnitudes.sum(summed)
+            np.multiply(magnitudes, magnitudes, out=magnitudes)
+            result.squares[part] += magnitudes.sum(summed)
     if not np.isfinite(result.squares).all():
         return None
     return Sums(

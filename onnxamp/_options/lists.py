@@ -183,7 +183,8 @@ def nearest_name(name: str, more: AbstractSet[str] = frozenset()) -> str | None:
     for names in (framework_names(), _known_ops(), more):
         for known in sorted(names):
             spelled[known.lower()] = known
-    near = get_close_matches(name.lower(), sorted(spelled), 1, NEAR)
+    bare = name.lower().removeprefix("nn.").removeprefix("ops.")
+    near = get_close_matches(bare, sorted(spelled), 1, NEAR)
     return spelled[near[0]] if near else None
 
 

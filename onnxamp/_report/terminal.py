@@ -6,17 +6,15 @@ out, and named below it.
 """
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import (
     Console,
     ConsoleOptions,
     Group,
-    JustifyMethod,
     RenderableType,
     RenderResult,
 )
@@ -25,7 +23,19 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from onnxamp._base.errors import printable
-from onnxamp._report import glued
+from onnxamp._report.layout import (
+    FOLDED,
+    GAP,
+    MARKS,
+    SHOWN,
+    column_widths,
+    grid_of,
+    hanging,
+    middle_cut,
+    natural_width,
+    text_of,
+    unaligned,
+)
 from onnxamp._report.parts import (
     LINES,
     Bars,
@@ -39,7 +49,6 @@ from onnxamp._report.parts import (
     Statement,
     Status,
     Table,
-    TableRow,
     bars_table,
     gauges_table,
     listed_parts,
@@ -59,27 +68,6 @@ _FOLDS: Final = 2
 """Lines of a sentence in a short report."""
 _FIGURES: Final = 3
 """Key figures that a short report keeps although there are problems."""
-_GAP: Final = 2
-"""Columns of the terminal between those of a table, and before the first."""
-_FOLDED: Final = 20
-"""Width that names and prose keep while there is a column to leave out."""
-_WORD: Final = 12
-"""The same for a word in the title of a column of numbers."""
-_GLUE: Final = "\ue000"
-"""Replaces the space between a number and its unit while lines are folded, because rich also folds at
-no-break spaces.
-"""
-_JOINT: Final = "\x1f"
-"""Marks where a name may be folded: for rich, it is a space of no width."""
-_JOINTS: Final = re.compile(r"(?<=/)(?=\w)")
-_SHOWN: Final = str.maketrans({_GLUE: " ", _JOINT: None})
-_MARKS: Final = {
-    Status.PASSED: ("✔", "green"),
-    Status.INEXACT: ("≈", "yellow"),
-    Status.FAILED: ("✘", "red"),
-    Status.UNKNOWN: ("?", "yellow"),
-    Status.NO_GAIN: ("!", "yellow"),
-}
 _FINE: Final = (Status.PASSED, Status.NO_GAIN)
 """Verdicts that one line says in full."""
 _SIGNS: Final = {
@@ -123,8 +111,8 @@ def fitted(text: str, prefix: str = "") -> str:
     console = make_console(stderr=True)
     if not is_screen(console):
         return text
-    lines = _text(text).wrap(console, console.width - len(prefix))
-    return "\n".join(line.plain for line in lines).translate(_SHOWN)
+    lines = text_of(text).wrap(console, console.width - len(prefix))
+    return "\n".join(line.plain for line in lines).translate(SHOWN)
 
 
 def _columns() -> int:
@@ -168,7 +156,7 @@ class _Rendering:
             while line and not line[-1].text.strip():
                 line.pop()
             for number, (text, style, control) in enumerate(line, 1):
-                shown = text.translate(_SHOWN)
+                shown = text.translate(SHOWN)
                 if number == len(line):
                     shown = shown.rstrip()
                 yield Segment(shown, style, control)
@@ -229,18 +217,18 @@ class _Rendering:
             yield from self._parts(report.figures, width)
         for section in report.sections:
             if section.parts and (self.verbose or not section.is_detail):
-                yield from (Text(), _text(section.title, "bold"))
+                yield from (Text(), text_of(section.title, "bold"))
                 yield from self._parts(section.parts, width)
 
     def _parts(self, parts: tuple[Part, ...], width: int) -> Iterator[RenderableType]:
         """Yield the parts, one below the other; neighboring figures share a table."""
-        figures = Grid.grid(padding=(0, _GAP, 0, 0))
+        figures = Grid.grid(padding=(0, GAP, 0, 0))
         for is_number in (False, False, True, False):
             figures.add_column(no_wrap=is_number, overflow="fold")
         for figure in parts:
             if isinstance(figure, Figure):
                 figures.add_row(
-                    "", *map(_text, (figure.label, figure.value, figure.remark))
+                    "", *map(text_of, (figure.label, figure.value, figure.remark))
                 )
         if figures.row_count:
             yield figures
@@ -258,38 +246,38 @@ class _Rendering:
         """Yield a statement after its sign, and its subject."""
         below = " " if item.level is Severity.NONE else "  "
         label = f"{item.label}: " if item.label else ""
-        text = Text.assemble(_text(label, "bold"), _text(item.text))
-        yield _hanging(_SIGNS[item.level], text, below[1:])
+        text = Text.assemble(text_of(label, "bold"), text_of(item.text))
+        yield hanging(_SIGNS[item.level], text, below[1:])
         for member in item.members if self.verbose else item.members[:_MEMBERS]:
-            yield _hanging(below, _text(member, "dim"))
+            yield hanging(below, text_of(member, "dim"))
         left = len(item.members) - _MEMBERS
         if left > 0 and not self.verbose:
-            yield _hanging(below, Text(f"… and {left:,} more{self.more}", "dim"))
+            yield hanging(below, Text(f"… and {left:,} more{self.more}", "dim"))
         if item.action:
-            yield _hanging(below, _text(f"→ {item.action}"))
+            yield hanging(below, text_of(f"→ {item.action}"))
 
     def _table(self, part: Table, width: int) -> Iterator[RenderableType]:
         """Yield a table, its first rows without -v. Columns that do not fit are named below it."""
         rows = shown_rows(part, verbose=self.verbose)
-        lead = _GAP + (1 + _GAP if any(row.status for row in part.rows) else 0)
+        lead = GAP + (1 + GAP if any(row.status for row in part.rows) else 0)
         lines = [part.columns, *(row.cells for row in rows)]
-        columns = [list(map(_text, column)) for column in zip(*lines, strict=True)]
-        natural = sum(_natural(column) + _GAP for column in columns) + lead - _GAP
+        columns = [list(map(text_of, column)) for column in zip(*lines, strict=True)]
+        natural = sum(natural_width(column) + GAP for column in columns) + lead - GAP
         if self.whole and natural > width:
-            yield from _unaligned(part, rows)
+            yield from unaligned(part, rows)
         else:
-            widths = _widths(part, columns, width - lead + _GAP)
-            yield _grid(part, rows, columns, widths)
+            widths = column_widths(part, columns, width - lead + GAP)
+            yield grid_of(part, rows, columns, widths)
             hidden = (
                 part.columns[at] for at in range(len(columns)) if at not in widths
             )
             if left := ", ".join(filter(None, hidden)):
                 text = f"Left out for lack of space: {left}."
-                yield _hanging(" ", _text(text, "dim"))
+                yield hanging(" ", text_of(text, "dim"))
         remarks = [row.remark for row in rows if self.verbose and row.remark]
         if len(rows) < len(part.rows):
             remarks.append(f"… and {len(part.rows) - len(rows):,} more{self.more}")
-        yield from (_hanging(" ", _text(text, "dim")) for text in remarks)
+        yield from (hanging(" ", text_of(text, "dim")) for text in remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +309,8 @@ class _Printer:
     def first(self, item: Statement) -> Grid:
         """Return the first lines of a message."""
         label = f"{item.label}: " if item.label else ""
-        text = self.start(_text(label + item.text), 2 * _GAP)
-        return _hanging(_SIGNS[item.level], text, " ")
+        text = self.start(text_of(label + item.text), 2 * GAP)
+        return hanging(_SIGNS[item.level], text, " ")
 
 
 def _is_short(report: Report) -> bool:
@@ -341,20 +329,20 @@ def _title(section: Section) -> str:
 
 def _more(titles: Sequence[str], width: int) -> Grid:
     """Return the line that says what -v shows."""
-    text = _text(f"-v shows more: {', '.join(titles)}.", "dim")
-    text.truncate(width - 2 * _GAP, overflow="ellipsis")
-    return _hanging(" ", text)
+    text = text_of(f"-v shows more: {', '.join(titles)}.", "dim")
+    text.truncate(width - 2 * GAP, overflow="ellipsis")
+    return hanging(" ", text)
 
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
-    rows = [list(map(_text, (one.label, one.value, one.remark))) for one in figures]
+    rows = [list(map(text_of, (one.label, one.value, one.remark))) for one in figures]
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
-        remark.truncate(max(width - sum(widths) - 3 * _GAP, 1), overflow="ellipsis")
-        line = Text(" " * _GAP, no_wrap=True, overflow="ignore")
+        remark.truncate(max(width - sum(widths) - 3 * GAP, 1), overflow="ellipsis")
+        line = Text(" " * GAP, no_wrap=True, overflow="ignore")
         for text, size in zip((label, value), widths, strict=True):
-            line.append_text(text).append(" " * (size - text.cell_len + _GAP))
+            line.append_text(text).append(" " * (size - text.cell_len + GAP))
         yield line.append_text(remark)
 
 
@@ -366,8 +354,8 @@ def _fitting(names: Sequence[str], room: int) -> str:
     for number, at in enumerate(
         sorted(range(len(names)), key=lambda at: cell_len(names[at]))
     ):
-        share = max(room // (len(names) - number), _FOLDED)
-        shown[at] = _middle_cut(names[at], share)
+        share = max(room // (len(names) - number), FOLDED)
+        shown[at] = middle_cut(names[at], share)
         room -= cell_len(shown[at])
     return " → ".join(shown[at] for at in range(len(names)))
 
@@ -377,148 +365,25 @@ def _short_head(
 ) -> Iterator[RenderableType]:
     """Yield the verdict, the files, and where they ran unless the head is bare; names are cut unless they are whole."""
     verdict = report.verdict
-    room = printer.width - 2 * _GAP
+    room = printer.width - 2 * GAP
     if verdict is not None:
-        sentence = printer.start(_text(verdict.sentence, "bold"), _GAP)
-        yield _hanging(_MARKS[verdict.status], sentence)
+        sentence = printer.start(text_of(verdict.sentence, "bold"), GAP)
+        yield hanging(MARKS[verdict.status], sentence)
     task = f"   {report.task}" if verdict is not None else ""
     if report.models:
         least = _ENDLESS if whole else room - cell_len(task)
         names = _fitting([*map(printable, report.models)], least)
-        line = Text.assemble("  ", _text(names), _text(task, "dim"))
+        line = Text.assemble("  ", text_of(names), text_of(task, "dim"))
         line.no_wrap = True
         line.overflow = "ignore"
         yield line
     if report.ran and not is_bare:
-        ran = _text(", ".join(report.ran), "dim")
+        ran = text_of(", ".join(report.ran), "dim")
         if not whole:
             ran.truncate(room, overflow="ellipsis")
-        yield _hanging(" ", ran)
+        yield hanging(" ", ran)
     for detail in verdict.details if verdict is not None else ():
-        yield _hanging(" ", printer.start(_text(detail), _GAP))
-
-
-def _grid(
-    part: Table,
-    rows: Sequence[TableRow],
-    columns: Sequence[Sequence[Text]],
-    widths: Mapping[int, int],
-) -> Grid:
-    """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
-    grid = Grid(
-        box=None,
-        padding=(0, _GAP, 0, 0),
-        pad_edge=False,
-        show_header=any(part.columns),
-        header_style="dim",
-    )
-    grid.add_column(no_wrap=True)
-    for at, width in widths.items():
-        justify: JustifyMethod = "right" if at in part.right else "left"
-        title = columns[at][0]
-        grid.add_column(title, justify=justify, overflow="fold", width=width)
-    for number, row in enumerate(rows, 1):
-        mark = Text.assemble(" " * _GAP, _MARKS[row.status]) if row.status else ""
-        cells = list[Text]()
-        for at, width in widths.items():
-            text = columns[at][number]
-            cells.append(text if at in part.prose else _cut(text, width))
-        grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
-    return grid
-
-
-def _unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
-    """Yield the lines of a table that is too wide to be read in columns: padding would be most of it."""
-    titles = [("", part.columns)] if any(part.columns) else []
-    marks = (_MARKS[row.status][0] if row.status else "" for row in rows)
-    lines = [*titles, *zip(marks, (row.cells for row in rows), strict=True)]
-    has_marks = any(row.status for row in part.rows)
-    for mark, cells in lines:
-        lead = [mark or " "] if has_marks else []
-        joined = (" " * _GAP).join([*lead, *(cell for cell in cells if cell)])
-        yield Text(" " * _GAP + printable(joined), no_wrap=True, overflow="ignore")
-
-
-def _widths(
-    part: Table, columns: Sequence[Sequence[Text]], room: int
-) -> Mapping[int, int]:
-    """Return the columns to show, each with its width. Numbers are never cut; what is left is shared by the others."""
-    every = range(len(columns))
-    least = [_least(columns[at], is_whole=at in part.right) + _GAP for at in every]
-    natural = [_natural(column) + _GAP for column in columns]
-    shown = list(every)
-    for at in _leaving(part, columns):
-        if at in shown and sum(least[position] for position in shown) > room:
-            shown.remove(at)
-    widths = {at: natural[at] for at in shown}
-    if sum(widths.values()) > room:
-        widths |= {at: least[at] for at in shown if at in part.right}
-        flexible = sorted(set(shown) - set(part.right), key=natural.__getitem__)
-        rest = room - sum(widths[at] for at in shown if at in part.right)
-        # Columns that need less than their share leave the rest of it to wider ones.
-        for number, at in enumerate(flexible):
-            share = max(rest // (len(flexible) - number), _GAP + 1)
-            widths[at] = min(natural[at], share)
-            rest -= widths[at]
-    return {at: width - _GAP for at, width in widths.items()}
-
-
-def _cut(text: Text, width: int) -> Text:
-    """Return a name that fits, without its middle if it is too long."""
-    if text.cell_len <= width:
-        return text
-    return _text(_middle_cut(text.plain.translate(_SHOWN), width))
-
-
-def _middle_cut(text: str, width: int) -> str:
-    """Return a name in at most so many columns; a longer one loses its middle, because its ends tell names apart."""
-    if cell_len(text) <= width:
-        return text
-    head = set_cell_size(text, (width - 1) // 2).rstrip()
-    room = width - 1 - cell_len(head)
-    tail = text[len(text) - room :] if room > 0 else ""
-    while cell_len(tail) > room:
-        tail = tail[1:]
-    return f"{head}…{tail}"
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Return printable text in which numbers stay with their units, and names fold between their parts."""
-    inert = glued(printable(text)).replace("\xa0", _GLUE)
-    return Text(_JOINTS.sub(_JOINT, inert), style)
-
-
-def _natural(column: Sequence[Text]) -> int:
-    """Return the width of a column that is not folded."""
-    return max(text.cell_len for text in column)
-
-
-def _least(column: Sequence[Text], *, is_whole: bool) -> int:
-    """Return the width that a column needs for unfolded cells, and for the longest word of its title."""
-    title, *cells = column
-    natural = max((text.cell_len for text in cells), default=0)
-    if not is_whole:
-        return min(max(natural, title.cell_len), _FOLDED)
-    words = [min(cell_len(word), _WORD) for word in title.plain.split(" ")]
-    return max(natural, *words)
-
-
-def _leaving(part: Table, columns: Sequence[Sequence[Text]]) -> Iterator[int]:
-    """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
-    for at, (_, *cells) in enumerate(columns):
-        if at and not any(cells):
-            yield at
-    last_to_second = range(len(columns) - 1, 0, -1)
-    yield from last_to_second if part.drop is None else part.drop
-
-
-def _hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
-    """Return text after a sign; folded lines are indented."""
-    grid = Grid.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text.assemble(indent, sign), text)
-    return grid
+        yield hanging(" ", printer.start(text_of(detail), GAP))
 
 
 def _head(report: Report, width: int) -> Iterator[RenderableType]:
@@ -527,17 +392,17 @@ def _head(report: Report, width: int) -> Iterator[RenderableType]:
     ran = ", ".join(report.ran)
     verdict = report.verdict
     if verdict is None:
-        yield from (_text(models),) if models else ()
-        yield from (_text(text, "dim") for text in report.ran)
+        yield from (text_of(models),) if models else ()
+        yield from (text_of(text, "dim") for text in report.ran)
         return
-    yield _hanging(_MARKS[verdict.status], _text(verdict.sentence, "bold"))
+    yield hanging(MARKS[verdict.status], text_of(verdict.sentence, "bold"))
     if models:
-        both = Text.assemble(_text(models), "   ", _text(report.task, "dim"))
-        is_one = both.cell_len + _GAP <= width
-        lines = [both] if is_one else [_text(models), _text(report.task, "dim")]
-        yield from (_hanging(" ", line) for line in lines)
-    yield from (_hanging(" ", _text(ran, "dim")),) if ran else ()
-    yield from (_hanging(" ", _text(detail)) for detail in verdict.details)
+        both = Text.assemble(text_of(models), "   ", text_of(report.task, "dim"))
+        is_one = both.cell_len + GAP <= width
+        lines = [both] if is_one else [text_of(models), text_of(report.task, "dim")]
+        yield from (hanging(" ", line) for line in lines)
+    yield from (hanging(" ", text_of(ran, "dim")),) if ran else ()
+    yield from (hanging(" ", text_of(detail)) for detail in verdict.details)
 
 
 def _summary(report: Report, width: int) -> Grid:
@@ -545,9 +410,9 @@ def _summary(report: Report, width: int) -> Grid:
     assert report.verdict is not None
     name = f"{report.models[-1]}: " if report.models else ""
     parts = [name + report.verdict.sentence.removesuffix("."), *_briefly(report)]
-    while len(parts) > 1 and cell_len(printable(", ".join(parts))) + _GAP > width:
+    while len(parts) > 1 and cell_len(printable(", ".join(parts))) + GAP > width:
         parts.pop()
-    return _hanging(_MARKS[report.verdict.status], _text(", ".join(parts), "bold"))
+    return hanging(MARKS[report.verdict.status], text_of(", ".join(parts), "bold"))
 
 
 def _briefly(report: Report) -> list[str]:
@@ -559,21 +424,21 @@ def _brief(report: Report, width: int) -> Iterator[RenderableType]:
     if report.verdict is None:
         facts = ", ".join(_briefly(report))
         name = " → ".join(report.models) or report.task
-        yield _text(f"{name}: {facts}" if facts else name)
+        yield text_of(f"{name}: {facts}" if facts else name)
         return
     yield _summary(report, width)
     if report.verdict.status not in _FINE:
-        yield from (_hanging(" ", _text(detail)) for detail in report.verdict.details)
+        yield from (hanging(" ", text_of(detail)) for detail in report.verdict.details)
     for item in problems(report):
         label = f"{item.label}: " if item.label else ""
-        yield _hanging(_SIGNS[item.level], _text(label + item.text))
+        yield hanging(_SIGNS[item.level], text_of(label + item.text))
 
 
 def _steps(steps: tuple[NextStep, ...]) -> Iterator[RenderableType]:
     for step in steps:
         yield Text()
         sign = ("→", "bold cyan") if step.confirmed else ("!", "yellow")
-        yield _hanging(sign, _text(step.text), " ")
+        yield hanging(sign, text_of(step.text), " ")
         if step.command:
             command = f"   {printable(step.command)}"
             yield Text(command, "bold", no_wrap=True, overflow="ignore")

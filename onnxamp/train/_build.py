@@ -1,5 +1,6 @@
 """Building a network in training from a model and options."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,15 +126,7 @@ def build_train_network(
         True
         >>> trained = net.export()  # the inference model with the new weights
     """
-    if unknown:
-        raise ArgumentError(
-            f"Unknown keyword {next(iter(unknown))!r}: known are cast_model_type, keep_batchnorm_fp32,"
-            " loss_scale_manager, dtype, provider and seed."
-        )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(
-            f"optimizer must be one from onnxamp.train, not {type(optimizer).__name__}."
-        )
+    _check_arguments(optimizer, unknown)
     boost_level = boost_level.upper() if isinstance(boost_level, str) else boost_level
     chosen = _place(provider, boost_level)
     decorated = network if isinstance(network, Decorated) else None
@@ -251,6 +244,24 @@ def _manager(
             f" {type(given).__name__}."
         )
     return given
+
+
+def _check_arguments(optimizer: object, unknown: Iterable[str]) -> None:
+    """Check that an optimizer is one, and that no keyword is unknown.
+
+    Raises:
+        ArgumentError: a keyword is unknown.
+        ArgumentTypeError: the optimizer is none of ours.
+    """
+    for name in unknown:
+        raise ArgumentError(
+            f"Unknown keyword {name!r}: known are cast_model_type, keep_batchnorm_fp32,"
+            " loss_scale_manager, dtype, provider and seed."
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            f"optimizer must be one from onnxamp.train, not {type(optimizer).__name__}."
+        )
 
 
 def _check_divisor(optimizer: Optimizer, manager: LossScaleManager | None) -> None:

@@ -283,7 +283,7 @@ def test_names_of_other_frameworks_say_what_to_write() -> None:
 
 def test_misspelled_names_suggest_the_nearest_one() -> None:
     net, optimizer, scaler, session = objects()
-    spelled = ((net, "gradient", "gradients"), (scaler, "get_scales", "get_scale"), (session, "rum", "run"))
+    spelled = ((net, "gradient", "gradients"), (scaler, "get_scales", "get_scale"), (session, "runn", "run"))
     for found, name, near in spelled:
         with pytest.raises(onnxamp.MissingNameError, match=f"Did you mean '{near}'?"):
             getattr(found, name)

@@ -192,9 +192,9 @@ def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path)
     assert cost.result == pytest.approx(error(emulate(models[1]), models[2]), rel=0.2)
     assert report.passed is cost.passed is (cost.result <= 1.1 * cost.quantized + 2e-3)
     saved = tmp_path / "saved.json"
-    told = run("diff", *names[:2], "--original", names[2], "--save", str(saved))
+    told = run("diff", *names[:2], "--original", names[2], "--save", str(saved), "-v")
     assert "Cost of quantization" in told.output
-    assert "Cost of quantization" in run("diff", str(saved)).output
+    assert "Cost of quantization" in run("diff", str(saved), "-v").output
     onnx.save(onnxamp.convert_model(changed(coarse(), 1.01)), names[3])
     onnx.save(coarse(), names[0])
     onnx.save(coarse(), names[2])

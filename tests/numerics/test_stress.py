@@ -135,7 +135,7 @@ def test_inputs_are_sought_on_which_errors_weigh_most():
     model = add_weights(parse("(float[1,8] x) => (float[1,4] y) { a = MatMul (x, w) y = MatMul (a, v) }", 17), weights)
     result = convert_model(model)
     one, other = (Model.of(each) for each in (model, result))
-    made_up = RunOptions().draw(one)
+    made_up = requested_samples(RunOptions(), one)
     hard = Stress(FLOAT16, 8).of(one, other, made_up).samples
     errors = [
         onnxamp.diff_models(model, result, [feeds], provider="cpu").outputs[0].rel_l2 for feeds in (made_up[0], hard[1])

@@ -214,11 +214,11 @@ def test_the_scoreboard_gives_each_failure_its_reason() -> None:
 
 
 def test_the_readme_shows_the_kept_results() -> None:
-    import pages
+    import comparison
 
     facts = json.loads((FOLDER / "results" / "convert.json").read_text(encoding="utf-8"))
-    _, shown, _ = pages.split((FOLDER.parent / "README.md").read_text(encoding="utf-8"))
-    assert shown == pages.comparison(facts)
+    _, shown, _ = comparison.split((FOLDER.parent / "README.md").read_text(encoding="utf-8"))
+    assert shown == comparison.comparison(facts)
 
 
 def test_some_tools_are_measured_anew_among_the_others() -> None:

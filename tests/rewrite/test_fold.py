@@ -458,7 +458,7 @@ def test_a_plan_repeats_the_folds_that_were_found_to_pay(tmp_path: Path) -> None
 def test_a_fold_that_would_change_results_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UpgradeProof, "__call__", lambda *_: "float32 results would change as well")
     onnx.save(network(), tmp_path / "model.onnx")
-    told = commands.run("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx")
+    told = commands.run("convert", tmp_path / "model.onnx", "-o", tmp_path / "low.onnx", "-v")
     assert told.exit_code == 0, told.output
     assert "Not folded into single ops: float32 results would change as well." in told.output
     assert "LayerNormalization" not in ops(onnx.load(tmp_path / "low.onnx"))

@@ -212,7 +212,7 @@ def test_what_is_not_verified_is_marked(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     onnx.save(network(3, 2 * SIZE), "model.onnx")
     arguments = ("tune", "model.onnx", "-o", "out.onnx", "--dtype", "bfloat16", "--tolerance", "2e-3", "--samples", 2,
-                 "--device", "Xeon-8480", "--target", "any", "--provider", "cpu", "--state", "s")  # fmt: skip
+                 "--device", "Xeon-8480", "--target", "any", "--provider", "cpu", "--state", "s", "-v")  # fmt: skip
     told = run(*arguments).output
     rows = [line for line in told.splitlines() if line.strip().startswith(("✔ ", "✘ ")) and "×" in line]
     assert any("≈ " in row for row in rows)

@@ -1,7 +1,7 @@
 """The README's comparison with other converters, written from the results that are kept.
 
-    python benchmarks/pages.py            write the table into README.md
-    python benchmarks/pages.py --check    exit with 1 if it differs, or if the engine changed after it was measured
+    python benchmarks/comparison.py            write the table into README.md
+    python benchmarks/comparison.py --check    exit with 1 if it differs, or if the engine changed after it was measured
 
 `--check` is for whoever cuts a release: figures that are older than the last change of the package are not today's.
 """
@@ -19,7 +19,7 @@ Facts = Mapping[str, Any]
 
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results" / "convert.json"
-START, END = "<!-- from benchmarks/pages.py -->\n", "\n<!-- until here -->"
+START, END = "<!-- from benchmarks/comparison.py -->\n", "\n<!-- until here -->"
 """The README's comparison is between these."""
 TITLES = {
     "onnxamp": "onnxamp",
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     faults = []
     if shown != written:
-        faults.append("README.md differs from benchmarks/results/convert.json; run python benchmarks/pages.py.")
+        faults.append("README.md differs from benchmarks/results/convert.json; run python benchmarks/comparison.py.")
     measured, now = facts["tools"]["onnxamp"]["commit"], engine_commit()
     if measured != now:
         faults.append(

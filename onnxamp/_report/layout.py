@@ -1,0 +1,159 @@
+"""Text and tables on a terminal: what is folded, what loses its middle, and how wide columns are."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import JustifyMethod
+from rich.table import Table as Grid
+from rich.text import Text
+
+from onnxamp._base.errors import printable
+from onnxamp._report import glued
+from onnxamp._report.parts import Status, Table, TableRow
+
+GAP: Final = 2
+"""Columns of the terminal between those of a table, and before the first."""
+FOLDED: Final = 20
+"""Width that names and prose keep while there is a column to leave out."""
+_WORD: Final = 12
+"""The same for a word in the title of a column of numbers."""
+_GLUE: Final = "\ue000"
+"""Replaces the space between a number and its unit while lines are folded, because rich also folds at
+no-break spaces.
+"""
+_JOINT: Final = "\x1f"
+"""Marks where a name may be folded: for rich, it is a space of no width."""
+_JOINTS: Final = re.compile(r"(?<=/)(?=\w)")
+SHOWN: Final = str.maketrans({_GLUE: " ", _JOINT: None})
+MARKS: Final = {
+    Status.PASSED: ("✔", "green"),
+    Status.INEXACT: ("≈", "yellow"),
+    Status.FAILED: ("✘", "red"),
+    Status.UNKNOWN: ("?", "yellow"),
+    Status.NO_GAIN: ("!", "yellow"),
+}
+
+
+def grid_of(
+    part: Table,
+    rows: Sequence[TableRow],
+    columns: Sequence[Sequence[Text]],
+    widths: Mapping[int, int],
+) -> Grid:
+    """Return a table whose columns have these widths: prose is folded, and names lose their middle."""
+    grid = Grid(
+        box=None,
+        padding=(0, GAP, 0, 0),
+        pad_edge=False,
+        show_header=any(part.columns),
+        header_style="dim",
+    )
+    grid.add_column(no_wrap=True)
+    for at, width in widths.items():
+        justify: JustifyMethod = "right" if at in part.right else "left"
+        title = columns[at][0]
+        grid.add_column(title, justify=justify, overflow="fold", width=width)
+    for number, row in enumerate(rows, 1):
+        mark = Text.assemble(" " * GAP, MARKS[row.status]) if row.status else ""
+        cells = list[Text]()
+        for at, width in widths.items():
+            text = columns[at][number]
+            cells.append(text if at in part.prose else cut(text, width))
+        grid.add_row(mark, *cells, style="bold" if row.is_strong else "")
+    return grid
+
+
+def unaligned(part: Table, rows: Sequence[TableRow]) -> Iterator[Text]:
+    """Yield the lines of a table that is too wide to be read in columns: padding would be most of it."""
+    titles = [("", part.columns)] if any(part.columns) else []
+    marks = (MARKS[row.status][0] if row.status else "" for row in rows)
+    lines = [*titles, *zip(marks, (row.cells for row in rows), strict=True)]
+    has_marks = any(row.status for row in part.rows)
+    for mark, cells in lines:
+        lead = [mark or " "] if has_marks else []
+        joined = (" " * GAP).join([*lead, *(cell for cell in cells if cell)])
+        yield Text(" " * GAP + printable(joined), no_wrap=True, overflow="ignore")
+
+
+def column_widths(
+    part: Table, columns: Sequence[Sequence[Text]], room: int
+) -> Mapping[int, int]:
+    """Return the columns to show, each with its width. Numbers are never cut; what is left is shared by the others."""
+    every = range(len(columns))
+    least = [_least(columns[at], is_whole=at in part.right) + GAP for at in every]
+    natural = [natural_width(column) + GAP for column in columns]
+    shown = list(every)
+    for at in _leaving(part, columns):
+        if at in shown and sum(least[position] for position in shown) > room:
+            shown.remove(at)
+    widths = {at: natural[at] for at in shown}
+    if sum(widths.values()) > room:
+        widths |= {at: least[at] for at in shown if at in part.right}
+        flexible = sorted(set(shown) - set(part.right), key=natural.__getitem__)
+        rest = room - sum(widths[at] for at in shown if at in part.right)
+        # Columns that need less than their share leave the rest of it to wider ones.
+        for number, at in enumerate(flexible):
+            share = max(rest // (len(flexible) - number), GAP + 1)
+            widths[at] = min(natural[at], share)
+            rest -= widths[at]
+    return {at: width - GAP for at, width in widths.items()}
+
+
+def cut(text: Text, width: int) -> Text:
+    """Return a name that fits, without its middle if it is too long."""
+    if text.cell_len <= width:
+        return text
+    return text_of(middle_cut(text.plain.translate(SHOWN), width))
+
+
+def middle_cut(text: str, width: int) -> str:
+    """Return a name in at most so many columns; a longer one loses its middle, because its ends tell names apart."""
+    if cell_len(text) <= width:
+        return text
+    head = set_cell_size(text, (width - 1) // 2).rstrip()
+    room = width - 1 - cell_len(head)
+    tail = text[len(text) - room :] if room > 0 else ""
+    while cell_len(tail) > room:
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def text_of(text: str, style: str = "") -> Text:
+    """Return printable text in which numbers stay with their units, and names fold between their parts."""
+    inert = glued(printable(text)).replace("\xa0", _GLUE)
+    return Text(_JOINTS.sub(_JOINT, inert), style)
+
+
+def natural_width(column: Sequence[Text]) -> int:
+    """Return the width of a column that is not folded."""
+    return max(text.cell_len for text in column)
+
+
+def _least(column: Sequence[Text], *, is_whole: bool) -> int:
+    """Return the width that a column needs for unfolded cells, and for the longest word of its title."""
+    title, *cells = column
+    natural = max((text.cell_len for text in cells), default=0)
+    if not is_whole:
+        return min(max(natural, title.cell_len), FOLDED)
+    words = [min(cell_len(word), _WORD) for word in title.plain.split(" ")]
+    return max(natural, *words)
+
+
+def _leaving(part: Table, columns: Sequence[Sequence[Text]]) -> Iterator[int]:
+    """Yield the columns to leave out, in this order: empty ones, and those that the table names."""
+    for at, (_, *cells) in enumerate(columns):
+        if at and not any(cells):
+            yield at
+    last_to_second = range(len(columns) - 1, 0, -1)
+    yield from last_to_second if part.drop is None else part.drop
+
+
+def hanging(sign: str | tuple[str, str], text: Text, indent: str = "") -> Grid:
+    """Return text after a sign; folded lines are indented."""
+    grid = Grid.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text.assemble(indent, sign), text)
+    return grid
