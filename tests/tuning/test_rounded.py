@@ -99,7 +99,7 @@ def test_the_report_says_why_it_is_not_tried(count: int, seconds: float, why: st
     assert tuned.compensation is not None
     assert why in tuned.compensation.why
     assert tuned.compensation.other is None
-    assert f"not with compensation: {tuned.compensation.why}" in tuned._repr_html_()
+    assert f"not with compensation: {tuned.compensation.why}" in tuned._repr_html_().replace("&nbsp;", " ")
 
 
 def test_a_state_keeps_both_ways(tmp_path: Path) -> None:
