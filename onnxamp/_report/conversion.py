@@ -253,14 +253,15 @@ def _verdict(conversion: Conversion, validation: DiffReport | None) -> Headline:
     head = f"{verb} {plan.dtype}"
     why = tuple[str, ...]()
     cure = validation and validation.cure
+    unchanged = Status.NO_GAIN if status is Status.PASSED else status
     if validation and cure and conversion.kept_original:
         sentence = "Not worth it: the original model was written as it is."
         told = (cure.failure, cure.outcome, not_run(validation) or "")
-        return Headline(status, sentence, tuple(filter(None, told)))
+        return Headline(unchanged, sentence, tuple(filter(None, told)))
     if validation and cure and cure.applied and not cure.confirmed:
         sentence = "The model stays in float32: no conversion passed validation."
         told = (cure.failure, cure.outcome, validation.skipped or "")
-        return Headline(status, sentence, tuple(filter(None, told)))
+        return Headline(unchanged, sentence, tuple(filter(None, told)))
     if cure and cure.applied:
         kept = count(len(cure.nodes), "more node") if cure.nodes else "known hazards"
         with_what = (
