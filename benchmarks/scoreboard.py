@@ -109,12 +109,19 @@ def cell(tool: str, python: Path, original: Path, cache: Path) -> dict[str, Any]
     }
 
 
+def is_unchanged(found: Mapping[str, Any], size: int) -> bool:
+    """Whether the result is the original, because nothing that was tried is within the limits."""
+    return found["error"] == 0 and found["bytes"] > 0.99 * size
+
+
 def shown(found: Mapping[str, Any], size: int) -> str:
-    """A cell in a few words: a sign, and error, Casts, processor time and size, or what is wrong."""
+    """A cell in a few words: a sign, and error, Casts, processor time and size; or what is wrong, or kept."""
     if "failure" in found:
         return "✘ no result"
     if not found["loads"]:
         return "✘ does not open"
+    if is_unchanged(found, size):
+        return f"= stays in float32, {found['cpu']:.1f} s"
     took = f"{found['cpu']:.1f} s, {found['bytes'] / size:.0%}"
     if found["verdict"] != "within limits":
         return f"✘ wrong, {took}"
@@ -137,7 +144,7 @@ wrong, to the reason.
 
 ✔ means that the result opens in ONNX Runtime, and that its outputs match those of the original on random inputs, with
 float16 emulated. The figures are the largest relative L2 error, the added Casts, the processor time, and the size of
-the file against the original's.
+the file against the original's. = means that onnxamp found no conversion within its limits and wrote the original.
 """
 
 
@@ -148,13 +155,13 @@ def page(facts: Mapping[str, Any]) -> str:
     for row in facts["models"]:
         cells = (f"[{shown(row['tools'][tool], row['bytes'])}](#{row['model']})" for tool in titles)
         lines.append(f"| {row['title']}, {row['bytes'] / 1e6:.1f} MB | {' | '.join(cells)} |")
-    counts = {tool: sum(not reason(row["tools"][tool]) for row in facts["models"]) for tool in titles}
-    good = ", ".join(f"{title} {counts[tool]}" for tool, title in titles.items())
+    signs = {tool: [shown(row["tools"][tool], row["bytes"])[0] for row in facts["models"]] for tool in titles}
+    good = ", ".join(f"{title} {signs[tool].count('✔')}" for tool, title in titles.items())
     versions = ", ".join(f"{name} {found}" for name, found in facts["versions"].items())
     machine = facts["machine"]
     lines += [
         "",
-        f"Right of {len(facts['models'])}: {good}.",
+        f"Converted and right, of {len(facts['models'])}: {good}.",
         "",
         f"Measured on {facts['when'][:10]} on an {machine['processor']} with {machine['cores']} cores: onnxamp at",
         f"{facts['commit']}, {versions}.",

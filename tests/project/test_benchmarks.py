@@ -200,6 +200,7 @@ def test_the_scoreboard_gives_each_failure_its_reason() -> None:
         "stopped": {"failure": "stopped after 300 s"},
         "closed": good | {"loads": False, "verdict": "type mismatch"},
         "wrong": good | {"verdict": "y: relative error 0.5"},
+        "kept": good | {"error": 0.0, "bytes": 100},
     }
     row = {"model": "m", "title": "a model", "from": "a wheel", "bytes": 100, "tools": cells}
     text = scoreboard.page({
@@ -210,7 +211,8 @@ def test_the_scoreboard_gives_each_failure_its_reason() -> None:
     assert (
         "* the stopped: stopped after 300 s\n* the closed: type mismatch\n* the wrong: y: relative error 0.5\n" in text
     )
-    assert "Right of 1: the onnxamp 1, the stopped 0, the closed 0, the wrong 0." in text
+    assert "| [= stays in float32, 1.0 s](#m) |" in text
+    assert "Converted and right, of 1: the onnxamp 1, the stopped 0, the closed 0, the wrong 0, the kept 0." in text
 
 
 def test_the_readme_shows_the_kept_results() -> None:
