@@ -181,6 +181,7 @@ class OpFacts:
     lookups: Mapping[str, tuple[Lookup, ...]]
     size_inputs: Mapping[str, tuple[int, ...]]
     score_masks: Mapping[str, tuple[int, ...]]
+    score_outputs: Mapping[str, tuple[int, ...]]
     mask_inputs: Mapping[str, tuple[int, ...]]
     index_inputs: Mapping[str, tuple[int, ...]]
     region: Mapping[str, Mapping[str, int]]

@@ -6,7 +6,7 @@ from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS
 from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import axes_of
-from onnxamp._graph.view import Node
+from onnxamp._graph.view import ABSENT, Node
 
 
 def softmaxes(graph: Graph) -> frozenset[int]:
@@ -20,12 +20,18 @@ def softmaxes(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
+def _shows_scores(node: Node) -> bool:
+    """Return whether an output of an attention shows scores with their mask, whose numbers then matter."""
+    shown = op_facts().score_outputs.get(node.key, ())
+    return any(node.output(position) != ABSENT for position in shown)
+
+
 def row_axis(
     graph: Graph, sinks: AbstractSet[int], node: Node, value: int
 ) -> int | None:
     """Return the axis of what a node reads along which the Softmaxes after it sum up, counted from the end.
 
-    None if it is unknown, or if they sum up along several axes.
+    None if it is unknown, if they sum up along several axes, or if an output shows the scores with their mask.
 
     Args:
         graph: the graph.
@@ -36,7 +42,7 @@ def row_axis(
     Complexity: linear in the nodes from there to the Softmaxes.
     """
     if node.inputs.index(value) in op_facts().score_masks.get(node.key, ()):
-        return -1
+        return None if _shows_scores(node) else -1
     # The last axis is that of the Softmax in all but a few models, and what moves rows as a whole keeps it the last.
     stack = [node]
     seen = {node.index}

@@ -244,12 +244,15 @@ class StagedConversion:
 
     @no_collections()
     def outcome(
-        self, shapes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        speed_up: SpeedUp | None = None,
     ) -> Conversion:
         """Return the outcome, once the result is in its place.
 
         Args:
             shapes: shapes of the inputs by name, for which the speed-up is estimated.
+            speed_up: the speed-up, if it is known.
         """
         return _conversion(
             self.job.model,
@@ -261,6 +264,7 @@ class StagedConversion:
             notes=self.saved.notes,
             size=self.saved.size,
             shapes=shapes,
+            speed_up=speed_up,
         )
 
     def worth(
@@ -289,7 +293,8 @@ class StagedConversion:
             worth: what the conversion gains; if None, weights stand for files.
             shapes: as for :meth:`outcome`.
         """
-        outcome = self.outcome(shapes)
+        speed_up = None if worth is None else worth.speed_up
+        outcome = self.outcome(shapes, speed_up)
         if worth is None:
             worth = Worth(self.job.model.stock.size, self.saved.size, outcome.speed_up)
         if not self.converted.changed or not worth.drawback:
@@ -322,12 +327,15 @@ def _conversion(
     notes: Iterable[str],
     size: int,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    speed_up: SpeedUp | None = None,
 ) -> Conversion:
     """Return the outcome for a converted model.
 
     Args:
         explains: find out what keeps nodes in float32, which solves the problem again for each reason.
         size: the bytes of its weights.
+        shapes: shapes of the inputs by name, for which the speed-up is estimated.
+        speed_up: the speed-up, if it is known.
     """
     assert model.path is not None
     # Everything computes in float32 if only weights are stored low, so nothing is faster, and no Cast is saved.
@@ -336,8 +344,7 @@ def _conversion(
     causes: tuple[Cause, ...] = ()
     if explains and computes_low:
         causes = find_causes(converted.analysis)
-    speed_up = None
-    if computes_low:
+    if computes_low and speed_up is None:
         speed_up = expected_speed_up(converted.analysis, shapes)
     return Conversion(
         source=model.path,

@@ -140,7 +140,7 @@ def test_without_a_runtime_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_convert_shows_it_beside_what_is_measured(tmp_path: Path) -> None:
     path = MODELS / "encoder.onnx"
     arguments = ("convert", path, "-o", tmp_path / "low.onnx", "--expected-error", "--provider", "cpu")
-    told = " ".join(run(*arguments).output.split())
+    told = " ".join(run(*arguments, "-v").output.split())
     assert "expected 99.99 % bound measured" in told
     found = report_of(run(*arguments, "--format", "json"))
     errors = [row["rel_l2"] for row in found["validation"]["outputs"]]

@@ -75,7 +75,7 @@ def test_the_report_and_the_state(tmp_path, monkeypatch) -> None:
     onnx.save(model(BOTH), "model.onnx")
     np.savez("in.npz", **FEEDS)
     command = ("tune", "model.onnx", "-o", "low.onnx", "--inputs", "in.npz", "--target", "any", "--tolerance", 2e-2,
-               "--state", "state.json", "--allow-slower")  # fmt: skip
+               "--state", "state.json", "--allow-slower", "-v")  # fmt: skip
     first = run(*command)
     assert first.exit_code == 0, first.output
     assert "These exponents are used: with them" in " ".join(first.output.split())
