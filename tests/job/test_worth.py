@@ -78,6 +78,7 @@ def test_what_is_slower_is_headed_so_and_the_better_choice_named() -> None:
     assert "Better: " in result.stdout
 
 
+@pytest.mark.slow
 def test_the_proposed_white_list_is_faster_and_does_not_warn() -> None:
     """Two Casts around the mean cost more than the convolutions gain."""
     before = converted(pooled(MEAN, size=36), "--lists", "conservative")
@@ -109,6 +110,7 @@ def test_an_estimate_is_for_the_target() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_result_that_gains_has_a_check_mark() -> None:
     onnx.save(pooled(MEAN), "model.onnx")
     result = run("convert", "model.onnx", "-o", "low.onnx")

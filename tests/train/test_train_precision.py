@@ -50,7 +50,7 @@ def built(model: ModelProto, loss: str, level: str, dtype: str) -> TrainNetwork:
 WAYS = [(level, dtype) for level in ("O1", "O2", "O3") for dtype in ("float16", "bfloat16")]
 
 
-@pytest.mark.mostly_slow(fast=12)
+@pytest.mark.mostly_slow(fast=6)
 @pytest.mark.parametrize("seed", range(72))
 def test_forward_passes_of_random_networks_have_the_types_of_conversion(seed: int) -> None:
     model = random_network(Random(seed), 2 + seed // 6 % 5)
@@ -65,7 +65,7 @@ NEAR = (("O1", "float16", 0.05), ("O2", "float16", 0.05), ("O2", "bfloat16", 0.3
 """How near the loss is; the norm of the gradients is half as near."""
 
 
-@pytest.mark.mostly_slow(fast=3)
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("seed", range(100, 124))
 def test_steps_of_random_networks_stay_near_float32(seed: int) -> None:
     model = random_network(Random(seed), 5)
