@@ -89,6 +89,7 @@ def test_converting_unseen_reads_no_result(counts: dict[str, dict[str, int]]) ->
     assert "unseen.onnx" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["diff", "check", "tune", "inspect", "view"])
 def test_every_command_reads_a_model_once(command: str, counts: dict[str, dict[str, int]]) -> None:
     assert counts[command]["model.onnx"] == 1

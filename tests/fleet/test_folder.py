@@ -121,6 +121,7 @@ def test_weights_in_data_files() -> None:
     assert outcomes(convert()) == {"model.onnx": "converted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("faulty")
 def test_crashes_fail_their_own_model_and_leave_nothing(request: pytest.FixtureRequest) -> None:
     models("a.onnx", "z.onnx")
@@ -460,6 +461,7 @@ def test_the_metric_decides_how_models_are_validated() -> None:
         convert(metric="cosine")
 
 
+@pytest.mark.slow
 @pytest.mark.mostly_slow(fast=1)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("gone", [True, False])
@@ -653,6 +655,7 @@ def test_ctrl_c_ends_workers_and_leaves_what_is_done() -> None:
     assert report.count("converted") == 10 - report.count("up to date")
 
 
+@pytest.mark.slow
 def test_a_second_run_to_the_same_folder_is_refused() -> None:
     Path("in").mkdir()
     Path("out").mkdir()
@@ -662,6 +665,7 @@ def test_a_second_run_to_the_same_folder_is_refused() -> None:
     assert convert(validate=False).count("converted") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_read_only_folder_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written there; models that would have to be are refused before they are converted."""

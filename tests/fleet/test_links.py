@@ -155,6 +155,7 @@ def package() -> Path:
     return Path("in")
 
 
+@pytest.mark.slow
 def test_a_link_out_of_the_folder_is_not_copied(package: Path) -> None:
     Path("in/vocab.json").write_text("{}")
     link("in/tokenizer.json", "elsewhere/secret.json")

@@ -448,6 +448,7 @@ def test_a_result_that_fails_its_validation_harms_nothing(base: str) -> None:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mostly_slow(fast=1)
 def test_commands_take_urls(base: str) -> None:
     put(f"{base}/in.onnx", wide())
