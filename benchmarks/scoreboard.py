@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,13 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import worker
+from convert import environment
 from measure import engine_commit, machine, watched
 from tools import ROOT, TOOLS, Tool, interpreter
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "scoreboard.json"
 PAGE = ROOT / "docs" / "explain" / "scoreboard.md"
-EXPORTERS = ("torch==2.13.0", "timm==1.0.31", "transformers==5.24.0", "onnx", "onnxscript")
+EXPORTER = Tool(
+    "exports",
+    "exports",
+    ("torch==2.13.0", "timm==1.0.31", "transformers==5.24.0", "onnx", "onnxscript"),
+    "torch.onnx.export",
+)
+"""The environment that exports networks."""
 CALLS = {"onnxamp": "onnxamp_validated"}
 """What worker.py calls, where it is not the tool's own name: onnxamp as its README shows it."""
 VERSIONS = ("onnxruntime", "onnxconverter-common", "nvidia-modelopt")
@@ -56,7 +62,12 @@ def source(row: Mapping[str, Any], cache: Path) -> Path:
         if "package" in row:
             unpack(row["package"], row["member"], path)
         else:
-            code = [str(exporter(cache)), str(HERE / "scoreboard_exports.py"), row["name"], str(path)]
+            code = [
+                str(interpreter(EXPORTER, cache / "environments")),
+                str(HERE / "scoreboard_exports.py"),
+                row["name"],
+                str(path),
+            ]
             subprocess.run(code, check=True)
     return path
 
@@ -72,27 +83,15 @@ def unpack(package: str, member: str, path: Path) -> None:
     shutil.rmtree(wheels)
 
 
-def exporter(cache: Path) -> Path:
-    """The Python of an environment that exports networks."""
-    home = cache / "environments" / "exports"
-    python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists():
-        venv.create(home, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *EXPORTERS], check=True)
-    return python
-
-
 def cell(tool: str, python: Path, original: Path, cache: Path) -> dict[str, Any]:
-    """What a tool makes of a model: what it took, and what the result is worth, or why there is none."""
+    """Return the time and memory that a tool takes for a model, and the verdict on its result; or why it gives none."""
     folder = cache / "result"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     result = folder / "model.onnx"
     facts = json.dumps({"external": False, "blocked": []})
     command = [str(python), str(HERE / "worker.py"), CALLS.get(tool, tool), str(original), str(result), facts]
-    environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = watched(command, limit=SECONDS, memory=int(MEMORY), environment=environment)
+    done = watched(command, limit=SECONDS, memory=int(MEMORY), environment=environment(python))
     if "failure" in done:
         return {"failure": done["failure"], "anonymous": done.get("anonymous")}
     judge = [sys.executable, str(HERE / "judge.py"), str(original), str(result)]
@@ -110,7 +109,7 @@ def cell(tool: str, python: Path, original: Path, cache: Path) -> dict[str, Any]
 
 
 def is_unchanged(found: Mapping[str, Any], size: int) -> bool:
-    """Whether the result is the original, because nothing that was tried is within the limits."""
+    """Return whether the result is the original, because no conversion was within the limits."""
     return found["error"] == 0 and found["bytes"] > 0.99 * size
 
 

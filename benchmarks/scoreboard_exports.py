@@ -5,27 +5,18 @@ python benchmarks/scoreboard_exports.py NAME FILE
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 import transformers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from list_exports import Plain
+
 WORDS, POSITIONS = 1000, 32
-
-
-class Hidden(torch.nn.Module):
-    """A language model from tokens to its last hidden state, without a cache."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        """Keep the model."""
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the last hidden state."""
-        keywords = {"use_cache": False} if hasattr(self.inner.config, "use_cache") else {}
-        return self.inner(tokens, return_dict=False, **keywords)[0]
 
 
 def image(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
@@ -36,7 +27,7 @@ def image(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
 def text(config: Any, kind: Any) -> tuple[torch.nn.Module, torch.Tensor]:
     """A network of Transformers, with an input; its attention is written out, as most exports have it."""
     config._attn_implementation = "eager"  # Transformers has no public way
-    return Hidden(kind(config)), torch.randint(0, WORDS, (1, POSITIONS))
+    return Plain(kind(config)), torch.randint(0, WORDS, (1, POSITIONS))
 
 
 NETWORKS: dict[str, Callable[[], tuple[torch.nn.Module, torch.Tensor]]] = {

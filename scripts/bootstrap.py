@@ -39,14 +39,15 @@ class Environment(NamedTuple):
         if any(stamp.is_file() and stamp.read_text() == wanted for stamp in stamps):
             return
         if not self.python.exists():
-            self._create()
+            self.create()
         print(f"Installing onnxamp and what it needs into {self.path.name} (about 640 MB, once) ...", file=sys.stderr)
         target = f"{ROOT}[{extra}]" if extra else str(ROOT)
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, "-e", target, *pinned])
         (self.path / f"onnxamp-{extra}.stamp").write_text(wanted)
 
-    def _create(self) -> None:
+    def create(self) -> None:
+        """Make it, without packages."""
         print(f"Making {self.path.name} ...", file=sys.stderr)
         code = run_tree([sys.executable, "-m", "venv", str(self.path)], ROOT)
         if code:

@@ -70,9 +70,14 @@ def minor(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
+def ordinal(release: str) -> list[int]:
+    """The numbers of a version, by which releases are ordered."""
+    return [int(part) for part in release.split(".")]
+
+
 def history(dumps: Mapping[str, Mapping]) -> str:
     """The text of the history of a provider from its dumps by release, the newest first."""
-    newest_first = sorted(dumps, key=lambda release: [int(part) for part in release.split(".")], reverse=True)
+    newest_first = sorted(dumps, key=ordinal, reverse=True)
     tables = {release: rows_of(dumps[release]) for release in newest_first}
     steps = {old: {op: tables[old].get(op) for op in _changed(tables[new], tables[old])}
              for new, old in pairwise(newest_first)}  # fmt: skip

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from bootstrap import ROOT, Environment, run
-from make_kernel_history import REGISTRIES, Rows, history, minor, read_releases, rows_of
+from make_kernel_history import REGISTRIES, Rows, history, minor, ordinal, read_releases, rows_of
 from make_kernel_tables import PROVIDERS, TARGETS, dump_file, read_dumps, table
 
 RUNTIMES = ROOT / "build" / "runtimes"
@@ -55,7 +55,7 @@ def environment(package: str, version: str, *requirements: str) -> Environment |
     """An environment with a release of a package and onnxamp, or None where the package index has no such release."""
     found = Environment(RUNTIMES / f"{package}-{version}")
     if not found.python.exists():
-        run([sys.executable, "-m", "venv", str(found.path)])
+        found.create()
     pip = [str(found.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, f"{package}=={version}"], check=False, capture_output=True).returncode:
         shutil.rmtree(found.path)
@@ -90,7 +90,7 @@ def write_tables() -> None:
     releases = read_releases(REGISTRIES)
     for name in PROVIDERS:
         dumps = {release: found[name] for release, found in releases.items() if name in found}
-        newest = max(dumps, key=_ordinal)
+        newest = max(dumps, key=ordinal)
         (TARGETS / name / "kernels.json").write_text(table(dumps[newest]), encoding="utf-8", newline="\n")
         (TARGETS / name / "history.json").write_text(history(dumps), encoding="utf-8", newline="\n")
 
@@ -132,7 +132,7 @@ def entry(version: str) -> str:
             lines.append(f"  * {name}: no wheel of this release; the newest known one stays.")
             continue
         known = [path.name for path in REGISTRIES.iterdir() if dump_file(path, name).is_file()]
-        before = max((release for release in known if _ordinal(release) < _ordinal(version)), key=_ordinal)
+        before = max((release for release in known if ordinal(release) < ordinal(version)), key=ordinal)
         tables = {release: rows_of(read_dumps(REGISTRIES / release)[name]) for release in (before, version)}
         found = list(changes(tables[before], tables[version]))
         lines.append(f"  * {name}: the kernels of {len(found)} ops differ from {before}.")
@@ -149,10 +149,6 @@ def schema_changes(old: str, new: str) -> str:
     )
     found = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     return ", ".join(f"{domain}::{op} {since}" for domain, op, since in found) or "none"
-
-
-def _ordinal(release: str) -> list[int]:
-    return [int(part) for part in release.split(".")]
 
 
 def ask(found: Environment, minutes: float) -> None:
