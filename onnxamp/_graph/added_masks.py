@@ -205,7 +205,7 @@ class Given:
                 stack += [one for one in unseen if one not in opened]
             else:
                 stack.pop()
-                # What waits for itself is the state of a loop.
+                # A value that depends on itself is the state of a loop, which counts as given here.
                 is_given = sources is not None and all(
                     self._known.get(one, one in opened) for one in sources
                 )

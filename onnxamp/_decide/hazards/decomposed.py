@@ -9,6 +9,9 @@ from onnxamp._facts.dtypes import Format
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import Match
 
+_DIGITS: Final = 64
+"""Smallest numbers of the type that make up a number whose rounding is off by less than a percent."""
+
 
 def decomposed_patterns(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes of decomposed ops whose inner values, such as squares, leave the range of inputs and results."""
@@ -33,10 +36,6 @@ def _claims(graph: Graph, match: Match, low: Format) -> tuple[Claim, ...]:
     for node in graph.at(match.nodes):
         claims += in_range(graph, node, low)
     return tuple(claims)
-
-
-_DIGITS: Final = 64
-"""Smallest numbers of the type that make up a number whose rounding is off by less than a percent."""
 
 
 class _Decomposed(HazardKind):

@@ -15,6 +15,9 @@ from onnxamp._graph.exact_walks import readers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT, Node, Origin
 
+_DIGITS: Final = 64.0
+"""Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
+
 
 def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     """Yield the nodes from a probability to the logarithm or division that it reaches, both ends included.
@@ -118,10 +121,6 @@ def _paths(
             yield Hazard(node.index, KIND, why, unless=unless)
             if node.key not in saturating:
                 stack += node.inputs
-
-
-_DIGITS: Final = 64.0
-"""Steps below 1 that keep a difference such as 1 - p away from zero: it is off by a percent then, and not infinite."""
 
 
 class _Logarithms(HazardKind):
