@@ -189,6 +189,7 @@ def within(run: Callable[..., object], *arguments: object) -> None:
         run(*arguments)
 
 
+@pytest.mark.slow
 def test_who_chose_a_precision_is_not_surprised() -> None:
     batch = feeds(6, (1, 8, 8), 10)
     low = onnxamp.InferenceSession(onnxamp.convert_model(CLASSIFIER))

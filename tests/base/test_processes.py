@@ -60,6 +60,7 @@ def test_workers_are_other_processes_are_kept_and_know_their_share() -> None:
     assert os.getpid() not in {pid for pid, _ in found}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_workers_of_one_item_each() -> None:
     with closing(Processes(2, 1, once=True)) as workers:

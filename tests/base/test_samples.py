@@ -80,6 +80,7 @@ def test_a_model_in_memory_whose_weights_are_in_a_file(three: Processes, tmp_pat
     assert comparison.compare(read, layers=False).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", ["decoder", "recurrent"])
 def test_the_check_is_that_of_one_process(stem: str) -> None:
     broken = onnxamp.convert_model(model(stem), "O3", hazards=False)
@@ -87,6 +88,7 @@ def test_the_check_is_that_of_one_process(stem: str) -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_engines_are_those_of_the_workers() -> None:
     """Each opens the device for itself; what it left to the CPU is told, whoever ran it."""
@@ -258,6 +260,7 @@ def test_what_an_iterator_yields_can_be_needed_again(jobs: int | None) -> None:
     assert results[0][1].inputs == "6 samples of a list_iterator"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [None, 2])
 def test_a_check_lets_go_of_what_has_run(jobs: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take more memory than is allowed, so that some would be in files."""

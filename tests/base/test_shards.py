@@ -102,6 +102,7 @@ def _dying(_: object) -> object:
     return os._exit(5)
 
 
+@pytest.mark.slow
 def test_the_command(checkpoint: Path) -> None:
     arguments = ["convert", "big.onnx", "--no-validate", "--shard-size", "1MB"]
     Path("one").mkdir()

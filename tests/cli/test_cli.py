@@ -29,7 +29,7 @@ def names(folder: str) -> list[str]:
 # --- convert ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_converts_every_model(path: Path) -> None:
     shutil.copy(path, path.name)

@@ -224,7 +224,7 @@ class TestFullDisks:
         assert done.stderr.startswith("Error: Cannot ")
         assert "Traceback" not in done.stderr
 
-    @pytest.mark.mostly_slow(fast=1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("form", ["table", "json"])
     def test_nobody_reads(self, form: str) -> None:
         path = small()
@@ -235,6 +235,7 @@ class TestFullDisks:
         os.close(writer)
         assert (done.returncode, done.stderr) == (1, "")
 
+    @pytest.mark.slow
     @pytest.mark.skipif(os.name == "nt", reason="it is closed by a POSIX shell")
     def test_standard_output_that_is_closed(self) -> None:
         command = ["sh", "-c", 'exec "$0" -m onnxamp inspect model.onnx >&-', sys.executable]

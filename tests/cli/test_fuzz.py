@@ -86,7 +86,7 @@ def survives(whole: dict[str, bytes], name: str, data: bytes) -> None:
             assert "bug of onnxamp" not in result.output, told
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_bytes(made: dict[str, bytes], name: str) -> None:
     """Bytes that change, are cut off, or come from elsewhere."""
@@ -131,6 +131,7 @@ def test_values(made: dict[str, bytes], name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["state", "tuning"])
 def test_lines(made: dict[str, bytes], name: str) -> None:
     """States in which a line holds another value, is missing, or is there twice."""

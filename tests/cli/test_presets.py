@@ -23,6 +23,7 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"model.onnx"}
 
 
+@pytest.mark.slow
 def test_files_are_as_transformers_js_reads_them(source: Path) -> None:
     """Names as in its getExternalDataChunkNames; made again with other numbers of files, none is left over."""
     for size, count in ((None, 1), ("20kB", 11), ("50kB", 4), (None, 1)):

@@ -147,7 +147,7 @@ util.spawnv_passfds = interrupted
 """Interrupts this process when a worker has been started, and waits for what it has to do."""
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_worker_gets_its_instructions(place: Path, number: signal.Signals) -> None:
     """It would print an error of its own if its parent ended before."""

@@ -33,7 +33,7 @@ def test_convert_says_that_nothing_was_validated(tmp_path: Path) -> None:
     assert "ONNX Runtime is not installed: pip install 'onnxamp[cpu]'" in done.stdout
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_the_result_is_the_same(dtype: str, tmp_path: Path) -> None:
     """Weights are converted by NumPy instead of ONNX Runtime's kernel, and large cuts by our own algorithm."""
@@ -63,7 +63,7 @@ def test_numpy_rounds_as_the_kernel_does(low: object) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["inspect", "view", "lists"])
 def test_what_runs_nothing_works(command: str, tmp_path: Path) -> None:
     arguments = {"inspect": [ENCODER], "view": [ENCODER, "-o", tmp_path / "page.html"], "lists": ["default"]}

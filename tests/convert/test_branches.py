@@ -518,6 +518,7 @@ class TestConditions:
 
 
 class TestSize:
+    @pytest.mark.slow
     def test_many_ifs(self):
         model = model_of("(bool C, float[2,2] X) => (float[2,2] Y) { n0 = Neg (X) Y = Neg (n0) }")
         node = model_of("""(bool C, float[2,2] X) => (float[2,2] Y) {

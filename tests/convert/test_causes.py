@@ -77,6 +77,7 @@ def test_reports_say_it(source: Path) -> None:
 # --- the expected speed-up ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_estimate_is_of_the_sizes_that_were_validated(source: Path) -> None:
     made = commands.run("convert", source, "--dim", "N=4096", "--format", "json")
     expected = json.loads(made.output)["speed_up"]

@@ -485,6 +485,7 @@ def test_22_the_float16_island_is_kept(level: str) -> None:
 DECOMPOSED = [name for name, case in CASES.items() if case.row == 24 and name != "l2_norm"] + ["layer_norm_to_fuse"]
 
 
+@pytest.mark.slow
 @levels
 @dtypes
 @every(name=DECOMPOSED)

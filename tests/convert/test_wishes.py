@@ -45,7 +45,7 @@ CASTS = {
 """A Cast of c to float16 that the model returns; k stands for a Constant c."""
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASTS)
 def test_the_types_of_casts_that_are_returned_stay(name: str) -> None:
     model = parse(CASTS[name].replace(" k ", " c = Constant <value = float[2] {1, 2}> () "))

@@ -646,6 +646,7 @@ def test_dumps_that_cannot_be_compared(tmp_path: Path) -> None:
     assert not (tmp_path / "table.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["xlsx", "csv"])
 def test_two_models_become_a_table(tmp_path: Path, ending: str, low: ModelProto) -> None:
     path = tmp_path / f"table.{ending}"

@@ -19,7 +19,7 @@ def test_there_are_fusions_to_keep() -> None:
     assert kinds >= {"FusedMatMul", "Gelu", "LayerNormalization", "RMSNormalization", "SkipLayerNormalization"}
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("wishes", WISHES)
 def test_precision_costs_no_fusion(wishes: str) -> None:
     for name in fused():

@@ -94,6 +94,7 @@ def check_cheapest(analysis):
     assert sum(answer) == min(sum(a) for a, c in costs.items() if c == best), "ties go to float32"
 
 
+@pytest.mark.slow
 @every(seed=range(120))
 def test_casts_in_the_result_are_those_of_the_cut(seed):
     """The rewriting adds exactly the Casts that the decision pays for, never two of one value and type."""

@@ -135,7 +135,7 @@ SCANS: dict[str, ModelProto] = {
 WAYS = [(level, dtype) for dtype in FORMATS for level in ("O1", "O2", "O3")]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=list(enumerate(SCANS.items())), parts=4)
 def test_what_a_scan_accumulates_is_exact(case: tuple[int, tuple[str, ModelProto]]) -> None:
     index, (_, model) = case
@@ -162,6 +162,7 @@ LOOPS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @every(name=LOOPS, way=[("O2", "float16"), ("O3", "bfloat16")])
 def test_what_a_loop_accumulates_is_exact(name: str, way: tuple[str, str]) -> None:
     model, count = LOOPS[name]

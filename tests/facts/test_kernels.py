@@ -44,7 +44,7 @@ def nodes(op: str, signature: Signature) -> list[onnx.NodeProto]:
     return [helper.make_node(name, [f"i{i}" for i in range(count)], outputs, domain=domain) for count in counts]
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["cuda", "cpu", "tensorrt"])
 @LOWS
 def test_pins_and_implications_describe_what_is_legal(low: Format, provider: str) -> None:

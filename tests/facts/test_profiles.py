@@ -66,6 +66,7 @@ def test_answers_that_differ_are_named(script: ModuleType) -> None:
     assert script.differences(said, found | empty)[1:] == ["products, MatMul: growth is 2.1, the profile says 1.0"]
 
 
+@pytest.mark.slow
 def test_the_cpu_computes_as_its_profile_says(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["cpu", "--check"]) == 0, capsys.readouterr().out
 

@@ -54,7 +54,7 @@ def test_predictions_hold_on_cuda(name: str) -> None:
     assert compared(name, "cuda", "cuda", "any") == []
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.webgpu
 @every(name=ZOO, parts=4)
 def test_predictions_hold_on_webgpu(name: str) -> None:

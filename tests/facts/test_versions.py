@@ -111,6 +111,7 @@ def test_the_history_is_rewritten_byte_by_byte_from_the_registries(script, tmp_p
         assert (tmp_path / name / "history.json").read_bytes() == known.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_refresh_says_what_a_release_changed(refresh):
     text = refresh.entry("1.32.0")
     assert text.startswith("* The facts about ONNX Runtime 1.32.0:\n  * cuda: no wheel of this release;")

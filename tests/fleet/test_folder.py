@@ -164,6 +164,7 @@ def test_a_failure_is_not_tried_again_and_its_old_result_stays() -> None:
     assert outcomes(convert(seed=1)) == {"broken.onnx": "converted", "good.onnx": "up to date"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_failure_that_may_pass_is_tried_again() -> None:
     """The data file is missing; it is no file that was read, so nobody would see it come."""
@@ -223,6 +224,7 @@ def test_another_version_makes_results_out_of_date(monkeypatch: pytest.MonkeyPat
     assert outcomes(convert()) == {"a.onnx": "converted"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_what_is_up_to_date_tells_what_it_was() -> None:
     models("a.onnx")
@@ -231,6 +233,7 @@ def test_what_is_up_to_date_tells_what_it_was() -> None:
     assert first.error is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_folders_may_move_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models("a.onnx")
@@ -242,6 +245,7 @@ def test_folders_may_move_together(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert outcomes(convert()) == {"a.onnx": "up to date"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_results_inside_the_folder_are_no_models() -> None:
     models("a.onnx", "low/b.onnx")
@@ -275,6 +279,7 @@ def test_inputs_by_name() -> None:
     assert outcomes(convert(inputs="data"))["a.onnx"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_dimension_counts_for_models_that_have_it() -> None:
     Path("in").mkdir()
@@ -313,6 +318,7 @@ def test_a_name_has_to_match_in_one_of_the_models() -> None:
         convert(keep_nodes=["in_c"], strict_options=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_level_auto() -> None:
     Path("in").mkdir()
@@ -389,6 +395,7 @@ def test_wrong_arguments(options: dict[str, object], error: type[Exception], sai
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_pages_in_python() -> None:
     models("a.onnx")
@@ -400,6 +407,7 @@ def test_pages_in_python() -> None:
 # --- the command line -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_the_table() -> None:
     models("sub/fine.onnx")
@@ -423,6 +431,7 @@ def test_the_table() -> None:
     assert result.stderr.endswith("Error: 2 of 3 models failed.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_failing_results_are_healed_once() -> None:
     Path("in").mkdir()
@@ -437,6 +446,7 @@ def test_failing_results_are_healed_once() -> None:
     assert "Kept in float32 to pass validation" in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_the_metric_decides_how_models_are_validated() -> None:
     """Two scores are equal in bfloat16, so their rows change places, and only matched rows are still close."""
@@ -687,6 +697,7 @@ def test_a_read_only_folder_that_is_up_to_date(monkeypatch: pytest.MonkeyPatch) 
         path.chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_nodes_that_rightly_stay_float32_are_counted_apart() -> None:
     Path("in").mkdir()

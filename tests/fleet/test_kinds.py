@@ -95,6 +95,7 @@ def test_a_model_whose_folder_asks_for_nothing_is_like_any_other(dtype: str) -> 
     assert set(types(onnx.load("alone.onnx")).values()) == {TensorProto.FLOAT, TensorProto.INT64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int4", [False, True])
 def test_a_folder_of_genai_is_whole_and_generates_the_same_tokens(int4: bool) -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped(int4=int4))
@@ -186,6 +187,7 @@ def test_transformers_js_takes_names_caches_and_data_files_by_its_config() -> No
     assert "onnx/model_quantized.onnx" in printed
 
 
+@pytest.mark.slow
 def test_optimum_keeps_names() -> None:
     decoders.folder(Path("in"), "optimum", decoders.plain())
     (shipped,) = convert().shipped
@@ -366,6 +368,7 @@ def test_a_folder_with_low_models_alone_says_so() -> None:
     assert "onnx/model_fp16.onnx" in result.output
 
 
+@pytest.mark.slow
 def test_a_folder_of_folders_knows_each() -> None:
     decoders.folder(Path("in/first"), "genai", decoders.grouped())
     decoders.folder(Path("in/second"), "optimum", decoders.plain())

@@ -27,7 +27,7 @@ def expected(model: Any, level: Any = "O2", **how: Any) -> ExpectedError:
     return found
 
 
-@pytest.mark.mostly_slow(fast=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("name", ["classifier", "decoder", "encoder", "recurrent"])
@@ -112,6 +112,7 @@ def test_a_plan_keeps_it(tmp_path: Path) -> None:
     assert "expected" not in without._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_tuned_plan_tells_it_of_what_was_written() -> None:
     _, tuned = tune_model(MODELS / "encoder.onnx", 3e-3, count=1, provider="cpu")
     found = tuned.plan.expected

@@ -25,6 +25,7 @@ def test_values_share_a_number_where_arcs_lead_there_and_back(seed: int) -> None
         assert (found[one] == found[other]) == (other in reached[one] and one in reached[other])
 
 
+@pytest.mark.slow
 def test_long_cycles_need_no_recursion() -> None:
     length = 50_000
     found = cycles([*((value, value + 1) for value in range(length)), (length, 0)])

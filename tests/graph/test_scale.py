@@ -156,7 +156,7 @@ SHAPES = [row, backwards, loop, fan, many_weights, one_node, calls, casts, limit
           integer_products]  # fmt: skip
 
 
-@pytest.mark.mostly_slow(fast=6)
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["O2", "O3"])
 @pytest.mark.parametrize("make", SHAPES, ids=lambda make: make.__name__)
 def test_linear(make: Callable[[int], ModelProto], level: str) -> None:

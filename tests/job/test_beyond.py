@@ -58,6 +58,7 @@ LOOPED = f"""(float[4,64] X, int64 n) => (float[4,64] Y) <float k = {{3000}}, bo
 }}"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [FLAG, SIZE, NESTED, LOOPED], ids=["flag", "size", "nested", "looped"])
 def test_a_branch_that_no_sample_takes_is_validated(text: str) -> None:
     found = converted(model_of(text), "--seed", "0")

@@ -109,6 +109,7 @@ def test_level_auto_is_the_same_by_function_and_command() -> None:
     assert conversion.plan.level == "auto"
 
 
+@pytest.mark.slow
 def test_a_plan_is_repeated_and_validated() -> None:
     onnxamp.convert_file(ENCODER, "first.onnx", "O1").plan.save("plan.json")
     again = onnxamp.convert_file(ENCODER, "again.onnx", plan=onnxamp.load_plan("plan.json"))

@@ -368,6 +368,7 @@ AMOUNTS = {25: f"{2**24:,}", 41: f"{2**40:,}", 5000: f"more than {10**15:,}"}
 """Depth -> what is said of the nodes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", AMOUNTS)
 def test_functions_that_grow_beyond_measure_are_refused_before_they_are_inlined(depth: int, tmp_path: Path) -> None:
     model = doubling(depth)

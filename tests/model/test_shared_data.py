@@ -230,7 +230,7 @@ def test_a_folder_of_shared_models(shared: Path, tmp_path_factory: pytest.TempPa
     assert contents(shared) == before
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_converted_in_a_folder_all_others_compute_the_same(tmp_path: Path, seed: int) -> None:
     """Models that share data files in any way are converted over each other, and copied."""

@@ -192,6 +192,7 @@ def test_a_model_that_is_replaced_while_it_is_read(
     assert failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["convert", "in place", "diff", "bench"])
 def test_a_model_that_is_written_to_while_it_is_read(
     replacer: Replacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -201,7 +202,7 @@ def test_a_model_that_is_written_to_while_it_is_read(
     assert failed
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["inline", "external"])
 def test_a_model_that_is_replaced_for_a_moment(
     replacer: Replacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -103,6 +103,7 @@ def test_a_boolean_is_no_metric(functions: str) -> None:
         onnxamp.tune_model(MODEL, metric=f"{functions}:exact", count=1, provider="cpu")
 
 
+@pytest.mark.slow
 def test_tuning_writes_what_is_accepted() -> None:
     how: dict[str, Any] = {"count": 1, "provider": "cpu", "allow_slower": True}
     _, tuned = onnxamp.tune_model(MODEL, 0.5, accept=within(1e-3), **how)

@@ -90,6 +90,7 @@ def test_a_careless_conversion_is_cured_by_a_careful_one():
     assert "onnxamp convert" not in again.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_tight_limit_is_met_by_keeping_nodes(dtype):
     """The command is as it was tried: the same limit holds for what it writes."""

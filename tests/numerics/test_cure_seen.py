@@ -54,6 +54,7 @@ def test_nodes_are_offered_where_they_are_not(tmp_path) -> None:
     assert onnxamp.check_run(again, inputs, provider="webgpu").first_bad is None
 
 
+@pytest.mark.slow
 def test_a_comparison_offers_the_target_of_its_engine(tmp_path) -> None:
     """Of what was made for CUDA, and compared on WebGPU."""
     source, low = tmp_path / "m.onnx", tmp_path / "low.onnx"

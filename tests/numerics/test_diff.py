@@ -54,7 +54,7 @@ def shifted(by):
 # --- whole models ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow(fast=5)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
@@ -74,7 +74,7 @@ def test_conversions_of_the_models(path, level, dtype):
         assert row.local is not None or row.note, row.value
 
 
-@pytest.mark.mostly_slow(fast=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_the_budget_changes_nothing(path):
     low, samples = convert_model(path), samples_of(model_feeds(path.stem)[0])

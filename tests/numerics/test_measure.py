@@ -202,6 +202,7 @@ def measured(reference, found):
     return measure(to_value(np.array(reference, np.float32)), to_value(np.array(found, np.float32)))
 
 
+@pytest.mark.slow
 @fixed
 @given(st.lists(pairs(), min_size=2, max_size=4))
 def test_sums_are_over_all_elements(drawn):

@@ -84,6 +84,7 @@ def test_cosine_does_not_see_the_scale_of_one_side(pair, factor):
     assert compare("x", a, b).cosine == pytest.approx(compare("x", a, b * factor).cosine)
 
 
+@pytest.mark.slow
 @fixed
 @given(pairs(shapes=st.just((3, 4))))
 def test_formulas(pair):
@@ -248,6 +249,7 @@ def test_top_five_counts_ties_of_the_reference_as_agreement():
     assert compare("x", a, b[:, ::-1]).top5_agreement < 1
 
 
+@pytest.mark.slow
 @fixed
 @given(hnp.arrays(np.float32, (3, 10), elements=FINITE, unique=True), st.randoms(use_true_random=False))
 def test_top_five_is_a_set(a, random):
@@ -277,6 +279,7 @@ def test_differing_of_labels_and_words():
 # --- several samples --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @fixed
 @given(st.lists(pairs(ANY, st.just((3, 12))), min_size=1, max_size=4))
 def test_merge_of_equal_shapes_is_one_tensor(drawn):

@@ -49,7 +49,7 @@ def converted(model, *arguments, code=0):
     return json.loads(result.stdout)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "opset"), [(0, 17), (1, 11), (2, 21), (6, 13), (4, 18)])
 def test_an_overflow_that_no_random_input_shows_is_found_and_healed(seed, opset):
     found = converted(planted(seed, opset))["validation"]

@@ -156,6 +156,7 @@ def test_what_takes_too_long_is_stopped() -> None:
     assert found["failure"] == "stopped after 0.2 s"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_is_seen_and_limited() -> None:
     import measure

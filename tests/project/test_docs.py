@@ -88,7 +88,7 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 SLOW = {
     "accuracy", "bench", "cluster", "coming-from", "coming-from-pytorch", "cuda", "float16-only", "genai", "int8",
     "language-models", "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
-    "transformers-js", "tune", "tutorial",
+    "transformers-js", "tune", "tutorial", "webgpu",
 }  # fmt: skip
 """Pages whose commands take seconds."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]

@@ -95,6 +95,7 @@ def gate(**given: str) -> Done:
 
 @pytest.mark.usefixtures("folder")
 class TestAction:
+    @pytest.mark.slow
     def test_good_models_pass(self) -> None:
         done = gate(models="models/*.onnx\noriginal.onnx\n")
         assert done.code == 0, done.output

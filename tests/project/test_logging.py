@@ -22,6 +22,7 @@ def test_stages_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert [text[: len(stage)] for text, stage in zip(told, stages, strict=True)] == list(stages)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_unless_asked() -> None:
     code = f"import onnxamp; onnxamp.diff_models({str(MODEL)!r}, onnxamp.convert_model({str(MODEL)!r}), provider='cpu')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -311,7 +311,7 @@ def test_the_first_bad_value_is_marked(opened) -> None:
     assert opened(diff_page(pages.diff())).locator("#figure text.flag").count() == 0
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(opened, scheme) -> None:
     tab = opened(pages.everything(), color_scheme=scheme)
@@ -339,7 +339,7 @@ def test_the_command_is_copied(opened) -> None:
     assert tab.evaluate("navigator.clipboard.readText()") == pages.failing().cure.command
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("has_clipboard", [True, False], ids=["clipboard", "selection"])
 def test_the_command_is_copied_without_permissions(opened, has_clipboard) -> None:
     """As users open pages: from disk; and where the browser hides the clipboard from scripts."""
@@ -365,7 +365,7 @@ def folder_index(folder: Path) -> Path:
     return folder / "index.html"
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1200])
 def test_the_index_of_a_folder(browser, tmp_path, width) -> None:
     tab = browser.new_page(viewport={"width": width, "height": 800})
@@ -434,6 +434,7 @@ def test_narrow_screens_can_sort(opened) -> None:
     assert names(tab)[0] == pages.label(15)
 
 
+@pytest.mark.slow
 def test_without_scripts_the_rest_is_there(opened) -> None:
     tab = opened(pages.everything(), java_script_enabled=False)
     assert "need JavaScript" in tab.locator("body").inner_text()

@@ -178,6 +178,7 @@ def at_width(width: int, parts: tuple[Part, ...]) -> list[str]:
     return out.getvalue().splitlines()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(NODES, min_size=1), st.integers(40, 80))
 def test_names_fit_a_line_and_lose_their_middle(names: list[str], width: int) -> None:

@@ -120,6 +120,7 @@ def test_records_within_records() -> None:
         diff.to_pandas("rows")
 
 
+@pytest.mark.slow
 def test_without_pandas_an_error_says_what_to_install() -> None:
     code = """
 import sys

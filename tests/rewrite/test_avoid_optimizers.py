@@ -127,6 +127,7 @@ FLOATS: Mapping[str, ModelProto] = {
 """Models to convert; in all but the last two, what becomes of the first ones would end the process."""
 
 
+@pytest.mark.slow
 def test_results_open() -> None:
     ways = [{"level": level, "target": target} for level in ("O2", "O3") for target in ("cuda", "any")]
     results = {
@@ -220,6 +221,7 @@ def test_sessions_do_not_run_what_breaks_the_model(name: str, tmp_path: Path) ->
         assert np.isfinite(own.run(None, feeds)[0]).all()
 
 
+@pytest.mark.slow
 def test_commands_name_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(LOW["cast"], "low.onnx")

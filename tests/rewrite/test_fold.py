@@ -177,6 +177,7 @@ def test_every_form_becomes_its_op_and_computes_the_same(kind: str) -> None:
         assert folded(result) == result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", form_table().kinds)
 def test_identities_hide_no_form(kind: str) -> None:
     for form, picks, shared, opset in variants(kind):

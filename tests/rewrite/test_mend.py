@@ -75,6 +75,7 @@ MENDED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mended_results_open() -> None:
     """At each level, also where nothing else is converted."""
     assert all(said != "opens" for said in outcomes(model for model, _ in MENDED.values()))

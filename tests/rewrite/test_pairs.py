@@ -364,6 +364,7 @@ def is_pair(
     return True
 
 
+@pytest.mark.slow
 @every(seed=range(200))
 def test_no_pair_is_left_and_numbers_stay(seed: int) -> None:
     model = random_model(seed)

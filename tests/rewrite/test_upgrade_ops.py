@@ -57,7 +57,7 @@ def upgraded(case: Case, opset: int) -> ModelProto:
     return newer
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(4, case=CASES)
 def test_an_op_computes_the_same_at_every_newer_opset(case: Case) -> None:
     expected = run(case.model(), case)

@@ -118,6 +118,7 @@ def test_corpus(case):
     assert_identical(in_pieces(model, feeds, 0, emulated=low, twice=True), wanted)
 
 
+@pytest.mark.slow
 @every(case=LOADS[::3])
 def test_corpus_with_weights_fed(case):
     model, feeds = case.build(), case.inputs()
@@ -126,7 +127,7 @@ def test_corpus_with_weights_fed(case):
     assert_close(weights_fed(model, feeds, 0, emulated=low), wanted)
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @every(case=LOADS[1::3], dtype=["float16", "bfloat16"], parts=2)
 def test_emulated_corpus(case, dtype):
     feeds = case.inputs()

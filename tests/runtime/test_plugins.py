@@ -171,6 +171,7 @@ def test_a_training_step_runs_on_the_engine() -> None:
     assert losses[0][2] < losses[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 @pytest.mark.parametrize("command", ["convert", "tune"])
 def test_the_target_of_the_engine_is_named_where_nobody_named_one(command: str, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def likelihoods(model: ModelProto, tokens: list[int]) -> np.ndarray:
     return shares[np.arange(len(rows)), tokens[1:]]
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_the_texts(home: Path) -> None:
     model = onnx.load(home / "model.onnx")
     other = decoders.disturbed(model)
@@ -89,6 +90,7 @@ def test_networks_that_predict_no_next_token_have_no_perplexity(vocabulary: int)
     assert report.perplexity is None
 
 
+@pytest.mark.slow
 def test_generation_ends_where_a_token_differs(home: Path) -> None:
     model = onnx.load(home / "model.onnx")
     other = decoders.disturbed(model)

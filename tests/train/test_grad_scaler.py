@@ -70,6 +70,7 @@ def test_a_loop_trains_as_steps_do(optimizer: Any, unscale: bool, boost_level: s
     assert mine.state_dict() == theirs.state_dict()
 
 
+@pytest.mark.slow
 def test_minimize() -> None:
     mine, theirs, optimizer = scaler(), scaler(), AdamW()
     with amp.auto_cast(level="O2"):
@@ -163,6 +164,7 @@ def test_calls_out_of_order() -> None:
         mine.scale(other.gradients(feeds()))
 
 
+@pytest.mark.slow
 def test_disabled() -> None:
     mine, optimizer = GradScaler(enable=False), AdamW()
     net = build_train_network(conv_net(), optimizer, "cross-entropy", "O2", loss_scale_manager=mine)

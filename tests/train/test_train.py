@@ -514,6 +514,7 @@ def boosted(boost_level: str) -> tuple[list[StepResult], TrainNetwork]:
     return [net.step(feeds(size, (1, 8, 8), 10, seed)) for seed, size in enumerate(sizes)], net
 
 
+@pytest.mark.slow
 def test_boost_changes_no_result() -> None:
     results, plain = boosted("O0")
     for level in ("O1", "O2"):

@@ -24,6 +24,7 @@ def weights(path: str) -> dict[str, Array]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.slow
 def test_trains_and_reports() -> None:
     arguments = ("net.onnx", "--data", "data.npz", "-o", "out.onnx", "--epochs", 2, "--batch-size", 4)
     skipped = run("train", *arguments)
@@ -40,6 +41,7 @@ def test_trains_and_reports() -> None:
     assert not np.array_equal(before["c0.w"], after["c0.w"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_gone_on_from() -> None:
     more = ("--data", "data.npz", "--batch-size", 4, "--level", "O1", "-q", "--lr", "0.01")
     assert run("train", "net.onnx", "-o", "whole.onnx", "--epochs", 3, *more).output == ""

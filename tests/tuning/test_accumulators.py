@@ -95,6 +95,7 @@ def test_bfloat16_has_sums_as_before() -> None:
     assert tuned[0].error >= 0 == len(low_nodes(tuned[1])), "it has no bfloat16"
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_tuned_for_webgpu_holds_there(name: str) -> None:

@@ -56,6 +56,7 @@ def test_where_nothing_is_open_nothing_is_said(size: float, options: dict[str, A
     assert (found.plan.options.rescaling is not None) == bool(options.get("rescale"))
 
 
+@pytest.mark.slow
 def test_both_ways_are_tuned_where_not_all_can_be_low() -> None:
     _, found = tuned(model(BOTH))
     assert found.exponents is not None

@@ -148,6 +148,7 @@ class Sessions:
         monkeypatch.setattr(ort, "InferenceSession", Session)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_written_from_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, how = network(3, 2 * SIZE), {**HOW, "state": tmp_path / "state", "dtype": "bfloat16"}
     sessions = Sessions(monkeypatch)
@@ -167,6 +168,7 @@ def test_every_candidate_is_written_from_a_state(tmp_path: Path, monkeypatch: py
             assert (result, picked.plan, picked.kept) == (written, shown.plan, shown.kept)
 
 
+@pytest.mark.slow
 def test_a_picked_candidate_has_about_the_error_that_was_shown(tmp_path: Path) -> None:
     model = network(3, 2 * SIZE)
     samples = onnxamp.random_samples(model, 2)

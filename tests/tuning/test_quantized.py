@@ -54,7 +54,7 @@ def test_a_tolerance_that_is_given_allows_for_no_more() -> None:
     assert found.error <= 2e-3
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_results_are_held_to_the_usual_limit_where_that_is_wider(dtype: Any, tmp_path: Path) -> None:
     onnx.save(quantized("qdq"), tmp_path / "model.onnx")

@@ -126,7 +126,7 @@ def like(sample: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "decoder", "unet"])
 def test_bfloat16(name: str) -> None:
     model = onnx.load(called(name))
@@ -321,6 +321,7 @@ def test_live_nodes() -> None:
     assert len(live[1] - live[0]) == 2
 
 
+@pytest.mark.slow
 def test_loops_count_as_measured() -> None:
     _, tuned = tune_model(called("recurrent"), 1e-1, count=6)
     assert not {"not measured", "never run"} & {row.why for row in tuned.kept}

@@ -212,7 +212,7 @@ def test_files_with_external_data() -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(made), weight.astype(np.float16))
 
 
-@pytest.mark.mostly_slow(fast=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-9])
 def test_convert_file_at_level_auto(tolerance: float) -> None:
     model = products()
