@@ -99,6 +99,7 @@ def test_wrong_wishes(wishes: dict, said: str) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_listed_normalization_trains_in_low_precision() -> None:
     kept, listed = [], []
     for found, names in ((kept, None), (listed, ["BatchNorm2D"])):

@@ -34,6 +34,7 @@ def test_each_row_has_a_test() -> None:
     assert sorted(TESTS) == sorted(rows("Debugging"))
 
 
+@pytest.mark.mostly_slow(fast=11)
 @pytest.mark.parametrize("cell", rows("Debugging"))
 def test_row(cell: str) -> None:
     try:

@@ -209,6 +209,7 @@ class TestProfiles:
         args = {"input_type_shape": [{dtype: inner}, {dtype: [7, 7]}], "output_type_shape": [{dtype: outer}]}
         assert odd_channels(runs(event("n", op, 1.0, 1, **args))) == ({op: 1} if odd else {})
 
+    @pytest.mark.slow
     def test_a_process_of_its_own(self, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         onnx.save(parse("(float[N,4] x, bfloat16[2] z) => (float[N,4] y, float[2] w)"
@@ -220,6 +221,7 @@ class TestProfiles:
         assert all(row.seconds > 0 for row in found.ops)
         assert found.memory is None
 
+    @pytest.mark.slow
     def test_strings_go_there_too(self, tmp_path: Path) -> None:
         model = parse("(string[N] t, float[N,4] x) => (string[N] u, float[N,4] y) { u = Identity (t) y = Relu (x) }")
         onnx.save(model, tmp_path / "model.onnx")
@@ -227,6 +229,7 @@ class TestProfiles:
         found = profiled(BARE, tmp_path / "model.onnx", feeds, "cpu", {})
         assert {row.op for row in found.ops} == {"Identity", "Relu"}
 
+    @pytest.mark.slow
     def test_failures_come_back(self, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         onnx.save(parse(RELU), path)
@@ -368,6 +371,7 @@ class TestModels:
         with pytest.raises(ArgumentError, match="batch size is fixed"):
             bench_models(parse("(float[2,4] x) => (float[2,4] y) { y = Relu (x) }"), provider="cpu", batches=[3])
 
+    @pytest.mark.slow
     def test_given_inputs(self) -> None:
         feeds = {"x": np.ones((5, 4), np.float32)}
         found = bench_models(parse(RELU), provider="cpu", feeds=feeds, options=QUICK)

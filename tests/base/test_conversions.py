@@ -259,6 +259,7 @@ def test_a_state_that_is_done_serves_another_model() -> None:
     assert written("out") == written("wanted")
 
 
+@pytest.mark.slow
 def test_measurements_of_level_auto_are_kept_as_well() -> None:
     command = ("convert", "big.onnx", "-o", "out/low.onnx", "--level", "auto", "--state", "s")
     command += ("--io-types", "low", "--no-validate")  # without Casts, low precision is faster

@@ -147,6 +147,7 @@ def test_ranges_are_those_of_one_process(folder: Path) -> None:
     assert json.loads(found[0][1])["options"]["rescaling"]["made_up"]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("rescale", [True, None])
 def test_a_sample_that_kills_ends_a_tuning_with_a_sentence(folder: Path, rescale: bool | None) -> None:
     readers = list(onnxamp.load_samples("samples").readers)
@@ -156,6 +157,7 @@ def test_a_sample_that_kills_ends_a_tuning_with_a_sentence(folder: Path, rescale
         onnxamp.tune_model(model("classifier"), 5e-4, samples=bad, **options)
 
 
+@pytest.mark.slow
 def test_a_sample_that_kills_fails_alone(folder: Path, three: Processes) -> None:
     """The others are compared, and the comparison fails with a sentence on it."""
     original = Model.read(model("classifier"))

@@ -84,6 +84,7 @@ def test_the_main_process_reads_no_weight(checkpoint: Path, pair: Processes, mon
     assert Graph.of(model.proto, model.folder).constants.stats(next(iter(stats))).largest == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file is flushed")
 def test_a_worker_that_dies_leaves_the_old_result(
     checkpoint: Path, pair: Processes, monkeypatch: pytest.MonkeyPatch

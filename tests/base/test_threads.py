@@ -42,6 +42,7 @@ def state_of_the_process() -> tuple[object, ...]:
     return gc.isenabled(), dict(os.environ), Path.cwd(), list(warnings.filters), sys.stdout, sys.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 def test_pauses_in_threads_leave_the_collector_enabled() -> None:
     def pause(_: int) -> None:
@@ -102,6 +103,7 @@ def test_conversions_in_threads_are_those_of_one_thread() -> None:
         assert state_of_the_process() == before
 
 
+@pytest.mark.slow
 def test_files_that_threads_write_are_those_of_one_thread(tmp_path: Path) -> None:
     """Each is loaded by the one process that loads files."""
     texts = [f"(float[{size}] x) => (float[{size}] y) {{ h = Neg (x) y = Relu (h) }}" for size in range(2, 10)]

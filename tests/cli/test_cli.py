@@ -414,6 +414,7 @@ def test_where_errors_add_up_measurements_tell_what_may_be_low() -> None:
     assert "The model stays in float32" in run("convert", path, "--strict", "--cure-time", "0", "-o", "b.onnx").output
 
 
+@pytest.mark.slow
 def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:
     """No sample divides by zero, but other inputs may."""
     guarded = """[e] small = Constant <value = float {1e-9}> () [v] v = ReduceMean <axes = [-1]> (X)
@@ -431,6 +432,7 @@ def test_measurements_do_not_lower_what_an_epsilon_guards() -> None:
     assert TensorProto.FLOAT16 in made.values()
 
 
+@pytest.mark.slow
 def test_level_o1_is_tried_where_ops_break() -> None:
     path = many("Mul", "Div", 1000)  # products overflow
     np.savez("x.npz", X=np.full((4, 4), 100, "f"))

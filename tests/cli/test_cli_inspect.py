@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 EVIL = ("[red]x[/red]", "\x1b[31mred", "line\nbreak", "back\\slash [/]", "\u202eright to left")
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("command", ["convert", "inspect"])
 @pytest.mark.parametrize("name", EVIL, ids=["markup", "escape", "newline", "tag", "bidi"])
 def test_names_are_shown_not_obeyed(name: str, command: str) -> None:

@@ -148,6 +148,7 @@ def test_lines(made: dict[str, bytes], name: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @fuzzed(40)
 @given(
     descr=st.sampled_from(

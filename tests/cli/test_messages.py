@@ -225,10 +225,12 @@ class TestRuns:
         assert result.exit_code == 0
         assert "--custom-ops-library" in " ".join(result.output.split())
 
+    @pytest.mark.slow
     def test_what_is_timed_must_take_the_inputs_of_the_first(self) -> None:
         told = message("bench", CLASSIFIER, UNET, "--seconds", 0.01)
         assert f"{UNET} does not accept the inputs of the first model: Input 'image' must have the shape" in told
 
+    @pytest.mark.slow
     def test_the_model_that_does_not_run_is_named(self) -> None:
         """By the name that the user gave, and once."""
         told = message("bench", custom(), "--seconds", 0.01, "--no-profile", code=1)
@@ -236,6 +238,7 @@ class TestRuns:
         with pytest.raises(onnxamp.RuntimeFailure, match=r"^ONNX Runtime could not load 0: g on cpu: Fatal error"):
             onnxamp.bench_models(onnx.load("model.onnx"), provider="cpu")
 
+    @pytest.mark.slow
     def test_a_model_that_is_timed_alone_is_named_once(self) -> None:
         result = run("bench", small(), "--seconds", 0.01, "--format", "line")
         assert result.output.count("model.onnx") == 1
@@ -245,6 +248,7 @@ class TestRuns:
         np.savez("x.npz", C=np.zeros((1, 2), np.float32))
         assert message("diff", path, path, "--inputs", "x.npz").startswith("The model's inputs 'A', 'B' are missing")
 
+    @pytest.mark.mostly_slow(fast=2)
     @pytest.mark.parametrize(
         "command", [("convert",), ("convert", "--level", "auto"), ("check",), ("bench", "--seconds", 0.01)]
     )

@@ -109,6 +109,7 @@ except onnxamp.MissingPackageError as error:
     assert done.stdout.count("ONNX Runtime is not installed") == 2
 
 
+@pytest.mark.slow
 def test_an_old_runtime_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.__version__", "1.29.1")
     optional.runtime_fault.cache_clear()

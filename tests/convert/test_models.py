@@ -12,6 +12,7 @@ from repository import MODELS, ROOT, feeds
 CPU = ["CPUExecutionProvider"]
 
 
+@pytest.mark.slow
 def test_regenerates_the_same_bytes(tmp_path):
     script = ROOT / "scripts" / "make_models.py"
     done = subprocess.run([sys.executable, script, "--out", tmp_path], check=True, capture_output=True, text=True)

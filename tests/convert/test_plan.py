@@ -73,6 +73,7 @@ def test_applying_a_plan_is_converting(path: Path, level: str, tmp_path: Path) -
     assert found == onnxamp.convert_model(path, level)
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize(
     ("name", "wishes"),
     [

@@ -120,6 +120,7 @@ def changed(model: ModelProto, factor: float) -> ModelProto:
     return result
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize(("factor", "passes"), [(1.01, True), (1.2, False)])
 @pytest.mark.parametrize(("text", "opset"), FORMS)
 def test_results_may_be_off_by_what_integers_cost(text: str, opset: int, factor: float, passes: bool) -> None:
@@ -164,6 +165,7 @@ def test_a_conversion_is_not_cured_of_what_integers_cost(tmp_path: Path) -> None
     assert written.plan.level == "O2"
 
 
+@pytest.mark.slow
 def test_healing_ends_where_a_quantized_network_overflows(tmp_path: Path) -> None:
     """Nothing tells before it runs that a product of dequantized weights overflows."""
     source, target = tmp_path / "model.onnx", tmp_path / "low.onnx"
@@ -180,6 +182,7 @@ def test_healing_ends_where_a_quantized_network_overflows(tmp_path: Path) -> Non
     assert np.isfinite(outputs(emulate(onnx.load(target)))).all()
 
 
+@pytest.mark.slow
 def test_the_original_tells_what_quantization_and_precision_cost(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{name}.onnx") for name in ("int8", "low", "original", "wrong")]
     models = quantized("qdq"), onnxamp.convert_model(quantized("qdq"), target="tensorrt"), float_network()

@@ -69,6 +69,7 @@ def error_of(model: ModelProto, result: ModelProto, feeds: dict[str, Any]) -> fl
     return max(output.rel_l2 for output in report.outputs)
 
 
+@pytest.mark.slow
 def test_a_residual_stream_becomes_low(decoder: ModelProto) -> None:
     plain = onnxamp.convert_model(decoder, "O3")
     result = onnxamp.convert_model(decoder, "O3", rescale=True, samples=IDS)

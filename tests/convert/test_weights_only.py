@@ -60,6 +60,7 @@ def test_a_second_conversion_changes_nothing() -> None:
     assert onnxamp.convert_model(once, weights_only=True) == once
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_files_are_about_half_as_large(path: Path, dtype: Any, tmp_path: Path) -> None:

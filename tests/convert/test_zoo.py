@@ -103,6 +103,7 @@ def test_hazards_are_what_saves_the_classifier(tmp_path):
     assert errors[False] > 0.5
 
 
+@pytest.mark.slow
 def test_first_bad_value_is_named(tmp_path):
     path, result = ROOT / "models" / "decoder.onnx", tmp_path / "result.onnx"
     onnxamp.convert_file(path, result, "O3", hazards=False, validate=False)

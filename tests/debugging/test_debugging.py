@@ -314,6 +314,7 @@ def test_float32_that_would_not_fit_float16_is_listed(feeds: dict) -> None:
     assert all(record.dtype == "float32" and record.stats.max >= 65520 for record in records)
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.onnx")))
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_good_models_are_not_accused(name: str, level: str) -> None:
@@ -603,6 +604,7 @@ def test_dumps_of_two_models_become_a_spreadsheet(tmp_path: Path, low: ModelProt
     assert table[0]["flags"].value is None
 
 
+@pytest.mark.slow
 def test_dumps_that_agree_have_no_flags(tmp_path: Path, feeds: dict) -> None:
     good = onnxamp.convert_model(str(DECODER), "O2")
     one, other = dump(tmp_path / "one", DECODER, feeds), dump(tmp_path / "other", good, feeds)
@@ -664,6 +666,7 @@ def test_two_models_become_a_table(tmp_path: Path, ending: str, low: ModelProto)
     assert rows[0]["flags"] is None
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_on_given_inputs(tmp_path: Path, feeds: dict) -> None:
     good = onnxamp.convert_model(str(DECODER), "O2")
     found = debugging.compare_models(DECODER, good, tmp_path / "table.csv", feeds)

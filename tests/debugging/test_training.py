@@ -62,6 +62,7 @@ def test_a_watched_step_runs_once_and_changes_no_bit(level: str, boost: str) -> 
     assert lowest == ({"float32"} if level == "O0" else {"float32", "float16"})
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", [FixedLossScaleManager, DynamicLossScaleManager])
 def test_overflows_that_the_loss_scale_skips_are_expected(kind: Any, accumulate: int) -> None:

@@ -80,6 +80,7 @@ def model_of(text: str) -> ModelProto:
     )
 
 
+@pytest.mark.mostly_slow(fast=17)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NORMS)
 def test_deviations_of_an_input_survive(name: str, dtype: str) -> None:
@@ -124,6 +125,7 @@ NEAR_ONE = {
 }
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NEAR_ONE)
 def test_what_is_small_beside_one_survives(name: str, dtype: str) -> None:

@@ -79,6 +79,7 @@ def test_no_cast_is_absorbed_where_no_kernel_takes_two_types(target, shields):
     assert [node.op_type for node in model.graph.node].count("Max") == shields
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.webgpu
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("opset", [11, 13, 17])

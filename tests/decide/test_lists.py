@@ -133,6 +133,7 @@ def test_what_stands_against_a_list_is_said(model: Any, options: dict[str, Any],
     assert [text for text in said(onnxamp.convert_model, *model, "O1", **options) if text in about] == about
 
 
+@pytest.mark.slow
 def test_files_warn_as_models_do(tmp_path: Any) -> None:
     options = {"white_list": ["Pow", "Sofmax"], "fold": False}
     found = said(onnxamp.convert_file, ENCODER, tmp_path / "low.onnx", "O2", **options)

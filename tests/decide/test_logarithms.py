@@ -60,6 +60,7 @@ def kept_by(model: ModelProto, dtype: str, level: str = "O2") -> set[str]:
     return {row.op for row in plan.rows if row.reason == "logarithm" and not row.low}
 
 
+@pytest.mark.mostly_slow(fast=12)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", KEPT)
 def test_probabilities_keep_their_digits(name: str, dtype: str) -> None:

@@ -68,6 +68,7 @@ def count(model: ModelProto) -> Counter[str]:
 SOFTMAX = "p = Softmax (t)"
 
 
+@pytest.mark.mostly_slow(fast=10)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("sign", [1, -1], ids=["added", "subtracted"])
@@ -115,6 +116,7 @@ PATHS = {
 }
 
 
+@pytest.mark.mostly_slow(fast=13)
 @pytest.mark.parametrize("number", [-1e4, LOWEST])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_ways_of_a_mask(path, number):
@@ -144,6 +146,7 @@ def test_masks_at_every_opset(opset, number):
     agrees(attention("t = Add (s, m) p = Softmax <axis = 1> (t)", opset=opset), {**scores(3), "m": masked(number)})
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("number", [-1e4, -1e9, LOWEST])
 @pytest.mark.parametrize(
     "nodes",

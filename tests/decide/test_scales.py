@@ -123,6 +123,7 @@ def test_an_upgrade_to_opset_19_pays_for_scales() -> None:
     assert scale_types(kept) == {"tensor(float)"}
 
 
+@pytest.mark.mostly_slow(fast=13)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("types", "opset"),

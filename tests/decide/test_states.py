@@ -170,6 +170,7 @@ def test_what_a_loop_accumulates_is_exact(name: str, way: tuple[str, str]) -> No
     assert off(model, trips(count), level=level, dtype=dtype) < FORMATS[dtype].tolerance
 
 
+@pytest.mark.slow
 @every(cond=["on = Less (n, end)", "r = GreaterOrEqual (n, end) on = Not (r)"], dtype=FORMATS)
 def test_a_loop_ends_that_waits_for_its_counter(cond: str, dtype: str) -> None:
     model = loop("n = Add (s, one)", "zero", "y = Mul (h, last)", kind="float", cond=cond, most="many", start="yes")
@@ -177,6 +178,7 @@ def test_a_loop_ends_that_waits_for_its_counter(cond: str, dtype: str) -> None:
     assert off(model, trips(0), dtype=dtype) < FORMATS[dtype].tolerance
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_loops_are_exact(seed: int) -> None:
     looped = random_loop(Random(seed))
@@ -187,6 +189,7 @@ def test_random_loops_are_exact(seed: int) -> None:
     assert frozen(onnxamp.convert_model(result, level, dtype=dtype)) == frozen(result)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("hazards", [True, False])
 def test_a_counter_passes_2048_in_real_float16(hazards: bool) -> None:
     """onnx's evaluator computes float16 in float16."""
@@ -234,6 +237,7 @@ FORGETTING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @every(name=FORGETTING, dtype=FORMATS)
 def test_what_is_replaced_or_forgotten_may_be_low(name: str, dtype: str) -> None:
     assert KIND not in reasons(FORGETTING[name], dtype=dtype)

@@ -54,6 +54,7 @@ def agree(model: ModelProto, feeds: dict[str, np.ndarray], dtype: str) -> None:
         assert found.passed, (level, found.failure)
 
 
+@pytest.mark.mostly_slow(fast=5)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", RATE_FORMS)
 def test_the_rate_of_an_angle(name: str, dtype: str) -> None:

@@ -400,6 +400,7 @@ def keeps(number: int, source: str, target: str) -> bool:
     return np.isfinite(found) and int(found) == number
 
 
+@pytest.mark.mostly_slow(fast=39)
 @pytest.mark.parametrize("target", NUMPY)
 @pytest.mark.parametrize("source", INTEGERS)
 def test_lossless_of_integers(source: str, target: str) -> None:

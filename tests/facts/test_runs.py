@@ -139,6 +139,7 @@ def test_attention_has_one_precision_where_its_body_has(constants: str, preset: 
             run(make_session(result, "cpu"), numbers(result))
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("values", ["h", "v"])
 @pytest.mark.parametrize("target", ["any", *ENGINES])
 def test_attention_has_one_precision_with_a_constant_mask(target: str, values: str) -> None:

@@ -67,6 +67,7 @@ BATCH_NORM = """(float[2,3] x) => (float[2,3] y) <float[3] s = {1, 2, 3}, float[
     r = Relu (x) y = BatchNormalization (r, s, s, m, m) }"""
 
 
+@pytest.mark.mostly_slow(fast=5)
 @pytest.mark.webgpu
 @pytest.mark.parametrize(("text", "opset"), [(NORM, 13), (NORM, 17), (BATCH_NORM, 13), (BATCH_NORM, 15)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

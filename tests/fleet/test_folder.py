@@ -527,6 +527,7 @@ def test_an_engine_that_mixes_up_models_sees_one_at_a_time() -> None:
     assert [(row.outcome, row.message) for row in report.rows] == [("converted", "")] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_json() -> None:
     models("a.onnx")
@@ -540,6 +541,7 @@ def test_json() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_quiet_prints_failures_alone() -> None:
     models("a.onnx")

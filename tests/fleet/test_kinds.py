@@ -313,6 +313,7 @@ def test_other_kinds_keep_names_and_the_types_of_ends(mark: str, model: str, kin
     assert TensorProto.FLOAT16 not in types(onnx.load(Path("out", model))).values()
 
 
+@pytest.mark.slow
 def test_options_that_are_given_stay() -> None:
     decoders.folder(Path("in"), "transformers.js", decoders.plain())
     run("convert", "in", "-o", "out", "--jobs", "1", "--no-validate", "--io-types", "keep", "--target", "cuda")
@@ -339,6 +340,7 @@ def test_a_config_that_cannot_be_changed_is_refused_before_anything_is_converted
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_nobody_loads_half_a_folder() -> None:
     home = decoders.folder(Path("in"), "transformers.js", decoders.plain())
     (home / "onnx/decoder.onnx").write_bytes(b"no model")
@@ -346,6 +348,7 @@ def test_nobody_loads_half_a_folder() -> None:
     assert files("out") == set()
 
 
+@pytest.mark.slow
 def test_files_of_others_stay() -> None:
     decoders.folder(Path("in"), "genai", decoders.grouped())
     Path("out").mkdir()

@@ -92,6 +92,7 @@ def test_an_earlier_folder_stays_whole() -> None:
     assert contents(Path("out")) == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it fills up with results, or with what is beside them."""
     two_models()

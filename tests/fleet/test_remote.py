@@ -296,6 +296,7 @@ def test_a_model_is_the_same_from_everywhere(base: str) -> None:
     assert onnxamp.diff_models(data, onnxamp.convert_model(data), provider="cpu").passed
 
 
+@pytest.mark.slow
 def test_only_what_is_looked_at_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph of a large file without its weights; of these the one that is asked for."""
     model = parse("(float[N,64] x) => (float[N,64] y) { [one] h = MatMul (x, a)\n [two] y = MatMul (h, b) }")

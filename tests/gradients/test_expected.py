@@ -90,6 +90,7 @@ def test_outputs_are_rounded_once(high: list[str], ops: set[str]) -> None:
     assert {share.op for share in plan.expected.nodes} == ops
 
 
+@pytest.mark.slow
 def test_nothing_low_has_no_error() -> None:
     found = expected(MODELS / "encoder.onnx", "O0", samples=random_samples(MODELS / "encoder.onnx", 1))
     assert (found.error, found.bound, found.nodes) == (0, 0, ())
@@ -101,6 +102,7 @@ def test_selections_are_named() -> None:
     assert found.error is not None
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_it(tmp_path: Path) -> None:
     path = MODELS / "encoder.onnx"
     plan = plan_model(path, samples=random_samples(path, 1))
@@ -168,6 +170,7 @@ def test_commands_that_write_no_model_show_it(command: str, tmp_path: Path) -> N
     assert "Error to expect" not in run(command, path).stdout
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("form", [{}, {"int4": True}, {"window": 16}], ids=["float", "int4", "window"])
 def test_decoders_of_genai_have_gradients_throughout(form: dict[str, Any]) -> None:
     """Attention over a cache that is shifted, rotary tables, skipped norms and matrices of 4 bits."""

@@ -278,6 +278,7 @@ def test_small_errors_before_a_quantizer_move_some_numbers_by_a_step(tool: str) 
     assert 0.4 < worst / plan.expected.error < 2.5
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("tool", ["qdq", "dynamic"])
 def test_gradients_of_integers_pass_between_pieces(tool: str) -> None:
     feeds = images(1)[0]
@@ -386,6 +387,7 @@ def test_an_output_without_axes_is_measured() -> None:
     assert measured(parse(text, 18), {"x": x}).values["t"].costs[0] == pytest.approx(cost, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_large_matrices_cost_what_their_gradients_say() -> None:
     """A product's columns, and rows that are gathered twice; each sum over rows has one gradient whatever the signs."""
     text = """(float[6,1024] x, int64[4] ids) => (float[1,2304] y, float[1,300] s) {

@@ -205,6 +205,7 @@ def nested(depth: int) -> ModelProto:
     return made
 
 
+@pytest.mark.slow
 def test_no_recursion() -> None:
     """Bodies in bodies take more calls, but no deeper ones."""
     for depth in (3, 30):

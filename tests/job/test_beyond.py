@@ -120,6 +120,7 @@ NOT_RUN = [
 ]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize(("text", "what"), NOT_RUN, ids=["unsuited", "endless", "idle"])
 def test_what_was_not_run_is_said_everywhere(text: str, what: str) -> None:
     np.savez("in.npz", X=np.ones((2 if text == UNSUITED else 4, 64), np.float32), c=np.array(True), n=np.array(5))
@@ -233,6 +234,7 @@ TWICE = """(float[4,64] X) => (float[4,64] Y, float[4,64] Z) <float k = {30000}>
 }"""
 
 
+@pytest.mark.slow
 def test_a_repaired_result_that_does_not_pay_gives_way_to_the_original() -> None:
     """Only one of two products can be low, so that the result holds their weight in both types."""
     model = model_of(TWICE)

@@ -80,6 +80,7 @@ def test_models_in_text_run(text: Path) -> None:
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_results_are_binary(text: Path, level: str, tmp_path: Path) -> None:
     """Also if nothing changes, when a file would be copied as it is."""

@@ -148,6 +148,7 @@ def test_a_link_to_the_model_is_the_model(shared: Path) -> None:
     assert set(referring_models(shared, ["decoder.onnx.data"], shared / "decoder.onnx")) == {"decoder.onnx.data"}
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("place", ["sub", "link"])
 def test_a_model_of_the_parent_folder_keeps_its_data(tmp_path: Path, place: str) -> None:
     """``main.onnx`` refers to ``sub/decoder.onnx.data``, which onnxamp wrote, and to nothing else there."""

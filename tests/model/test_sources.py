@@ -235,6 +235,7 @@ def test_a_model_that_is_replaced_for_a_moment(
             return
 
 
+@pytest.mark.slow
 def test_a_model_of_a_folder(replacer: Replacer, tmp_path: Path) -> None:
     """The others of the folder are not affected, and it is tried again in the next run."""
     home, outcomes = tmp_path / "home", set[tuple[str, bool]]()

@@ -91,6 +91,7 @@ def upsampling(inputs: str) -> ModelProto:
     return add_weights(model, {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3, 1, 1)})
 
 
+@pytest.mark.mostly_slow(fast=10)
 @pytest.mark.parametrize("budget", [0, 3000, 9000, 2**30])
 @pytest.mark.parametrize("inputs", ["r, none, none, sizes", "r, e, e, sizes", "r, none, factors", "r, e, factors"])
 @pytest.mark.parametrize("layers", [False, True])

@@ -29,6 +29,7 @@ def problem(groups: int, rows: int, depth: int, width: int, seed: int) -> tuple[
     return rng.normal(size=(groups, depth, width)).astype(np.float32), mixed.astype(np.float32)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @LOWS
 @settings(deadline=None)
 @given(

@@ -238,6 +238,7 @@ def test_what_no_node_in_float32_helps_is_said():
 # --- names that mean something to regular expressions or to the shell ----------------------------------------------
 
 
+@pytest.mark.mostly_slow(fast=3)
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_odd_names_survive_the_shell(name):
     source = saved(chain(name))
@@ -267,6 +268,7 @@ def test_odd_names_in_conversions(name):
     assert diff_models(source, "out put.onnx", samples_of({"X": BIG})).passed
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
     st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1), min_size=1, max_size=3)

@@ -122,6 +122,7 @@ class TestWhichOutputs:
 
 
 class TestMatching:
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=25)
     @given(st.permutations(range(20)), st.booleans(), st.booleans())
     def test_the_order_does_not_matter(self, order, centered, logits):

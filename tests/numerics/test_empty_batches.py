@@ -66,6 +66,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("metric", ["auto", "detections"])
 @pytest.mark.parametrize("name", MODELS)
 def test_an_empty_batch_is_converted_and_compared(name: str, metric: str) -> None:

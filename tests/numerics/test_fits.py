@@ -65,6 +65,7 @@ def test_nothing_is_said_where_all_fits() -> None:
     assert fit(onnxamp.convert_model(model(STREAM, 1e5), "O3", dtype="bfloat16", target="any")) is None
 
 
+@pytest.mark.slow
 def test_the_command_says_it(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("in.npz", **FEEDS)

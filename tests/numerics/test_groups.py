@@ -39,6 +39,7 @@ def validated(model: ModelProto, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize(
     ("tail", "first"),
     [

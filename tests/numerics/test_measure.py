@@ -94,6 +94,7 @@ def pairs(draw):
         return tuple(np.asarray(x).astype(kind) for x, kind in zip(drawn, types, strict=True))
 
 
+@pytest.mark.slow
 @fixed
 @given(pairs())
 def test_floats_of_every_width(pair):
@@ -176,6 +177,7 @@ def test_strings_cannot_be_measured():
 # --- what is derived from the numbers ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @fixed
 @given(pairs())
 def test_derived_measures(pair):

@@ -298,6 +298,7 @@ def test_merge_of_equal_shapes_is_one_tensor(drawn):
     assert (merged.worst_sample, *merged.worst_index) == (row // 3, row % 3, column)
 
 
+@pytest.mark.slow
 @fixed
 @given(st.lists(pairs(shapes=hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=5)), min_size=2, max_size=4))
 def test_merge_tells_the_worst_sample(drawn):

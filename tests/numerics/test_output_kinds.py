@@ -205,6 +205,7 @@ def test_maps_cannot_be_fed_and_the_way_out_is_named(command: str) -> None:
     assert {entry.name for entry in onnx.load("low.onnx").graph.input} == {"m"}
 
 
+@pytest.mark.slow
 def test_graphs_that_compute_nothing_are_not_timed() -> None:
     nothing = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 17)])
     nothing.ir_version = 8

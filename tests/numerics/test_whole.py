@@ -106,6 +106,7 @@ def test_bfloat16_does_not_exist_there(tmp_path: Path) -> None:
     assert not (tmp_path / "low.onnx").exists()
 
 
+@pytest.mark.slow
 def test_a_conversion_is_validated_as_it_runs_there(tmp_path: Path) -> None:
     path, low = stream(tmp_path / "m.onnx"), tmp_path / "low.onnx"
     ways = ["--keep-node", "up", "--keep-node", "back"], ["--rescale"]

@@ -86,9 +86,9 @@ MARKS: dict[str, list[pytest.MarkDecorator]] = {
 }
 """Engines that the page of the same name needs."""
 SLOW = {
-    "accuracy", "bench", "cluster", "coming-from", "coming-from-pytorch", "cuda", "float16-only", "genai", "int8",
-    "language-models", "large-models", "nan", "openvino", "report", "rounding", "rules", "tensorrt", "train",
-    "transformers-js", "tune", "tutorial", "webgpu",
+    "accuracy", "bench", "cluster", "coming-from", "coming-from-pytorch", "convert", "cuda", "float16-only", "genai",
+    "int8", "language-models", "large-models", "nan", "openvino", "report", "rescale", "rounding", "rules", "tensorrt",
+    "train", "transformers-js", "tune", "tutorial", "webgpu",
 }  # fmt: skip
 """Pages whose commands take seconds."""
 RUNNABLE = [page for page in PAGES if any(block.kind in (*COMMANDS, "python", "text") for block in blocks(page))]
@@ -269,6 +269,7 @@ COMPLETE = {
 }
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("command", sorted(COMPLETE))
 def test_complete_commands_in_running_text(command: str, checkout: Path) -> None:
     run(f"onnxamp diff model.onnx model_fp16.onnx --save {checkout / 'diff.json'}")

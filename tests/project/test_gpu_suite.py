@@ -125,6 +125,7 @@ def test_results_of_a_cpu_are_not_kept_as_those_of_a_gpu(gpu: ModuleType, capsys
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @no_device
 def test_without_a_device_it_says_so(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([]) == 1

@@ -157,6 +157,7 @@ def test_no_line_is_too_wide_and_no_number_is_cut(report: Report, width: int, ve
             assert line or "Left out for lack of space" in told or not cells
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(PROSE, st.integers(15, 60))
 def test_numbers_in_prose_stay_whole(text: str, width: int) -> None:

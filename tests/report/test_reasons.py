@@ -41,6 +41,7 @@ KEYS = "tie|cut|exact op|index path|white list|black list|level|constant|no kern
 INTERNAL = re.compile(rf"(?:  |: )({KEYS})(?::| +\d+$|$)", re.MULTILINE)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("command", [
     ("inspect", "model.onnx", "-v"), ("convert", "model.onnx", "--no-validate", "-v"), ("view", "model.onnx", "-v"),
 ])  # fmt: skip

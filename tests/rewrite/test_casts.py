@@ -205,6 +205,7 @@ def chains(seed: int) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 @every(seed=range(150))
 def test_numbers_stay(seed: int) -> None:
     model = chains(seed)

@@ -147,6 +147,7 @@ def scaled_around(op: str, seed: int) -> int:
     return len(rescaling.scaled)
 
 
+@pytest.mark.mostly_slow(fast=8)
 @pytest.mark.parametrize("op", RECIPES)
 def test_each_op(op: str) -> None:
     assert sum(scaled_around(op, seed) for seed in range(4)) > 0

@@ -44,6 +44,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("wish", ["always", "never"])
 @pytest.mark.parametrize("level", ["O3", "O1"])
 def test_a_file_becomes_what_the_model_in_memory_becomes(source: Path, wish: str, level: str) -> None:

@@ -71,6 +71,7 @@ def random_product(rng: Random) -> tuple[ModelProto, dict[str, np.ndarray]]:
     return (add_weights(model, weights), feeds) if is_weight else (model, feeds | weights)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_split_product_computes_what_it_did(seed: int) -> None:

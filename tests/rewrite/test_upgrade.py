@@ -130,6 +130,7 @@ def stored(folder: Path, kind: str) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.mostly_slow(fast=1)
 @every(2, folder=OF_PYTORCH)
 def test_models_of_opset_6_compute_what_pytorch_computed(folder: Path) -> None:
     """onnx's own tests of models that PyTorch wrote, with what it computed."""

@@ -135,6 +135,7 @@ class TestAdvice:
         assert "(sample 4 of 4)" in report.skipped
         assert "--dim M" not in report.skipped
 
+    @pytest.mark.slow
     def test_the_search_for_sizes_ends_after_a_number_of_them(self):
         names = [f"x{index}" for index in range(16)]
         inputs = ", ".join(f"float[1,N{name}] {name}" for name in names)

@@ -145,6 +145,7 @@ def assert_fed(low, feeds, wanted, dtype):
             np.testing.assert_allclose(found, wanted[name], rtol=step, atol=step * np.abs(wanted[name]).max(initial=0))
 
 
+@pytest.mark.mostly_slow(fast=4)
 @pytest.mark.parametrize("keep", [2**40, 0], ids=["weights held", "weights fed"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_models(path, keep):

@@ -128,6 +128,7 @@ def test_a_model_in_text_is_loaded_as_the_file_that_it_stands_for(provider: str 
     assert bool(load_file(Model.read(path), provider, in_text=True).fault) == (provider == "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="processes end without signals")
 def test_a_crash_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(stand_in(tmp_path / "crashing", ABORTS))

@@ -69,6 +69,7 @@ def test_a_library_that_does_not_load_is_reported(tmp_path: Path, monkeypatch: p
         choose_provider("onnxruntime-ep-broken")
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_without_a_driver_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     none = {name: str(tmp_path / "none.json") for name in DRIVERS}
@@ -147,6 +148,7 @@ def test_tune_judges_converted_models_on_the_engine() -> None:
     assert "pool" in {kept.node for kept in tuned.kept}
 
 
+@pytest.mark.slow
 @pytest.mark.webgpu
 def test_bench_says_that_a_software_device_is_no_gpu() -> None:
     quick = onnxamp.BenchOptions(seconds=0.01, profile=False)

@@ -59,6 +59,7 @@ def test_webgpu_tells_no_times() -> None:
     assert node_times(model, random_samples(model)[0], "webgpu") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cuda_double")
 def test_what_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse("(float[2] x) => (float[2] y) { [only] y = Exp (x) }")

@@ -29,6 +29,7 @@ def double():
 
 
 class TestSession:
+    @pytest.mark.slow
     def test_onnxruntime_is_imported_late(self):
         code = "import onnxamp._runtime.values, sys; sys.exit('onnxruntime' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

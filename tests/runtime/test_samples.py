@@ -299,6 +299,7 @@ class TestHostileFiles:
         assert "Python objects" in refusal(write(tmp_path / "in.json", {"bad": encoded(pickled)}))
         assert not (tmp_path / "executed").exists()
 
+    @pytest.mark.slow
     def test_every_cut_is_noticed(self, tmp_path):
         np.savez_compressed(tmp_path / "full.npz", a=np.arange(40), b=np.ones(3))
         write(tmp_path / "full.json", [{"x": encoded(np.arange(3))}, {"y": [1, 2]}])

@@ -66,6 +66,7 @@ def test_undefined_rows_make_no_difference(path: Path, whole: bool | None) -> No
     assert report.tokens[0].same == 64
 
 
+@pytest.mark.slow
 def test_a_short_prompt_shows_no_fault(path: Path) -> None:
     low = convert_model(path)
     assert check_run(low, Prompts([text(SHORT)], path.with_name("tokenizer.json"))).first_bad is None
@@ -74,6 +75,7 @@ def test_a_short_prompt_shows_no_fault(path: Path) -> None:
     assert {row.value for row in report.layers} >= {"present.0.key", "present.1.key"}
 
 
+@pytest.mark.slow
 def test_level_auto_measures_a_short_prompt(path: Path) -> None:
     _, tuned = tune_model(path, tolerance=0.01, samples=Prompts([text(SHORT)]), allow_slower=True)
     errors = [candidate.error for candidate in tuned.candidates if candidate.low]

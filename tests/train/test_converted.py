@@ -187,6 +187,7 @@ def test_two_low_types_are_an_error() -> None:
         built(low)
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_converted_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(auto_mixed_precision(conv_net(), "O2"), "low.onnx")

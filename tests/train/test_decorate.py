@@ -118,6 +118,7 @@ def test_levels_are_given_once() -> None:
         build_train_network(worn, SGD(), "cross-entropy")
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize(("save_dtype", "elem"), [
     ("float16", TensorProto.FLOAT16), ("bfloat16", TensorProto.BFLOAT16), (np.float64, TensorProto.DOUBLE),
     ("float32", TensorProto.FLOAT),

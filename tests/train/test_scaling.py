@@ -170,6 +170,7 @@ def test_a_state_brings_its_scale() -> None:
     assert manager.get_loss_scale() == 128
 
 
+@pytest.mark.slow
 def test_none_turns_scaling_off_and_the_default_asks_the_level() -> None:
     assert repr(FROM_LEVEL) == "FROM_LEVEL"
     assert built(None, level="O2").loss_scale_manager is None

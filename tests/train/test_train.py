@@ -225,6 +225,7 @@ def test_small_gradients_flush_without_a_scale_and_live_with_one() -> None:
     assert norms[1] == pytest.approx(exact, rel=0.01)
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_report_shows_what_flushes(dtype: str) -> None:
     """Gradients between float16's smallest number and a thousandth of it; bfloat16 has the range of float32."""
@@ -246,6 +247,7 @@ def test_the_report_shows_what_flushes(dtype: str) -> None:
         assert all(row.flushed == 0 for row in found.values())
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_each_layer_has_its_scale(dtype: str) -> None:
     """Small weights behind a layer make its gradients small: it wants a larger scale than the layer behind it."""
@@ -269,6 +271,7 @@ def test_each_layer_has_its_scale(dtype: str) -> None:
     assert helped["w0"].loss_scale == scales["w0"]
 
 
+@pytest.mark.slow
 def test_zeros_of_float32_are_not_flushed() -> None:
     data = feeds()
     data["x"][:, 2] = 0
@@ -309,6 +312,7 @@ def low_nodes(net: TrainNetwork) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.mostly_slow(fast=5)
 @pytest.mark.parametrize(("level", "more", "low", "scaled"), [
     ("O0", {}, "", False),
     ("O1", {}, "conv", False),
@@ -341,6 +345,7 @@ def test_levels_mean_what_mindspores_mean(level: str, more: dict[str, Any], low:
     assert np.isfinite(net.step(IMAGES).loss)
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_low_steps_stay_near_float32(level: str, dtype: str) -> None:
@@ -433,6 +438,7 @@ def test_labels_that_are_no_classes(labels: list[int], boost: str) -> None:
     assert net.step(feeds()).loss > 0
 
 
+@pytest.mark.slow
 @pytest.mark.openvino
 def test_steps_that_an_engine_does_not_load_name_one_that_does() -> None:
     batch, images = feeds(), feeds(4, (1, 8, 8), 10)

@@ -124,6 +124,7 @@ def test_gates_of_a_recurrent_cell_are_low_at_o1(op: str) -> None:
     assert made["Tanh"] == made["MatMul"] == "tensor(float16)"
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "Max", "Min"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_of_extremes_find_them_though_they_are_rounded(op: str, dtype: str) -> None:

@@ -69,6 +69,7 @@ def test_a_sum_that_overflows_there_only() -> None:
     assert made["webgpu"].ran_on == "CPU, emulated float16 of webgpu"
 
 
+@pytest.mark.slow
 def test_long_products_are_measured() -> None:
     """At fixed levels they stay in float32 there, whatever they sum up; here the tolerance decides."""
     model, feeds = MODELS["chain"]

@@ -176,6 +176,7 @@ def test_reports_say_where_kernels_compute_in_float32_alone() -> None:
     assert (re.search(r", float32( and float16)? kernels$", hinted.ran_on) is None) == rounds
 
 
+@pytest.mark.slow
 @pytest.mark.openvino
 def test_models_of_several_engines_are_timed_beside_each_other() -> None:
     places = ("cpu", "openvino:f32", "openvino")

@@ -198,6 +198,7 @@ def test_the_command_picks_from_what_it_showed(tmp_path: Path, monkeypatch: pyte
     assert Path(f"{first['chosen']}.onnx").read_bytes() == Path("a.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_without_a_state_the_pick_is_converted_and_judged() -> None:
     model = network(3, 2 * SIZE)
     _, shown = tune_model(model, 2e-3, dtype="bfloat16", **HOW)

@@ -36,6 +36,7 @@ def tuned(tool: str, *, is_large: bool = False, **options: Any) -> onnxamp.Tuned
     return onnxamp.tune_model(quantized(tool, is_large=is_large), samples=SAMPLES, **arguments).tuned
 
 
+@pytest.mark.mostly_slow(fast=2)
 @pytest.mark.parametrize("tool", ["qdq", "qdq with biases", "nbits", "nbits in qdq"])
 def test_products_are_low_within_the_tolerance(tool: str) -> None:
     found = tuned(tool)
@@ -48,6 +49,7 @@ def test_products_are_low_within_the_tolerance(tool: str) -> None:
     assert ("rounds values to integers" in str(found)) is is_rounded
 
 
+@pytest.mark.slow
 def test_a_tolerance_that_is_given_allows_for_no_more() -> None:
     found = tuned("qdq", tolerance=2e-3)
     assert (found.tolerance, found.coarse) == (2e-3, 0.0)
@@ -138,6 +140,7 @@ def test_exponents_suit_what_other_tools_quantized(tool: str) -> None:
         assert plan.options.rescaling.scaled
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("tool", ["qdq", "nbits"])
 def test_tuning_takes_exponents_where_a_quantized_network_overflows(tool: str) -> None:
     found = tuned(tool, is_large=True)

@@ -73,6 +73,7 @@ def test_what_is_measured_counts_for_both_ways() -> None:
     assert tuned.runs == 4
 
 
+@pytest.mark.slow
 def test_they_are_not_where_that_is_forbidden_or_brings_nothing() -> None:
     model, samples = perceptron(), correlated(4)
     _, forbidden = onnxamp.tune_model(model, TOLERANCE, samples=samples, rounding="nearest", **HOW)
@@ -113,6 +114,7 @@ def test_a_state_keeps_both_ways(tmp_path: Path) -> None:
     assert picked.candidates[1].low == tuned.candidates[1].low
 
 
+@pytest.mark.mostly_slow(fast=1)
 @pytest.mark.parametrize("arguments", [["tune"], ["convert", "--level", "auto"]])
 def test_commands_write_what_was_judged(folder: Path, arguments: list[str]) -> None:
     """With inputs and outputs in low precision there are no Casts, and all that is low is faster."""

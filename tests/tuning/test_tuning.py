@@ -395,6 +395,7 @@ def no_number(reference: Mapping[str, Any], result: Mapping[str, Any]) -> Any:
     return np.nan if "y" in reference and "y" in result else None
 
 
+@pytest.mark.slow
 def test_a_function_as_metric() -> None:
     _, tuned = tune_model(called("classifier"), 1e-2, metric=f"{__name__}:worst_difference")
     assert tuned.held
@@ -436,6 +437,7 @@ def flips(reference: Mapping[str, Any], result: Mapping[str, Any]) -> float:
     return float(error > 3e-4)
 
 
+@pytest.mark.slow
 def test_a_metric_that_does_not_add_up_holds_all_the_same() -> None:
     model = onnx.load(called("classifier"))
     samples = random_samples(model, 2)
@@ -446,6 +448,7 @@ def test_a_metric_that_does_not_add_up_holds_all_the_same() -> None:
     assert worst_error(model, result, samples) <= 3.1e-4
 
 
+@pytest.mark.slow
 def test_order_that_flips_leaves_much_low() -> None:
     """Of a detector, whose boxes change places, more than the ops around its convolutions can be low."""
     _, tuned = tune_model(called("detector"), 1e-2, count=1)
@@ -511,6 +514,7 @@ def test_what_does_not_run_is_not_written() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_original_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its outputs are known, only the result runs: once a sample, as one piece is enough."""
     model = onnx.load(called("classifier"))
@@ -677,6 +681,7 @@ def test_a_process_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> Non
     assert (result, tuned.candidates, tuned.recalled) == (again, whole.candidates, 2)
 
 
+@pytest.mark.slow
 def test_a_pick_measures_no_more_than_the_converted_model(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     _, first = tune_model(called("recurrent"), 5e-4, count=1, state=state)
@@ -697,6 +702,7 @@ def test_what_a_state_holds_is_not_counted_where_it_is_not_read(tmp_path: Path) 
     assert (tuned.runs, tuned.recalled) == (0, 0)
 
 
+@pytest.mark.slow
 def test_another_tolerance_recalls_and_other_weights_are_refused(tmp_path: Path) -> None:
     state, model = tmp_path / "state.json", onnx.load(called("recurrent"))
     _, first = tune_model(model, 5e-4, count=1, state=state)

@@ -262,6 +262,7 @@ def test_convert_at_level_auto_writes_the_same_page() -> None:
     assert Path("again.onnx").read_bytes() == Path("out.onnx").read_bytes()
 
 
+@pytest.mark.slow
 def test_measured_times() -> None:
     result = run("tune", CLASSIFIER, "-o", "out.onnx", "--times", "measured", "--provider", "cpu", "-v")
     assert result.exit_code == 0, result.output
