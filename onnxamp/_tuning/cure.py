@@ -30,14 +30,14 @@ from onnxamp._numerics.check import Check
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import misses_parts
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.ranges import measured_ranges, with_ranges
 from onnxamp._numerics.results import Cure, DiffReport, OutOfRange, RangeFit, RunCheck
-from onnxamp._numerics.rounding import WeightRounder, rounder_of
 from onnxamp._options.options import Options
 from onnxamp._options.values import DiffMetric, Level, Rescaling
 from onnxamp._runtime import CURE_SECONDS
 from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.run import Report, Run
+from onnxamp._tuning.ranges import measured_ranges, with_ranges
+from onnxamp._tuning.rounding import WeightRounder, rounder_of
 
 _FEW: Final = 4
 MOST_NODES: Final = 64

@@ -40,7 +40,6 @@ from onnxamp._model.weights import (
     read_array,
     rounded,
 )
-from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._options.options import Options
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, choose_engine
@@ -57,6 +56,7 @@ from onnxamp._runtime.parts import ancestors
 from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
+from onnxamp._tuning.arrangement import ProductWeight, product_weights, rows_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
