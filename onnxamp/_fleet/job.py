@@ -21,7 +21,7 @@ from onnxamp._base.paths import as_path, made_folder
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.kinds import kinds
-from onnxamp._decide.overrides import Unmatched
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._fleet.entries import (
     Entry,
     ModelJob,
