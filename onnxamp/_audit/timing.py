@@ -21,8 +21,8 @@ from onnxamp._audit.bench_results import (
     Bench,
     Latency,
     OpTime,
-    Ratio,
     Slowdown,
+    TimeRatio,
     Timing,
 )
 from onnxamp._base.public import no_collections
@@ -152,7 +152,7 @@ def latency(first: float, blocks: Blocks) -> Latency:
     return Latency(first, middle, p90, p99, every.size)
 
 
-def ratio(reference: Blocks, other: Blocks) -> Ratio:
+def ratio(reference: Blocks, other: Blocks) -> TimeRatio:
     """Return how many times as fast ``other`` is: the median over rounds of the ratio of a round's two medians.
 
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
@@ -164,7 +164,7 @@ def ratio(reference: Blocks, other: Blocks) -> Ratio:
     drawn = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
     p10, p90 = np.quantile(quotients, (0.1, 0.9))
-    return Ratio(
+    return TimeRatio(
         value=float(np.median(quotients)),
         low=float(low),
         high=float(high),

@@ -8,8 +8,8 @@ from onnxamp._audit.bench_results import (
     Bench,
     BenchReport,
     OpTime,
-    Ratio,
     Slowdown,
+    TimeRatio,
     Timing,
 )
 from onnxamp._report import size
@@ -87,7 +87,7 @@ def _verdict(report: BenchReport) -> Headline:
     return Headline(Status.PASSED, f"{told}.")
 
 
-def _standing(ratios: Sequence[Ratio], first: str) -> str:
+def _standing(ratios: Sequence[TimeRatio], first: str) -> str:
     """Return how a model that is not slower compares with the first one, in a clause."""
     if ratios and all(ratio.is_faster for ratio in ratios):
         return f"faster than {first}"
@@ -148,7 +148,7 @@ def _timing(timing: Timing) -> tuple[str, ...]:
     )
 
 
-def _with_interval(ratio: Ratio | None) -> str:
+def _with_interval(ratio: TimeRatio | None) -> str:
     if ratio is None:
         return ""
     return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
