@@ -1,4 +1,4 @@
-"""A requested conversion: all of its settings, before the model is examined."""
+"""Jobs that do all of it for one model: measure, convert, write, validate, heal. Here: what a user requests of one."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
