@@ -109,13 +109,18 @@ class _Rotation(NamedTuple):
         return cls(call[tables], call[tables + 1], places, 2 * half, apart)
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        last = [-1]
+        size = [self.size]
         if self.is_interleaved:
-            ends = ([0], [self.size], [-1], [2]), ([1], [self.size], [-1], [2])
-        else:
-            half = self.size // 2
-            ends = ([0], [half], [-1], [1]), ([half], [self.size], [-1], [1])
-        one, other = (x.op("Slice", *end) for end in ends)
-        return one, other
+            step = [2]
+            return x.op("Slice", [0], size, last, step), x.op(
+                "Slice", [1], size, last, step
+            )
+        half = [self.size // 2]
+        step = [1]
+        return x.op("Slice", [0], half, last, step), x.op(
+            "Slice", half, size, last, step
+        )
 
     def turn(self, x: Tensor, *, back: bool = False) -> Tensor:
         """Return what has five axes rotated, or rotated back; elements after ``size`` stay."""

@@ -25,7 +25,8 @@ def _reshaped(call: Call) -> Grads:
 
 def _concat(call: Call) -> Grads:
     axis = call.attribute("axis")
-    return call.dy.split([call[i].size(axis) for i in range(len(call.inputs))], axis)
+    sizes = [tensor.size(axis) for tensor in call.inputs if tensor is not None]
+    return call.dy.split(sizes, axis)
 
 
 def _split(call: Call) -> Grads:
@@ -129,7 +130,8 @@ def _pad(call: Call) -> Grads:
             "computes its pads or axes; only constant ones have a gradient rule"
         )
     axes = list(range(rank)) if given is None else [int(axis) % rank for axis in given]
-    ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
+    by_axis = np.reshape(pads, (2, -1)).T.tolist()
+    ends = dict(zip(axes, by_axis, strict=True))
     dx = call.dy
     if mode == "constant":
         return _cropped(dx, ends, rank)

@@ -159,14 +159,16 @@ def _ops(models: Sequence[Bench]) -> Table:
     kinds: dict[tuple[str, str, str], dict[str, OpTime]] = {}
     for model in models:
         for row in model.ops:
-            kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
+            kind = row.op, row.provider, row.dtype
+            kinds.setdefault(kind, {})[model.model] = row
     rows = list[TableRow]()
     if kinds:
         rows.append(TableRow(("all", "", "", *map(_total, models)), is_strong=True))
 
     def rank(kind: tuple[str, str, str]) -> tuple[float, int]:
         """Order by the largest time of any model, or else by the number of nodes."""
-        return min((-(row.seconds or 0.0), -row.nodes) for row in kinds[kind].values())
+        ran = kinds[kind].values()
+        return min((-(row.seconds or 0.0), -row.nodes) for row in ran)
 
     for kind in sorted(kinds, key=rank):
         ran = (_ran(kinds[kind].get(model.model)) for model in models)

@@ -499,7 +499,8 @@ def _mask(
     width = max(_last_axis(shape).size, 1)
     ones = generator.integers(1, width + 1, (*shape[:-1], 1))
     if ones.size > 2 and use.may_be_empty:
-        ones.reshape(-1)[:3] = min(int(ones.flat[0]), max(width - 1, 1)), width, 0
+        some = min(int(ones.flat[0]), max(width - 1, 1))
+        ones.reshape(-1)[:3] = some, width, 0
     return (_last_axis(shape) < ones).reshape(shape)
 
 

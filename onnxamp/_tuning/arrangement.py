@@ -251,7 +251,8 @@ class _Rows(NamedTuple):
         # Negative pads cut elements off.
         cut = (slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
         added = ((max(low, 0), max(high, 0)) for low, high in pads)
-        padded = np.pad(value[(*first, *cut)], [(0, 0), (0, 0), *added])
+        inner = value[(*first, *cut)]
+        padded = np.pad(inner, [(0, 0), (0, 0), *added])
         view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))
         steps = (slice(None, None, step) for step in (*strides, *frame.dilations))
         view = view[(*first, *steps)]

@@ -97,7 +97,8 @@ class ExpectedErrors:
     def decisive(self) -> Numbers:
         """By row: the squared error of the values that decide selections and branches, on the worst sample."""
         none = np.zeros(len(self._places))
-        worst: Numbers = np.max([none, *(table[:, -1] for table in self._tables)], 0)
+        by_sample = (table[:, -1] for table in self._tables)
+        worst: Numbers = np.max([none, *by_sample], 0)
         return worst
 
     @cached_property
@@ -359,8 +360,11 @@ class ExpectedErrors:
         if value == ABSENT:
             return ()
         name = self.graph.values[value].name
-        keys = ((name, what), *([(name, _REST)] if what else []), (name, ""))
-        return tuple(self._places[key] for key in keys if key in self._places)[:1]
+        ways = (what, _REST, "") if what else ("",)
+        for way in ways:
+            if (name, way) in self._places:
+                return (self._places[name, way],)
+        return ()
 
     def _maker(self, value: int) -> str:
         """Return the key of the node that computes a value, before its loops; "" if it is always float32."""

@@ -403,14 +403,17 @@ def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
 
 def _gram(rows: Floats) -> Floats:
     """Return X^T X of each group, with a mean diagonal of 1."""
-    means = np.sqrt(np.square(rows, dtype=np.float64).sum((1, 2)) / rows.shape[2])
-    scaled = (rows / np.where(means > 0, means, 1.0)[:, None, None]).astype(np.float32)
+    squares = np.square(rows, dtype=np.float64).sum((1, 2))
+    means = np.sqrt(squares / rows.shape[2])
+    divisors = np.where(means > 0, means, 1.0)[:, None, None]
+    scaled = (rows / divisors).astype(np.float32)
     return scaled.swapaxes(1, 2) @ scaled
 
 
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """Return the weight rounded row by row, those first that count most."""
-    order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
+    squares = np.diagonal(gram, axis1=1, axis2=2)
+    order = np.argsort(-squares, axis=1, kind="stable")
     # Groups have orders of their own, since their inputs differ.
     factors = np.stack(
         [

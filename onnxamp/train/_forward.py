@@ -122,7 +122,8 @@ def _write_dropout(graph: Graph, node: Node, ratio: float, writer: Writer) -> Ma
     name = writer.editor.names.fresh(f"{node.label}/mask")
     mask = writer.input(name, TensorProto.BOOL, shape)
     x = Tensor(writer, node.proto.input[0], TensorProto.FLOAT)
-    mask.op("Where", x * (1 / (1 - ratio)), x.like(0), into=node.proto.output[0])
+    scaled = x * (1 / (1 - ratio))
+    mask.op("Where", scaled, x.like(0), into=node.proto.output[0])
     writer.nodes[-1].name = node.proto.name
     writer.replace(node.index)
     return Mask(mask.name, shape, ratio)
@@ -402,7 +403,8 @@ class Batches:
         what = "a whole number, 0 or greater"
         checked_number("seed", self.seed, what, lambda n: n >= 0, WHOLE)
         checked_number("epoch", self.epoch, what, lambda n: n >= 0, WHOLE)
-        if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
+        sizes = set(counts.values())
+        if len(sizes) != 1 or 0 in sizes:
             raise ArgumentError(
                 f"All arrays need the same number of samples, at least one; they have {counts}."
             )

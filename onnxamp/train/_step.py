@@ -344,8 +344,10 @@ class _Update:
         squares = [
             gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients
         ]
-        overflow = zeros[0].op("Sum", *zeros[1:]).equals(0).op("Not", into=OVERFLOW)
-        return overflow, squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
+        zero = zeros[0].op("Sum", *zeros[1:])
+        overflow = zero.equals(0).op("Not", into=OVERFLOW)
+        square = squares[0].op("Sum", *squares[1:])
+        return overflow, square.op("Sqrt", into=NORM)
 
     def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
         """Return whether the update happens; None for always."""
