@@ -6,7 +6,6 @@ CORE = (
     "_model",
     "_options",
     "_graph",
-    "_bounds",
     "_decide",
     "_rewrite",
     "_runtime",

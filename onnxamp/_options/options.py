@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self, TypedDict, get_args
 from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentTypeError, ContradictionError
-from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, low_type
+from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, Range, low_type
 from onnxamp._facts.kernels import float32_accumulators
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.signature import CustomOp, CustomOpsLike, as_json, custom_ops_of
@@ -25,7 +25,6 @@ from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, prese
 from onnxamp._options.values import (
     Level,
     OpsetWord,
-    Range,
     Rescaling,
     check_level,
     check_magnitude,

@@ -189,7 +189,7 @@ def test_measurements_know_nothing_of_decisions() -> None:
 
 def test_decisions_run_no_model() -> None:
     """What is decided follows from the graph, the options, and prices that come in from outside."""
-    allowed = READERS | DECIDERS | {"_bounds"}  # a fact about a graph, too
+    allowed = READERS | DECIDERS
     found = [(name, target) for name, target in crossings() if room(name) in DECIDERS and target not in allowed]
     assert found == []
 

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times
-from onnxamp._bounds.call import Call, Rules
-from onnxamp._bounds.weights import (
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
+from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.bounds.weights import (
     WeightSums,
     sums_of,
     sums_over,

@@ -11,9 +11,9 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from onnxamp._bounds.bound import Bound
-from onnxamp._bounds.call import Call
-from onnxamp._bounds.normalized import count
+from onnxamp._graph.bounds.bound import Bound
+from onnxamp._graph.bounds.call import Call
+from onnxamp._graph.bounds.normalized import count
 from onnxamp._graph.view import ABSENT
 
 
