@@ -2,9 +2,9 @@
 
 from onnxamp._base.public import export
 from onnxamp._gradients.walk import Gradients, add_gradients
+from onnxamp.train._batches import Batches
 from onnxamp.train._build import build_train_network
 from onnxamp.train._flushed import FlushedGradient
-from onnxamp.train._forward import Batches
 from onnxamp.train._grad_scaler import AmpScaler, GradScaler
 from onnxamp.train._levels import Decorated, decorate
 from onnxamp.train._losses import (

@@ -21,7 +21,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, make_session
 from onnxamp.train._decided import step_rule
-from onnxamp.train._forward import find_masters, training_model
+from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (
     Decorated,
@@ -42,6 +42,7 @@ from onnxamp.train._scaling import (
 )
 from onnxamp.train._sessions import Halves, NetworkState, Recorded
 from onnxamp.train._step import build_step
+from onnxamp.train._weights import find_masters
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -31,7 +31,7 @@ from onnxamp._runtime.session import (
     run_values,
 )
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.train._forward import Feeds
+from onnxamp.train._batches import Feeds
 from onnxamp.train._step import (
     DIVISOR,
     LOSS,

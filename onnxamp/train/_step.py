@@ -35,15 +35,11 @@ from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp.train._forward import (
-    LabelClasses,
-    Mask,
-    TrainingModel,
-    as_inputs,
-    find_weights,
-)
+from onnxamp.train._batches import LabelClasses
+from onnxamp.train._forward import Mask, TrainingModel
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
+from onnxamp.train._weights import as_inputs, find_weights
 
 LOSS = "train/loss"
 OVERFLOW = "train/overflow"
