@@ -33,7 +33,8 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
-from onnxamp._tuning.cure import Trial, check_whole, cure_run, cure_whole, find_fit
+from onnxamp._tuning.cure import Trial
+from onnxamp._tuning.cure_check import check_whole, cure_run, cure_whole, find_fit
 
 
 def run(given: Given) -> None:

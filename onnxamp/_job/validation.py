@@ -42,7 +42,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.session import Provider, make_session, run
 from onnxamp._runtime.values import check_inputs, shapes_of
-from onnxamp._tuning.cure import as_float16
+from onnxamp._tuning.cure_check import as_float16
 
 _MARGIN: Final = 0.2
 """Share of the default limits that is reserved for unseen inputs, if errors are random."""

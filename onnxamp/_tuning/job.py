@@ -37,12 +37,12 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.arrangement import product_weights
+from onnxamp._tuning.body_ranges import ROUNDS
 from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
 from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.foreseen import measured_sensitivities
 from onnxamp._tuning.lowered import Settled
 from onnxamp._tuning.metric import Metric
-from onnxamp._tuning.ranges import ROUNDS
 from onnxamp._tuning.results import CompensationEffect, KeptNode
 from onnxamp._tuning.rounding import WeightRounder, rounding_seconds
 from onnxamp._tuning.runs import (

@@ -19,17 +19,19 @@ from onnxamp.train._losses import (
 )
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from onnxamp.train._scaling import (
-    FROM_LEVEL,
-    DynamicLossScaleManager,
+from onnxamp.train._scalers import (
     DynamicLossScaler,
-    FixedLossScaleManager,
-    LossScaleManager,
     LossScaler,
-    ScaleUpdate,
     StaticLossScaler,
     all_finite,
     init_status,
+)
+from onnxamp.train._scaling import (
+    FROM_LEVEL,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+    ScaleUpdate,
 )
 from onnxamp.train._sessions import StepArrays, StepGradients, StepResult
 

@@ -1,7 +1,7 @@
 """The forward pass of training, made from an inference model: batch statistics, and dropout with masks as inputs."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from onnx import ModelProto, TensorProto
 
@@ -9,7 +9,6 @@ from onnxamp._base.errors import (
     GradientError,
     ModelError,
 )
-from onnxamp._facts.tables import read_table
 from onnxamp._gradients.pointwise import RUNNING
 from onnxamp._gradients.writer import MIN_OPSET, Tensor, Writer
 from onnxamp._graph.editor import GraphEditor, set_attribute
@@ -18,8 +17,6 @@ from onnxamp._graph.shapes import Dims, symbolic_shapes
 from onnxamp._graph.view import ABSENT, Node, Origin
 from onnxamp._rewrite.inline import inline
 from onnxamp._rewrite.upgrade import upgraded
-
-_FACTS: Final = read_table("training")
 
 
 class Mask(NamedTuple):

@@ -1,7 +1,7 @@
 """Weights in training: those that a loss depends on, their float32 masters, and the model with the trained ones."""
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from onnxamp._base.errors import (
 )
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, FORMATS, LOW_ELEMS, Format
 from onnxamp._facts.ops import op_facts
+from onnxamp._facts.tables import read_table
 from onnxamp._gradients.walk import find_path
 from onnxamp._gradients.writer import Writer
 from onnxamp._graph.editor import GraphEditor
@@ -22,7 +23,8 @@ from onnxamp._model.protos import copied
 from onnxamp._model.weights import convert
 from onnxamp._rewrite.casts import remove_redundant_casts
 from onnxamp._runtime.emulate import without_rounding
-from onnxamp.train._forward import _FACTS
+
+_FACTS: Final = read_table("training")
 
 
 def find_weights(graph: Graph, loss: str, among: Container[str]) -> list[str]:

@@ -17,7 +17,8 @@ from onnxamp._options.options import Options
 from onnxamp._options.values import Level
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
-from onnxamp._tuning.ranges import measured_ranges, with_body_ranges
+from onnxamp._tuning.body_ranges import with_body_ranges
+from onnxamp._tuning.ranges import measured_ranges
 
 LOOP = """(float[2] X) => (float[2] Y) <float[1] w = {200}, float[1] v = {0.01}> {
     trips = Constant <value: tensor = int64 {3}> ()
