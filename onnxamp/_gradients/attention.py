@@ -153,7 +153,8 @@ class _Rotation(NamedTuple):
 
 def _grouped(x: Tensor, shared: int, group: int = 1) -> Tensor:
     """Return [batch, length, hidden] with heads as axes."""
-    return x.reshape(0, 0, shared, group, -1).transpose([0, 2, 3, 1, 4])
+    by_head = x.reshape(0, 0, shared, group, -1)
+    return by_head.transpose([0, 2, 3, 1, 4])
 
 
 def _merged(x: Tensor) -> Tensor:
@@ -310,7 +311,8 @@ def _apart(
             new.append(total)
             continue
         size = call.writer.vector(call[at].size(2))
-        old.append(total.op("Slice", [0], size, [3]).op("Squeeze", [2]))
+        before = total.op("Slice", [0], size, [3])
+        old.append(before.op("Squeeze", [2]))
         new.append(total.op("Slice", size, [_NOWHERE], [3]))
     return old, new
 
@@ -391,7 +393,8 @@ def _rotary(call: Call) -> Grads:
             return x.op("Unsqueeze", [2])
         if heads:
             return _grouped(x, heads)
-        return x.reshape(0, 0, -1, 1, turn.size).transpose([0, 2, 3, 1, 4])
+        by_head = x.reshape(0, 0, -1, 1, turn.size)
+        return by_head.transpose([0, 2, 3, 1, 4])
 
     x = split(call.x)
     dy = split(call.dy)

@@ -381,7 +381,8 @@ def _counts(call: Call, window: KernelWindow) -> NDArray[np.float64] | int:
         starts = np.arange(out)[:, None] * window.strides[number] - before
         places = starts + np.arange(window.kernel[number]) * window.dilations[number]
         low, high = (-before, size + after) if with_pads else (0, size)
-        counts = np.multiply.outer(counts, ((places >= low) & (places < high)).sum(1))
+        counted = (places >= low) & (places < high)
+        counts = np.multiply.outer(counts, counted.sum(1))
     return counts
 
 

@@ -158,8 +158,9 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
     }
     if added:
         starts = [max(before, 0) for before in added.values()]
+        afters = [ends[axis][1] for axis in added]
         # Slice cuts an end beyond the axis off at it.
-        stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
+        stops = [-after if after > 0 else 2**62 for after in afters]
         dy = dy.op("Slice", starts, stops, list(added))
     sides = [ends.get(axis, (0, 0)) for axis in range(rank)]
     amounts = [max(-before, 0) for before, _ in sides]
@@ -199,7 +200,8 @@ def _resize(call: Call) -> Grads:
         matrix = _matrix(call, scale, *sizes)
         factor, rest = divmod(matrix.shape[1], matrix.shape[0])
         copies = rest == 0 and call.attribute("mode") == "nearest"
-        if copies and (matrix.argmax(0) == np.arange(matrix.shape[1]) // factor).all():
+        sources = matrix.argmax(0)
+        if copies and (sources == np.arange(matrix.shape[1]) // factor).all():
             dy = _summed(dy, axis, before or -1, factor, rank)
         elif is_known:
             dy = _along(dy, matrix, axis, rank)

@@ -191,7 +191,8 @@ class LowPass:
                 times = attribute_of(node, "block_size", 1)
                 scale = np.repeat(scale, times, axis).take(range(y.shape[axis]), axis)
             elif scale.size > 1:
-                scale = scale.reshape(-1, *[1] * (y.ndim - 1 - axis % y.ndim))
+                after = y.ndim - 1 - axis % y.ndim
+                scale = scale.reshape(-1, *[1] * after)
             else:
                 scale = scale.reshape(())
         elif op_key(node) in QUANTIZE:

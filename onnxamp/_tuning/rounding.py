@@ -397,8 +397,11 @@ def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
     """Return the norm of the difference of two products."""
     starts = range(0, weight.shape[2], _WIDTH)
     columns = [slice(first, first + _WIDTH) for first in starts]
-    parts = (rows @ (weight[:, :, part] - other[:, :, part]) for part in columns)
-    return sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts))
+    squares = 0.0
+    for part in columns:
+        difference = rows @ (weight[:, :, part] - other[:, :, part])
+        squares += np.square(difference, dtype=np.float64).sum()
+    return sqrt(squares)
 
 
 def _gram(rows: Floats) -> Floats:
@@ -465,4 +468,5 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
                 factors[:, first + row, first + row + 1 : stop, None]
                 * errors[:, row, None, :]
             )
-        weight[:, stop:] -= np.swapaxes(factors[:, first:stop, stop:], 1, 2) @ errors
+        passed_on = factors[:, first:stop, stop:].swapaxes(1, 2)
+        weight[:, stop:] -= passed_on @ errors
