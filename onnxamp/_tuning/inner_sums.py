@@ -18,7 +18,7 @@ from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Node, scope_path
 from onnxamp._model.protos import copied
-from onnxamp._tuning.body_ranges import AXES_INPUT
+from onnxamp._numerics.body_ranges import AXES_INPUT
 
 _CONSTANTS_OPSET: Final = 13
 """The opset from which Constant accepts numbers, and Flatten negative axes."""

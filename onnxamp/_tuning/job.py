@@ -32,12 +32,12 @@ from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
+from onnxamp._numerics.body_ranges import ROUNDS
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.arrangement import product_weights
-from onnxamp._tuning.body_ranges import ROUNDS
 from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
 from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.foreseen import measured_sensitivities

@@ -13,6 +13,7 @@ from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._facts.providers import emulated_arithmetic
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
+from onnxamp._numerics.body_ranges import with_body_ranges
 from onnxamp._numerics.measure import measure as measured
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import with_casts
@@ -30,7 +31,6 @@ from onnxamp._runtime.pieces import observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import check_inputs, shapes_of
 from onnxamp._runtime.versions import versions
-from onnxamp._tuning.body_ranges import with_body_ranges
 from onnxamp._tuning.inner_sums import (
     WatchedNode,
     centered_norms,
