@@ -336,10 +336,7 @@ def _more(titles: Sequence[str], width: int) -> Grid:
 
 def _figure_lines(figures: Sequence[Figure], width: int) -> Iterator[Text]:
     """Yield key figures, each in a line of its own."""
-    rows = [
-        (text_of(one.label), text_of(one.value), text_of(one.remark))
-        for one in figures
-    ]
+    rows = [list(map(text_of, (one.label, one.value, one.remark))) for one in figures]
     widths = [max(row[at].cell_len for row in rows) for at in (0, 1)]
     for label, value, remark in rows:
         remark.truncate(max(width - sum(widths) - 3 * GAP, 1), overflow="ellipsis")
