@@ -223,10 +223,10 @@ class _Search:
         rounded = sum(
             row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
         )
-        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
         step = 1
         while report is not None and not report.passed and self.goes_on(TRIALS):
             more = _suspects(report, set(nodes), step)
+            most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
             if not more or len(nodes) >= most:
                 break
             nodes = (*nodes, *more)[:most]
