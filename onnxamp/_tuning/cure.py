@@ -147,7 +147,22 @@ def cure_conversion(
         trials=0 if failed is None else 1,
         rounder=rounder or rounder_of(recipe.options, trial.run.bare),
     )
-    nodes, report = search.kept(failed)
+    nodes: tuple[str, ...] = ()
+    report = search.compare(nodes, layers=True) if failed is None else failed
+    rows = report.layers if report is not None else ()
+    rounded = sum(
+        row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
+    )
+    step = 1
+    while report is not None and not report.passed and search.goes_on(TRIALS):
+        more = _suspects(report, set(nodes), step)
+        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
+        if not more or len(nodes) >= most:
+            break
+        nodes = (*nodes, *more)[:most]
+        # Doubling reaches many nodes in few trials; those too many are left out at the end.
+        step = step * 2
+        report = search.compare(nodes, layers=True)
     if report is None or not report.passed:
         kept = f" with up to {node_count(nodes)} in float32" if nodes else ""
         when = f" in {trial.seconds:.0f} s" if search.is_late else ""
@@ -208,32 +223,6 @@ class _Search:
         with suppress(OutOfTime):
             return self.comparison.compare(Model(model), layers=layers)
         return None
-
-    def kept(
-        self, failed: DiffReport | None
-    ) -> tuple[tuple[str, ...], DiffReport | None]:
-        """Keep more and more suspects in float32 until the limits are met; return them with the last comparison.
-
-        Args:
-            failed: the comparison without any of them, with layers, if it is known.
-        """
-        nodes: tuple[str, ...] = ()
-        report = failed or self.compare(nodes, layers=True)
-        rows = report.layers if report is not None else ()
-        rounded = sum(
-            row.local is not None and row.local.rel_l2 > _ROUNDED for row in rows
-        )
-        step = 1
-        while report is not None and not report.passed and self.goes_on(TRIALS):
-            more = _suspects(report, set(nodes), step)
-            most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
-            if not more or len(nodes) >= most:
-                break
-            nodes = (*nodes, *more)[:most]
-            # Doubling reaches many nodes in few trials; those too many are left out at the end.
-            step = step * 2
-            report = self.compare(nodes, layers=True)
-        return nodes, report
 
     def fewer(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Return fewer nodes that are enough: halves of them are left out, then quarters, and so on."""
