@@ -38,7 +38,8 @@ from onnxamp._fleet.outcome import (
     page_of,
 )
 from onnxamp._fleet.outputs import check_outputs
-from onnxamp._fleet.package import PART, share_weights, ship
+from onnxamp._fleet.package import PART, ship
+from onnxamp._fleet.shared_weights import share_weights
 from onnxamp._job import Validation
 from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
