@@ -35,10 +35,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxamp import Samples, load_samples, random_samples, tune_model
 from onnxamp._base.errors import OnnxAmpError
-from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.work import work_of
 from onnxamp._runtime.run import Run
+from onnxamp._tuning.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
 

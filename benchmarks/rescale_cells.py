@@ -32,12 +32,12 @@ from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._options.values import Rescaling, Unfit
 from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
 from onnxamp._runtime.session import bind, make_session
+from onnxamp._tuning.ranges import largest_magnitudes
 
 WAYS: Final = ("rescaled", "islands", "folded", "small", "plain")
 """Ways to convert, what matters most first. "folded" is "islands" with norms folded into one op, as "rescaled" does."""

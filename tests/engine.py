@@ -10,11 +10,11 @@ from onnx import ModelProto
 from onnxamp._convert.analysis import Analysis, analyze
 from onnxamp._convert.estimate import Estimate
 from onnxamp._facts.devices import device_called
-from onnxamp._gradients.expected import ExpectedErrors
-from onnxamp._gradients.quantizers import Settled
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options
 from onnxamp._rewrite.prepare import Prepared, prepare
+from onnxamp._tuning.expected import ExpectedErrors
+from onnxamp._tuning.lowered import Settled
 from onnxamp._tuning.space import SearchSpace, find_space
 
 

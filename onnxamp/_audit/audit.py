@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnxamp._audit import (
     Audit,
     Casts,
+    Finding,
     NodeFacts,
     ScaleAtRisk,
     finding,
@@ -105,20 +106,7 @@ def _static(
     try:
         prepared = with_casts(source, Options(freeze_defaults=False))
     except ModelError as error:
-        kind = "opset" if isinstance(error, OpsetError) else "schema"
-        findings = [
-            finding("", "error", kind, str(error)),
-            *import_faults(proto, None),
-            *contents,
-        ]
-        return Audit(
-            target=target,
-            opsets=opset_imports(proto),
-            nodes=(),
-            findings=ordered(findings),
-            casts=Casts(0, 0, 0),
-            weight_bytes=weight_types(proto),
-        )
+        return _broken(proto, target, error, contents)
     graph = prepared.graph
     faults = type_faults(prepared.graph)
     sizes = graph.shapes_of(shapes or {})
@@ -159,6 +147,26 @@ def _static(
         casts=casts,
         weight_bytes=weight_types(proto),
         loads_from=loads_from(graph, proto, target),
+    )
+
+
+def _broken(
+    proto: ModelProto, target: str, error: ModelError, contents: Sequence[Finding]
+) -> Audit:
+    """Return the audit of a model that breaks a rule of ONNX: the error, and faults of its imports and weights."""
+    kind = "opset" if isinstance(error, OpsetError) else "schema"
+    findings = [
+        finding("", "error", kind, str(error)),
+        *import_faults(proto, None),
+        *contents,
+    ]
+    return Audit(
+        target=target,
+        opsets=opset_imports(proto),
+        nodes=(),
+        findings=ordered(findings),
+        casts=Casts(0, 0, 0),
+        weight_bytes=weight_types(proto),
     )
 
 

@@ -27,7 +27,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class TimeRatio:
     """How many times as fast as the first model a model is: the median over rounds, and its 95 % interval (bootstrap).
 
     ``spread`` is how far single rounds are from the median: half the distance between the 10th and the 90th percentile.
@@ -65,7 +65,7 @@ class Timing:
     batch: int | None
     latency: Latency
     throughput: float
-    speedup: Ratio | None
+    speedup: TimeRatio | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from onnxamp._audit.bench_results import (
     Bench,
     Latency,
     OpTime,
-    Ratio,
     Slowdown,
+    TimeRatio,
     Timing,
 )
 from onnxamp._base.public import no_collections
@@ -126,7 +126,8 @@ def interleave(
     Returns:
         The rounds of each function, the same number for all.
     """
-    sizes = [max(2, min(_MOST, math.ceil(_BLOCK / max(cost, 1e-7)))) for cost in each]
+    fitting = (math.ceil(_BLOCK / max(cost, 1e-7)) for cost in each)
+    sizes = [max(2, min(_MOST, size)) for size in fitting]
     # Each block starts with a run that is not counted.
     costs = zip(each, sizes, strict=True)
     round_cost = sum(rest + cost * (size + 1) for cost, size in costs)
@@ -148,23 +149,24 @@ def interleave(
 def latency(first: float, blocks: Blocks) -> Latency:
     """Return quantiles over all runs of all rounds."""
     every = np.concatenate([np.asarray(block) for block in blocks])
-    middle, p90, p99 = (float(x) for x in np.quantile(every, (0.5, 0.9, 0.99)))
+    middle, p90, p99 = np.quantile(every, (0.5, 0.9, 0.99)).tolist()
     return Latency(first, middle, p90, p99, every.size)
 
 
-def ratio(reference: Blocks, other: Blocks) -> Ratio:
+def ratio(reference: Blocks, other: Blocks) -> TimeRatio:
     """Return how many times as fast ``other`` is: the median over rounds of the ratio of a round's two medians.
 
     The interval spans the 2.5th to the 97.5th percentile of that median when rounds are resampled with replacement
     (Efron's percentile bootstrap, seeded).
     """
     rounds = zip(reference, other, strict=True)
-    quotients = np.array([median(a) / max(median(b), 1e-12) for a, b in rounds])
+    medians = [(median(a), median(b)) for a, b in rounds]
+    quotients = np.array([one / max(two, 1e-12) for one, two in medians])
     count = quotients.size
     drawn = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
     low, high = np.quantile(np.median(quotients[drawn], axis=1), (0.025, 0.975))
     p10, p90 = np.quantile(quotients, (0.1, 0.9))
-    return Ratio(
+    return TimeRatio(
         value=float(np.median(quotients)),
         low=float(low),
         high=float(high),

@@ -24,7 +24,6 @@ from onnxamp._facts.targets import target_of, targets
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._numerics.check import OpFilter, check_run
-from onnxamp._numerics.cure import Trial, check_whole, cure_run, cure_whole, find_fit
 from onnxamp._numerics.results import RunCheck
 from onnxamp._report.check import check_facts, check_report, check_status
 from onnxamp._report.html import check_page
@@ -34,6 +33,8 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.cure import Trial
+from onnxamp._tuning.cure_check import check_whole, cure_run, cure_whole, find_fit
 
 
 def run(given: Given) -> None:

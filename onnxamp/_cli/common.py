@@ -373,7 +373,7 @@ def check_dims(model: Model, given: Given) -> None:
         ArgumentError: the model has no such dimension.
     """
     if given.dims:
-        from onnxamp._runtime.inputs import Sizes  # noqa: PLC0415 - few commands are given sizes
+        from onnxamp._runtime.sizes import Sizes  # noqa: PLC0415 - few commands are given sizes
 
         Sizes.of(model.proto.graph.input).resolve(given.dims)
 

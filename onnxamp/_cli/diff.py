@@ -24,7 +24,6 @@ from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
 from onnxamp._model.staging import write_file
 from onnxamp._numerics.comparison import Comparison
-from onnxamp._numerics.cure import Recipe, Trial, cure_conversion, other_ways
 from onnxamp._numerics.judging import apply_limits
 from onnxamp._numerics.limits import Limits, make_limits
 from onnxamp._numerics.results import Cure, DiffReport
@@ -37,6 +36,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import choose_provider
+from onnxamp._tuning.cure import Recipe, Trial, cure_conversion, other_ways
 
 _LIMITS: Final = {
     "tolerance": "rel_l2",

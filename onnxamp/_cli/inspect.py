@@ -1,12 +1,14 @@
 """``onnxamp inspect``."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from onnxamp._base.errors import OpsetError
 from onnxamp._cli.common import Given, options_of, show, tell
+from onnxamp._convert.analysis import Decided
 from onnxamp._convert.cast_trace import CastTrace, trace_casts
 from onnxamp._convert.causes import (
     batch_norm_hint,
@@ -30,7 +32,13 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._gradients.expected import Known
+    from onnxamp._tuning.foreseen import Known
+
+Counts: TypeAlias = Counter[tuple[str, str]]
+"""Nodes by op type and precision."""
+
+Planned: TypeAlias = tuple[Plan, dict[str, int]]
+"""A plan, and nodes by precision."""
 
 _LEVELS: Final = ("O1", "O2", "O3")
 _USUAL: Final = "O2"
@@ -47,43 +55,8 @@ def run(given: Given) -> None:
     if given.cast:
         _explain_casts(given, opened)
         return
-    plans: dict[str, tuple[Plan, dict[str, int]]] = {}
-    known: Known = {}  # levels share it, as most prepare the same model
-    counts: Counter[tuple[str, str]] = Counter()
-    hints: dict[str, str | None] = {}
-    # Level O0 prepares the model and lowers nothing: it shows what is in the model.
-    levels = ("O0", *(given.levels or _LEVELS))
-    with progress_bar() as progress:
-        for number, level in enumerate(levels):
-            progress("analysing", number, len(levels))
-            asked = options_of(given, level)
-            try:
-                refuse_misspelled(opened, asked)
-                decided = decide(opened, asked)
-            except OpsetError:
-                if level == "O0":
-                    raise
-                continue  # the report says that the opset is too old
-            ready = decided.prepared
-            analysis = decided.analysis
-            if level == "O0":
-                counts = operator_counts(analysis.graph, analysis.graph.types)
-            else:
-                plan = make_plan(analysis)
-                if given.expected_error or given.inputs:
-                    inputs = RunOptions(samples=given.inputs)
-                    plan = foreseen(opened, plan, inputs, known)
-                plans[level] = (plan, dict(summarize(ready, analysis).nodes))
-                told = (
-                    *ready.notes,
-                    *ready.unfolded,
-                    *ready.refused,
-                    opset_hint(analysis),
-                    fold_hint(analysis),
-                    batch_norm_hint(analysis),
-                    *cost_sentences(analysis),
-                )
-                hints[level] = " ".join(filter(None, told))
+    levels = given.levels or _LEVELS
+    counts, plans, hints = _inspected(given, opened, levels)
     asked = options_of(given, levels[-1])
     rooms = tuple[Room, ...]()
     if given.inputs or asked.input_ranges or opened.stock.size <= _LARGE:
@@ -114,13 +87,74 @@ def run(given: Given) -> None:
     )
 
 
+def _inspected(
+    given: Given, opened: Model, levels: Sequence[str]
+) -> tuple[Counts, dict[str, Planned], dict[str, str | None]]:
+    """Return the ops of a model, and what each level makes of it: a plan with counts of nodes, and hints.
+
+    A level that the opset of the model is too old for is left out, and the report says so.
+    """
+    counts: Counts = Counter()
+    plans = dict[str, Planned]()
+    hints = dict[str, str | None]()
+    known: Known = {}  # levels share it, as most prepare the same model
+    # Level O0 prepares the model and lowers nothing: it shows what is in the model.
+    levels = ("O0", *levels)
+    with progress_bar() as progress:
+        for number, level in enumerate(levels):
+            progress("analysing", number, len(levels))
+            try:
+                decided = _decided(given, opened, level)
+            except OpsetError:
+                if level == "O0":
+                    raise
+                continue
+            if level == "O0":
+                graph = decided.analysis.graph
+                counts = operator_counts(graph, graph.types)
+                continue
+            plan = make_plan(decided.analysis)
+            if given.expected_error or given.inputs:
+                inputs = RunOptions(samples=given.inputs)
+                plan = foreseen(opened, plan, inputs, known)
+            summary = summarize(decided.prepared, decided.analysis)
+            plans[level] = plan, dict(summary.nodes)
+            hints[level] = _hints(decided)
+    return counts, plans, hints
+
+
+def _decided(given: Given, opened: Model, level: str) -> Decided:
+    """Return the decision on a model at a level.
+
+    Raises:
+        ArgumentError: the model lacks a name that an option gives. OpsetError: its opset is too old.
+    """
+    asked = options_of(given, level)
+    refuse_misspelled(opened, asked)
+    return decide(opened, asked)
+
+
+def _hints(decided: Decided) -> str:
+    """Return sentences about what happened to the model, and about options that would lower more."""
+    ready = decided.prepared
+    analysis = decided.analysis
+    told = (
+        *ready.notes,
+        *ready.unfolded,
+        *ready.refused,
+        opset_hint(analysis),
+        fold_hint(analysis),
+        batch_norm_hint(analysis),
+        *cost_sentences(analysis),
+    )
+    return " ".join(filter(None, told))
+
+
 def _explain_casts(given: Given, opened: Model) -> None:
     """Show why the Casts of some values are where they are, at each requested level."""
     traces = list[tuple[str, CastTrace]]()
     for level in given.levels or (_USUAL,):
-        asked = options_of(given, level)
-        refuse_misspelled(opened, asked)
-        analysis = decide(opened, asked).analysis
+        analysis = _decided(given, opened, level).analysis
         for trace in trace_casts(opened, analysis, given.cast):
             traces.append((str(level), trace))
     confirm_sources()

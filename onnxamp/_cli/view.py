@@ -20,12 +20,12 @@ from onnxamp._job.expecting import foreseen
 from onnxamp._job.writing import preview
 from onnxamp._model.model import Model
 from onnxamp._model.sources import confirm_sources
-from onnxamp._numerics.cure import Recipe
 from onnxamp._report.conversion import preview_report
 from onnxamp._report.html import preview_page
 from onnxamp._report.html.render import write_page
 from onnxamp._report.parts import Report
 from onnxamp._runtime.run import RunOptions
+from onnxamp._tuning.cure import Recipe
 
 
 def run(given: Given) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from onnxamp._base.errors import ArgumentError, warn
 from onnxamp._convert.raising import prepare_raised
-from onnxamp._decide.overrides import Unmatched, find_overrides, unmatched_names
+from onnxamp._decide.overrides import find_overrides
+from onnxamp._decide.unmatched import Unmatched, unmatched_names
 from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
 from onnxamp._options.options import Options

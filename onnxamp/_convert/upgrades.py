@@ -13,7 +13,7 @@ from onnxamp._base.errors import OpsetError
 from onnxamp._convert.analysis import Analysis, Decided, analyze
 from onnxamp._convert.estimate import time_on_target
 from onnxamp._convert.lost_kernels import fallen, lost_kernel, lost_low_kernel
-from onnxamp._decide.overrides import unmet_lists
+from onnxamp._decide.listed import unmet_lists
 from onnxamp._decide.ports import Layout
 from onnxamp._decide.verdicts import Reason
 from onnxamp._facts.dtypes import FLOAT, retyped

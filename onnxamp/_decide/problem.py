@@ -18,7 +18,8 @@ from onnxamp._decide.kinds import (
     hazards_on,
     kinds,
 )
-from onnxamp._decide.overrides import Listed, Overrides, find_listed, find_overrides
+from onnxamp._decide.listed import Listed, find_listed
+from onnxamp._decide.overrides import Overrides, find_overrides
 from onnxamp._decide.patterns import patterns_of
 from onnxamp._decide.ports import PortVariables
 from onnxamp._decide.proofs import undisproved

@@ -7,8 +7,8 @@ only for small models, since little is bounded then that static rules do not kno
 from collections.abc import Iterable
 from typing import Final
 
-from onnxamp._bounds.bounds import Bounds, find_bounds
 from onnxamp._decide.kinds import Claim, Hazard
+from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import weight_bytes
 from onnxamp._options.options import Options

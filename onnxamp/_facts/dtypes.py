@@ -21,6 +21,10 @@ DtypeName = Literal["float16", "bfloat16"]
 """The low-precision types by name."""
 
 
+Range: TypeAlias = tuple[float, float]
+"""The least and the largest number that an input may hold."""
+
+
 class FrameworkDtype(Protocol):
     """An element type of PyTorch, such as ``torch.float16``, as type checkers see it."""
 

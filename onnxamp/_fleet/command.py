@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import click
@@ -39,23 +40,7 @@ def run(given: Given) -> None:
     Raises:
         ArgumentError: an option does not apply to a folder, or is wrong. click.ClickException: a model failed.
     """
-    source = given.model
-    if given.state is not None:
-        raise ArgumentError(
-            "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
-        )
-    single = [name for name in _SINGLE_MODEL if getattr(given, name)]
-    if single:
-        raise ArgumentError(
-            f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
-        )
-    # For a single model, "-o OUTDIR/" gets a placeholder for the name of the result.
-    if given.output is not None and given.output.name == IN_FOLDER:
-        given.output = given.output.parent
-    if given.output is None:
-        raise ArgumentError(
-            f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR."
-        )
+    output = _output_of(given)
     accept = given.accept.name if given.accept else None
     folder_options = FolderOptions(
         conversion=options_of(given),
@@ -73,8 +58,8 @@ def run(given: Given) -> None:
     with _progress(quiet=given.quiet) as progress:
         report = run_folder(
             options=folder_options,
-            source=source,
-            target=given.output,
+            source=given.model,
+            target=output,
             place=place_of(given),
             inputs=given.inputs,
             told=progress,
@@ -95,6 +80,31 @@ def run(given: Given) -> None:
             f"{len(failed)} of {len(report.rows)} models failed."
         )
     refuse(report.unmatched)
+
+
+def _output_of(given: Given) -> Path:
+    """Return the folder of the results.
+
+    Raises:
+        ArgumentError: there is none, or an option does not apply to a folder of models.
+    """
+    source = given.model
+    if given.state is not None:
+        raise ArgumentError(
+            "For a folder of models, onnxamp keeps the state in the output folder: drop --state."
+        )
+    single = [name for name in _SINGLE_MODEL if getattr(given, name)]
+    if single:
+        raise ArgumentError(
+            f"{flag_of(single[0])} is for a single model, but {str(source)!r} is a folder."
+        )
+    output: Path | None = given.output
+    if output is None:
+        raise ArgumentError(
+            f"{str(source)!r} is a folder: name the folder for the results with -o OUTDIR."
+        )
+    # For a single model, "-o OUTDIR/" gets a placeholder for the name of the result.
+    return output.parent if output.name == IN_FOLDER else output
 
 
 @contextmanager

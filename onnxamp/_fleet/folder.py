@@ -38,7 +38,8 @@ from onnxamp._fleet.outcome import (
     page_of,
 )
 from onnxamp._fleet.outputs import check_outputs
-from onnxamp._fleet.package import PART, share_weights, ship
+from onnxamp._fleet.package import PART, ship
+from onnxamp._fleet.shared_weights import share_weights
 from onnxamp._job import Validation
 from onnxamp._model.staging import sweep
 from onnxamp._options.options import OptionKeywords, Options
@@ -201,19 +202,7 @@ def run_folder(
     for package in packages.values():
         package.check(options.conversion.dtype)
     prints = _fingerprints(options)
-    used = 1
-    searches = None
-    if options.conversion.level == Level.AUTO and not is_remote(target):
-        searches = target / SEARCHES
-    jobs = [
-        replace(
-            job,
-            shared=options.files,
-            page=pages and page_of(pages, job.name),
-            search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
-        )
-        for job in jobs
-    ]
+    jobs = _with_places(jobs, options, target, pages, prints)
     check_outputs(
         jobs,
         source,
@@ -235,6 +224,7 @@ def run_folder(
         waiting.sort(key=size_of, reverse=True)
         work = partial(_jobs_of, options)
         running = _work(work, waiting, place, len(done), told, once=mixes)
+        used = 1
         with closing(running) as results:
             for result, used in results:  # noqa: B007 - the last one is reported
                 row = result.row
@@ -258,6 +248,28 @@ def run_folder(
 
         write_index(report, index)
     return report
+
+
+def _with_places(
+    jobs: Iterable[ModelJob],
+    options: FolderOptions,
+    target: Path,
+    pages: Path | None,
+    prints: "_Prints",
+) -> list[ModelJob]:
+    """Return jobs that know where their pages and the measurements of level auto are."""
+    searches = None
+    if options.conversion.level == Level.AUTO and not is_remote(target):
+        searches = target / SEARCHES
+    return [
+        replace(
+            job,
+            shared=options.files,
+            page=pages and page_of(pages, job.name),
+            search=searches and searches / f"{job.name}-{prints.search[:8]}.json",
+        )
+        for job in jobs
+    ]
 
 
 def _share(

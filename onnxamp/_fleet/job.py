@@ -21,7 +21,7 @@ from onnxamp._base.paths import as_path, made_folder
 from onnxamp._convert.misspelled import misspelled
 from onnxamp._convert.plan import Plan
 from onnxamp._decide.kinds import kinds
-from onnxamp._decide.overrides import Unmatched
+from onnxamp._decide.unmatched import Unmatched
 from onnxamp._fleet.entries import (
     Entry,
     ModelJob,
@@ -39,9 +39,9 @@ from onnxamp._model.sources import watched_sources
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
-from onnxamp._runtime.inputs import Sizes
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import Samples, SampleSource
+from onnxamp._runtime.sizes import Sizes
 from onnxamp._runtime.starting import custom_ops, disabled_sentence
 from onnxamp._text.decoder import Prompts, built_in_prompts, tokens_input
 from onnxamp._tuning.results import Search

@@ -81,26 +81,7 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
     Raises:
         ArgumentError: there are no models, or results could replace originals.
     """
-    if not source.is_dir():
-        raise ArgumentError(f"{str(source)!r} is not a folder.")
-    if target.exists() and not target.is_dir():
-        raise ArgumentError(
-            f"The output {str(target)!r} is a file: name a folder for the results."
-        )
-    if inputs is not None and not inputs.is_dir():
-        raise ArgumentError(
-            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
-        )
-    try:
-        home = resolved(target)
-    except OSError:
-        raise ArgumentError(
-            f"The output {str(target)!r} is a link that leads back to itself: remove it, or name another folder."
-        ) from None
-    if is_within(source, target):
-        raise ArgumentError(
-            f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
-        )
+    home = _checked(source, target, inputs)
     jobs = list[ModelJob]()
     left_out = list[str]()
     packages = Packages(source)
@@ -143,6 +124,35 @@ def find_jobs(source: Path, target: Path, inputs: Path | None) -> list[ModelJob]
             f" {Path(jobs[0].name).with_suffix('.npz').as_posix()}."
         )
     return jobs
+
+
+def _checked(source: Path, target: Path, inputs: Path | None) -> Path:
+    """Check the folders of a run, and return that of the results without links.
+
+    Raises:
+        ArgumentError: one of them is no folder, or results could replace originals.
+    """
+    if not source.is_dir():
+        raise ArgumentError(f"{str(source)!r} is not a folder.")
+    if target.exists() and not target.is_dir():
+        raise ArgumentError(
+            f"The output {str(target)!r} is a file: name a folder for the results."
+        )
+    if inputs is not None and not inputs.is_dir():
+        raise ArgumentError(
+            f"The inputs {str(inputs)!r} are not a folder: name a folder that holds a NAME.npz for each NAME.onnx."
+        )
+    try:
+        home = resolved(target)
+    except OSError:
+        raise ArgumentError(
+            f"The output {str(target)!r} is a link that leads back to itself: remove it, or name another folder."
+        ) from None
+    if is_within(source, target):
+        raise ArgumentError(
+            f"Results in {str(target)!r} could replace originals in {str(source)!r}: use another folder."
+        )
+    return home
 
 
 def _inputs_of(name: Path, inputs: Path | None) -> Path | None:

@@ -109,13 +109,18 @@ class _Rotation(NamedTuple):
         return cls(call[tables], call[tables + 1], places, 2 * half, apart)
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        last = [-1]
+        size = [self.size]
         if self.is_interleaved:
-            ends = ([0], [self.size], [-1], [2]), ([1], [self.size], [-1], [2])
-        else:
-            half = self.size // 2
-            ends = ([0], [half], [-1], [1]), ([half], [self.size], [-1], [1])
-        one, other = (x.op("Slice", *end) for end in ends)
-        return one, other
+            step = [2]
+            return x.op("Slice", [0], size, last, step), x.op(
+                "Slice", [1], size, last, step
+            )
+        half = [self.size // 2]
+        step = [1]
+        return x.op("Slice", [0], half, last, step), x.op(
+            "Slice", half, size, last, step
+        )
 
     def turn(self, x: Tensor, *, back: bool = False) -> Tensor:
         """Return what has five axes rotated, or rotated back; elements after ``size`` stay."""
@@ -148,7 +153,8 @@ class _Rotation(NamedTuple):
 
 def _grouped(x: Tensor, shared: int, group: int = 1) -> Tensor:
     """Return [batch, length, hidden] with heads as axes."""
-    return x.reshape(0, 0, shared, group, -1).transpose([0, 2, 3, 1, 4])
+    by_head = x.reshape(0, 0, shared, group, -1)
+    return by_head.transpose([0, 2, 3, 1, 4])
 
 
 def _merged(x: Tensor) -> Tensor:
@@ -305,7 +311,8 @@ def _apart(
             new.append(total)
             continue
         size = call.writer.vector(call[at].size(2))
-        old.append(total.op("Slice", [0], size, [3]).op("Squeeze", [2]))
+        before = total.op("Slice", [0], size, [3])
+        old.append(before.op("Squeeze", [2]))
         new.append(total.op("Slice", size, [_NOWHERE], [3]))
     return old, new
 
@@ -386,7 +393,8 @@ def _rotary(call: Call) -> Grads:
             return x.op("Unsqueeze", [2])
         if heads:
             return _grouped(x, heads)
-        return x.reshape(0, 0, -1, 1, turn.size).transpose([0, 2, 3, 1, 4])
+        by_head = x.reshape(0, 0, -1, 1, turn.size)
+        return by_head.transpose([0, 2, 3, 1, 4])
 
     x = split(call.x)
     dy = split(call.dy)

@@ -229,7 +229,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
     and undefined elements of an output do not count.
     """
     writer = call.writer
-    zero, one = (writer.constant(np.asarray(n, np.int64)) for n in (0, 1))
+    zero = writer.constant(np.asarray(0, np.int64))
+    one = writer.constant(np.asarray(1, np.int64))
     places = zero.op("Range", x.op("Size"), one).cast(TensorProto.FLOAT) * _SCATTER
     step = (x.op("Abs") < SENTINEL).where(x * _STEP, 0.0)
     signs = x
@@ -257,8 +258,8 @@ def _moved(call: Call, position: int, x: Tensor) -> Tensor:
 
 def _rows_of(y: Tensor) -> int:
     """Return the number of rows of a tensor; unknown sizes count as 1."""
-    sizes = (dim if isinstance(dim, int) else 1 for dim in (y.dims or ())[:-1])
-    return prod(sizes)
+    sizes = (y.dims or ())[:-1]
+    return prod(size for size in sizes if isinstance(size, int))
 
 
 def _run_again(call: Call, position: int, x: Tensor) -> list[str]:

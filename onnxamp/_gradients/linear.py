@@ -321,7 +321,8 @@ def _to_first_maxima(call: Call) -> Tensor:
     padded = x
     if any((*window.before, *more)):
         least = np.finfo(helper.tensor_dtype_to_np_dtype(x.elem)).min
-        padded = x.op("Pad", [0, 0, *window.before, 0, 0, *more], x.like(least))
+        pads = [0, 0, *window.before, 0, 0, *more]
+        padded = x.op("Pad", pads, x.like(least))
     inner = y.op("Shape", start=2)
     places = []
     for place in np.ndindex(*window.kernel):
@@ -336,7 +337,8 @@ def _to_first_maxima(call: Call) -> Tensor:
         )
         places.append(taken.reshape(-1, 1, inner))
     first = x.writer.concat(places, 1).op("ArgMax", axis=1, keepdims=1)
-    numbers = x.writer.ints(range(count)).reshape(1, count, *[1] * len(axes))
+    ones = [1] * len(axes)
+    numbers = x.writer.ints(range(count)).reshape(1, count, *ones)
     each = first.equals(numbers).where(dy.reshape(-1, 1, inner), 0)
     shift = dy.like(np.eye(count).reshape(count, 1, *window.kernel))
     return _spread(each, shift, window, 1, x).reshape_like(x)
@@ -379,7 +381,8 @@ def _counts(call: Call, window: KernelWindow) -> NDArray[np.float64] | int:
         starts = np.arange(out)[:, None] * window.strides[number] - before
         places = starts + np.arange(window.kernel[number]) * window.dilations[number]
         low, high = (-before, size + after) if with_pads else (0, size)
-        counts = np.multiply.outer(counts, ((places >= low) & (places < high)).sum(1))
+        counted = (places >= low) & (places < high)
+        counts = np.multiply.outer(counts, counted.sum(1))
     return counts
 
 

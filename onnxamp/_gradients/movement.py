@@ -25,7 +25,8 @@ def _reshaped(call: Call) -> Grads:
 
 def _concat(call: Call) -> Grads:
     axis = call.attribute("axis")
-    return call.dy.split([call[i].size(axis) for i in range(len(call.inputs))], axis)
+    sizes = [tensor.size(axis) for tensor in call.inputs if tensor is not None]
+    return call.dy.split(sizes, axis)
 
 
 def _split(call: Call) -> Grads:
@@ -129,7 +130,8 @@ def _pad(call: Call) -> Grads:
             "computes its pads or axes; only constant ones have a gradient rule"
         )
     axes = list(range(rank)) if given is None else [int(axis) % rank for axis in given]
-    ends = dict(zip(axes, np.reshape(pads, (2, -1)).T.tolist(), strict=True))
+    by_axis = np.reshape(pads, (2, -1)).T.tolist()
+    ends = dict(zip(axes, by_axis, strict=True))
     dx = call.dy
     if mode == "constant":
         return _cropped(dx, ends, rank)
@@ -156,8 +158,9 @@ def _cropped(dy: Tensor, ends: Mapping[int, Sequence[int]], rank: int) -> Tensor
     }
     if added:
         starts = [max(before, 0) for before in added.values()]
+        afters = [ends[axis][1] for axis in added]
         # Slice cuts an end beyond the axis off at it.
-        stops = [2**62 if ends[axis][1] <= 0 else -ends[axis][1] for axis in added]
+        stops = [-after if after > 0 else 2**62 for after in afters]
         dy = dy.op("Slice", starts, stops, list(added))
     sides = [ends.get(axis, (0, 0)) for axis in range(rank)]
     amounts = [max(-before, 0) for before, _ in sides]
@@ -197,7 +200,8 @@ def _resize(call: Call) -> Grads:
         matrix = _matrix(call, scale, *sizes)
         factor, rest = divmod(matrix.shape[1], matrix.shape[0])
         copies = rest == 0 and call.attribute("mode") == "nearest"
-        if copies and (matrix.argmax(0) == np.arange(matrix.shape[1]) // factor).all():
+        sources = matrix.argmax(0)
+        if copies and (sources == np.arange(matrix.shape[1]) // factor).all():
             dy = _summed(dy, axis, before or -1, factor, rank)
         elif is_known:
             dy = _along(dy, matrix, axis, rank)

@@ -227,7 +227,8 @@ def _turned(signs: Mapping[str, Floats], turns: Floats) -> dict[str, Floats]:
 def _signs(array: Floats, random: np.random.Generator) -> Floats:
     """Return random signs over the norm of an array, or zero if that is not finite."""
     finite = np.isfinite(array) & (np.abs(array) < SENTINEL)
-    norm = float(np.linalg.norm(np.where(finite, array, 0.0).astype(np.float64)))
+    numbers = np.where(finite, array, 0.0).astype(np.float64)
+    norm = float(np.linalg.norm(numbers))
     signs = random.integers(0, 2, array.shape, np.int8) * 2 - 1
     return np.asarray(signs * finite / (norm or inf), np.float32)
 

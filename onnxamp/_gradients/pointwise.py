@@ -239,8 +239,10 @@ def _extremes(call: Call) -> Several:
     """Return the gradients of Max and Min: inputs equal to the output share its gradient evenly."""
     if len(call.inputs) == 1:
         return [call.dy]
-    hits = [call[i].equals(call.y).cast(call.dy.elem) for i in range(len(call.inputs))]
-    share = call.dy / (hits[0].op("Sum", *hits[1:]))
+    inputs = [tensor for tensor in call.inputs if tensor is not None]
+    hits = [tensor.equals(call.y).cast(call.dy.elem) for tensor in inputs]
+    first, *others = hits
+    share = call.dy / first.op("Sum", *others)
     return [partial(mul, share, hit) for hit in hits]
 
 
@@ -289,9 +291,9 @@ def _reduction(local: Callable[[Call], Tensor], *, wide: bool = True) -> Rule:
     """
 
     def rule(call: Call) -> Grads:
-        dx = local(
-            replace(call, outputs=(_kept(call, call.y),), dys=(_kept(call, call.dy),))
-        )
+        y = _kept(call, call.y)
+        dy = _kept(call, call.dy)
+        dx = local(replace(call, outputs=(y,), dys=(dy,)))
         return dx if wide else dx.op("Expand", call.x.shape())
 
     return rule

@@ -73,7 +73,8 @@ def _along(call: Call) -> Tensor:
         return scale
     if dims is None or len(dims) != 1:
         raise call.error("has scales by block, or of unknown shape")
-    return scale.reshape(-1, *[1] * (call.rank() - 1 - _axis(call)))
+    after = call.rank() - 1 - _axis(call)
+    return scale.reshape(-1, *[1] * after)
 
 
 def _axis(call: Call) -> int:

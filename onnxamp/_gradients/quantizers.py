@@ -1,4 +1,4 @@
-"""What a plan rounds, and what quantizers make of the errors that reach them, from a forward pass in low precision.
+"""Quantizers, and what they make of the errors that reach them, from a forward pass in low precision.
 
 A quantizer passes an error d that is small beside its step s on as 0 or, with the probability d / s, as s: its squared
 error is s d on average, not d^2. An error of several steps passes as it is, but for the rounding. So what a quantizer
@@ -7,26 +7,23 @@ does to an error depends on how much arrives, and that on the quantizers before.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper
 
-from onnxamp._convert.analysis import Analysis, low_ports
-from onnxamp._decide.ports import NONE
 from onnxamp._facts.dtypes import Format, grids
 from onnxamp._facts.ops import attribute_of, is_exact, op_facts, op_key
 from onnxamp._gradients.quantized import QUANTIZE
 from onnxamp._gradients.walk import ROUNDS
 from onnxamp._graph.editor import NewNames
 from onnxamp._graph.quantized import OPERATORS
-from onnxamp._graph.view import ABSENT, Node, Ports, View
+from onnxamp._graph.view import Ports
 from onnxamp._model.protos import all_nodes
 from onnxamp._model.weights import SENTINEL, rounded
 from onnxamp._runtime.emulate import rounding
@@ -46,106 +43,11 @@ _QUANTIZERS: Final = QUANTIZE | ROUNDS
 """Ops that round numbers to integers."""
 
 
-@dataclass(frozen=True, slots=True)
-class LowNode:
-    """A node that is in low precision, or can be.
-
-    Attributes:
-        key: its first output.
-        names: those of its first output, also as the result of an If.
-        node: its index.
-        ports: those that are in low precision.
-    """
-
-    key: str
-    names: tuple[str, ...]
-    node: int
-    ports: Ports
-
-
-def computes(node: Node) -> bool:
-    """Return whether the node computes. Others, such as exact ops, cost no accuracy and follow their neighbors."""
-    moves = is_exact(node.proto) or node.key in op_facts().following
-    return not moves and node.signature is not None
-
-
-def low_node(analysis: Analysis, node: Node) -> LowNode | None:
-    """Return the part of a node that an analysis lowers; None if that is nothing, or holds no numbers of its own."""
-    ports = low_ports(analysis, node)
-    if not (ports.inputs or ports.outputs):
-        return None
-    if not (computes(node) or is_exact(node.proto)):
-        return None
-    key = node.first_output
-    return LowNode(key, (key, *_results(analysis.graph, node)), node.index, ports)
-
-
-def _results(view: View, node: Node) -> list[str]:
-    """Return names of Ifs' outputs that the node's first output becomes."""
-    names: list[str] = []
-    value = next(iter(node.writes), ABSENT)
-    while value != ABSENT:
-        owners = (
-            (view.nodes[view.scopes[scope].owner], port)
-            for scope, port in view.results[value]
-            if scope
-        )
-        value = next(
-            (owner.outputs[port] for owner, port in owners if owner.key == "If"),
-            ABSENT,
-        )
-        if value != ABSENT:
-            names.append(view.values[value].name)
-    return names
-
-
-class Settled(NamedTuple):
-    """The values that an analysis rounds whatever its nodes are, as the user asks for it.
-
-    Attributes:
-        stored: weights and inputs that the model holds in low precision.
-        returned: values that it returns in low precision.
-    """
-
-    stored: frozenset[int] = frozenset()
-    returned: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, analysis: Analysis) -> "Settled":
-        """Return those of an analysis."""
-        graph = analysis.graph
-        ports = analysis.ports
-        is_low = analysis.decision.is_low
-        own = {*graph.constants.tensors, *graph.scopes[0].inputs}
-        returned = {
-            value
-            for position, value in enumerate(graph.scopes[0].outputs)
-            if is_low(ports.returned.get((0, position), NONE))
-        }
-        return cls(frozenset(filter(ports.enters_low, own)), frozenset(returned))
-
-
 def rounds_to_integers(model: ModelProto) -> bool:
     """Return whether a node of a model, or one in its bodies and functions, rounds numbers to integers."""
     nodes = chain(model.graph.node, *(one.node for one in model.functions))
     keys = _QUANTIZERS | OPERATORS.keys()
     return any(op_key(node) in keys for node in all_nodes(nodes))
-
-
-def rounded_ports(analysis: Analysis, settled: Settled) -> Mapping[str, Ports]:
-    """Return the ports whose values an analysis rounds, by first output of their node."""
-
-    def among(values: Sequence[int], others: AbstractSet[int]) -> Iterator[int]:
-        return (place for place, value in enumerate(values) if value in others)
-
-    rounded = dict[str, Ports]()
-    for node in analysis.graph.order:
-        inputs, outputs = low_ports(analysis, node)
-        rounded[node.first_output] = Ports(
-            inputs=tuple({*inputs, *among(node.inputs, settled.stored)}),
-            outputs=tuple({*outputs, *among(node.outputs, settled.returned)}),
-        )
-    return rounded
 
 
 @dataclass
@@ -289,7 +191,8 @@ class LowPass:
                 times = attribute_of(node, "block_size", 1)
                 scale = np.repeat(scale, times, axis).take(range(y.shape[axis]), axis)
             elif scale.size > 1:
-                scale = scale.reshape(-1, *[1] * (y.ndim - 1 - axis % y.ndim))
+                after = y.ndim - 1 - axis % y.ndim
+                scale = scale.reshape(-1, *[1] * after)
             else:
                 scale = scale.reshape(())
         elif op_key(node) in QUANTIZE:

@@ -44,11 +44,16 @@ def unroll(call: Call) -> None:
         steps, final = _run(call, x, given, length, backward=backward)
         rows.append(_stacked(steps).op("Unsqueeze", [1]))
         finals.append(final)
-    outputs = [call.writer.concat(rows, 1), *map(_stacked, zip(*finals, strict=True))]
+    states = map(_stacked, zip(*finals, strict=True))
+    outputs = [call.writer.concat(rows, 1), *states]
     for port, (made, wanted) in enumerate(zip(outputs, call.outputs, strict=False)):
-        if wanted is not None:
-            perm = ([2, 0, 1, 3] if port == 0 else [1, 0, 2]) if layout else None
-            made.op("Transpose" if layout else "Identity", into=wanted.name, perm=perm)
+        if wanted is None:
+            continue
+        if layout:
+            perm = [2, 0, 1, 3] if port == 0 else [1, 0, 2]
+            made.op("Transpose", into=wanted.name, perm=perm)
+        else:
+            made.op("Identity", into=wanted.name)
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -79,7 +84,8 @@ def _pieces(call: Call, port: int, count: int) -> list[Tensor]:
     if not call.has(port):
         return []
     axis = 1 if port > 3 and call.attribute("layout") else 0
-    return [part.op("Squeeze", [axis]) for part in call[port].split([1] * count, axis)]
+    parts = call[port].split([1] * count, axis)
+    return [part.op("Squeeze", [axis]) for part in parts]
 
 
 def _run(

@@ -221,48 +221,16 @@ class _Branches:
 
     def _step(self, one: Passes, part: tuple[int, ...]) -> None:
         """Run the backward pass of one piece from each vector of signs."""
-        side = one.side
-        flow = self.flow
-        reads = piece_inputs(flow, Piece(part, ()))
-        values = {
-            name: side.values[name]
-            if name in side.values
-            else self.runner.weight(name)
-            for name in reads
-        }
-        if part[0] in self.gathers:  # only the rows that are gathered cost anything
-            table, places = flow.nodes[part[0]].input
-            used, new = np.unique(side.output(places), return_inverse=True)
-            values[table] = to_value(values[table].numpy()[used])
-            values[places] = to_value(new.reshape(values[places].shape()))
-        outputs = flow.outputs_of(part)
-        seeded = dict[str, tuple[int, ...]]()
-        for name in outputs:
-            for rest in one.waiting:
-                if name in rest:
-                    seeded[name] = rest[name].shape
-        facts = _PieceFacts(
-            part=part,
-            inputs=tuple((name, _shape(value)) for name, value in values.items()),
-            seeded=tuple(seeded.items()),
-            seen=tuple(
-                (name, one.shapes[name]) for name in outputs if name in one.shapes
-            ),
-            turns=self._turns(part, values),
-            partial=frozenset(
-                name
-                for name in (*reads, *outputs)
-                if not one.largest.get(name, 1.0) > 0
-            ),
-            quantizers=tuple(name for name in outputs if name in one.gains),
-        )
+        reads = piece_inputs(self.flow, Piece(part, ()))
+        values = self._values_of(one, part, reads)
+        facts = self._facts_of(one, part, values)
         if facts not in self.sessions:
             self.sessions[facts] = self._load(facts, values)
         session, backward = self.sessions[facts]
         wanted = [*backward.gradients.values(), *backward.costs.values()]
-        zeros = {name: np.zeros(dims, np.float32) for name, dims in seeded.items()}
+        zeros = {name: np.zeros(dims, np.float32) for name, dims in facts.seeded}
         for seed, rest in zip(one.seeds, one.waiting, strict=True):
-            if seeded.keys().isdisjoint(rest):
+            if zeros.keys().isdisjoint(rest):
                 continue
             arrays = {  # whose memory the feeds share
                 entry: rest.pop(name, zeros[name])
@@ -276,13 +244,59 @@ class _Branches:
             results = run_values(session, {**values, **given}, wanted)
             for name, output in backward.gradients.items():
                 gradient = results[output].numpy().copy()
+                before = rest.get(name)
                 rest[name] = (
-                    np.asarray(rest[name] + gradient) if name in rest else gradient
+                    gradient if before is None else np.asarray(before + gradient)
                 )
             for what, output in backward.costs.items():
                 one.add(what, seed, float(results[output].numpy()))
         one.spread |= backward.spread
-        side.used(reads)
+        one.side.used(reads)
+
+    def _values_of(
+        self, one: Passes, part: tuple[int, ...], reads: Iterable[str]
+    ) -> dict[str, "ort.OrtValue"]:
+        """Return what a piece reads, by name."""
+        side = one.side
+        values = {
+            name: side.values[name]
+            if name in side.values
+            else self.runner.weight(name)
+            for name in reads
+        }
+        if part[0] in self.gathers:  # only the rows that are gathered cost anything
+            table, places = self.flow.nodes[part[0]].input
+            used, new = np.unique(side.output(places), return_inverse=True)
+            values[table] = to_value(values[table].numpy()[used])
+            values[places] = to_value(new.reshape(values[places].shape()))
+        return values
+
+    def _facts_of(
+        self,
+        one: Passes,
+        part: tuple[int, ...],
+        values: Mapping[str, "ort.OrtValue"],
+    ) -> _PieceFacts:
+        """Return what the backward pass of a piece depends on, apart from the numbers that it reads."""
+        outputs = self.flow.outputs_of(part)
+        seeded = dict[str, tuple[int, ...]]()
+        for name in outputs:
+            for rest in one.waiting:
+                if name in rest:
+                    seeded[name] = rest[name].shape
+        known = [name for name in outputs if name in one.shapes]
+        partial = (
+            name for name in (*values, *outputs) if not one.largest.get(name, 1.0) > 0
+        )
+        return _PieceFacts(
+            part=part,
+            inputs=tuple((name, _shape(value)) for name, value in values.items()),
+            seeded=tuple(seeded.items()),
+            seen=tuple((name, one.shapes[name]) for name in known),
+            turns=self._turns(part, values),
+            partial=frozenset(partial),
+            quantizers=tuple(name for name in outputs if name in one.gains),
+        )
 
     @np.errstate(over="ignore", invalid="ignore")
     def _step_together(self, passes: Sequence[Passes], number: int) -> None:

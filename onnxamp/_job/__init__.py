@@ -1,4 +1,4 @@
-"""A requested conversion: all of its settings, before the model is examined."""
+"""Jobs that do all of it for one model: measure, convert, write, validate, heal. Here: what a user requests of one."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from onnxamp._runtime.run import Run, RunOptions
 from onnxamp._tuning.results import Search
 
 if TYPE_CHECKING:
-    from onnxamp._numerics.rounding import WeightRounder
     from onnxamp._numerics.user_functions import Accept
     from onnxamp._tuning.metric import MetricLike
     from onnxamp._tuning.results import Tuned
+    from onnxamp._tuning.rounding import WeightRounder
 
 
 TUNING_SAMPLES: Final = 4

@@ -10,7 +10,7 @@ from onnxamp._model.model import Model
 from onnxamp._runtime.run import Run, RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._gradients.expected import Known
+    from onnxamp._tuning.foreseen import Known
 
 
 def expecting(request: Request, job: Job, plan: Plan) -> Plan:
@@ -35,6 +35,6 @@ def foreseen(
     if not has_runtime():
         return replace(plan, expected=ExpectedError(why=runtime_fault() or ""))
     # Few conversions ask for it, and the rules of gradients take as long to load as a small model to convert.
-    from onnxamp._gradients.expected import with_expected_error  # noqa: PLC0415
+    from onnxamp._tuning.foreseen import with_expected_error  # noqa: PLC0415
 
     return with_expected_error(model, plan, run, known)

@@ -11,13 +11,13 @@ from onnxamp._job.validation import Validator, comparison_for
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._numerics.ranges import with_ranges
 from onnxamp._numerics.results import DiffReport
-from onnxamp._numerics.rounding import rounder_of
 from onnxamp._runtime.engines import choose_engine
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run
+from onnxamp._tuning.ranges import with_ranges
 from onnxamp._tuning.results import Search
+from onnxamp._tuning.rounding import rounder_of
 
 if TYPE_CHECKING:
     from onnxamp._base.executor import Workers

@@ -28,7 +28,7 @@ SLOWER: Final = "but slower by the estimate"
 """The start of the clause about a result that is slower, and not larger."""
 
 
-class Choice(NamedTuple):
+class Proposal(NamedTuple):
     """Options that give a better result, and what they give, in a clause."""
 
     option: str
@@ -105,7 +105,7 @@ class Worth:
 
 def better_choices(
     analysis: Analysis, worth: Worth, shapes: Mapping[str, tuple[int, ...]] | None
-) -> tuple[Choice, ...]:
+) -> tuple[Proposal, ...]:
     """Return options that give a better result than one that is larger or slower, the fastest first.
 
     Complexity: one solution of the cut for each black-listed op type that occurs, and two more.
@@ -116,13 +116,13 @@ def better_choices(
     return (
         *_faster(analysis, worth, shapes),
         *_stored(analysis, worth),
-        Choice("--level auto", "lowers only what pays, by measurements"),
+        Proposal("--level auto", "lowers only what pays, by measurements"),
     )
 
 
 def _faster(
     analysis: Analysis, worth: Worth, shapes: Mapping[str, tuple[int, ...]] | None
-) -> Iterator[Choice]:
+) -> Iterator[Proposal]:
     """Yield the options that make the result faster than the original, by the same estimate."""
     if worth.speed_up is None:
         return
@@ -132,7 +132,7 @@ def _faster(
         if other is not None and other.factor > max(worth.speed_up.factor, _FASTER):
             tried[spelled] = other.factor
     for spelled, factor in sorted(tried.items(), key=_by_gain):
-        yield Choice(spelled, f"{factor:.2f}×")
+        yield Proposal(spelled, f"{factor:.2f}×")
 
 
 def _by_gain(item: tuple[str, float]) -> tuple[float, str]:
@@ -168,10 +168,10 @@ def _kept_by_list(analysis: Analysis) -> set[str]:
     return keys & (analysis.options.black - analysis.options.user_black)
 
 
-def _stored(analysis: Analysis, worth: Worth) -> Iterator[Choice]:
+def _stored(analysis: Analysis, worth: Worth) -> Iterator[Proposal]:
     """Yield storing weights in low precision, if that makes the file smaller."""
     graph = analysis.graph
     halved = (elements(graph.shapes[value]) for value in graph.constants.tensors)
     saved = sum(halved) * (FLOAT32_BYTES - analysis.options.low.bytes)
     if saved > _WORTH_STORING * worth.before:
-        yield Choice("--weights-only", "half the weights, at the original's speed")
+        yield Proposal("--weights-only", "half the weights, at the original's speed")

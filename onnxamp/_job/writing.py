@@ -29,7 +29,7 @@ from onnxamp._convert.summary import Summary, summarize
 from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._job import Job
-from onnxamp._job.worth import Choice, Worth, better_choices
+from onnxamp._job.worth import Proposal, Worth, better_choices
 from onnxamp._model.data_files import measured, referring_models
 from onnxamp._model.model import (
     INLINE_LIMIT,
@@ -98,7 +98,7 @@ class Conversion(Shown):
     validation: "DiffReport | None" = None
     not_worth: str = ""
     drawback: str = ""
-    better: tuple[Choice, ...] = ()
+    better: tuple[Proposal, ...] = ()
     kept_original: bool = False
 
 
@@ -299,7 +299,7 @@ class StagedConversion:
             worth = Worth(self.job.model.stock.size, self.saved.size, outcome.speed_up)
         if not self.converted.changed or not worth.drawback:
             return outcome
-        better: tuple[Choice, ...] = ()
+        better: tuple[Proposal, ...] = ()
         if self.job.explains and self.job.plan is None:
             better = better_choices(self.converted.analysis, worth, shapes)
         return replace(

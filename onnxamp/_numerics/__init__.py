@@ -1,1 +1,1 @@
-"""Comparing and checking results: metrics, limits, ranges, rounding, and the search for nodes at fault."""
+"""Comparing and checking results: metrics, limits, judgements, and inputs that are hard."""

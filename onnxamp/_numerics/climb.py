@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxamp._base.errors import GradientError
-from onnxamp._facts.dtypes import FLOAT
+from onnxamp._facts.dtypes import FLOAT, Range
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
-from onnxamp._options.values import Range
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds
 

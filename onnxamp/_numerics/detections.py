@@ -116,7 +116,8 @@ class Columns(NamedTuple):
 
     def squashed(self) -> "Columns":
         """Return the same with logits turned into scores from 0 to 1, in the same order."""
-        return self._replace(scores=1 / (1 + np.exp(-np.clip(self.scores, -500, 500))))
+        logits = np.clip(self.scores, -500, 500)
+        return self._replace(scores=1 / (1 + np.exp(-logits)))
 
 
 def is_rows(array: Any) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Final
 
-from onnxamp._bounds.bounds import Bounds
+from onnxamp._graph.bounds.bounds import Bounds
 from onnxamp._graph.view import Origin
 from onnxamp._numerics.stressed import Room
 

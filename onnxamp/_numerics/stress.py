@@ -17,9 +17,9 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxamp._base.errors import GradientError, OnnxAmpError
-from onnxamp._bounds.bounds import Bounds, find_bounds
-from onnxamp._facts.dtypes import FLOAT, Format
+from onnxamp._facts.dtypes import FLOAT, Format, Range
 from onnxamp._gradients.writer import MIN_OPSET
+from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
@@ -27,7 +27,6 @@ from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
-from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feeds, check_inputs

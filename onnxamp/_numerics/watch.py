@@ -484,40 +484,15 @@ def keep_float32(
     Complexity: linear in nodes.
     """
     rows = watched_values(flow)
-    chosen = {
-        row.node for row in rows if (flow.nodes[row.node].name or row.value) in names
-    }
-    exact = {
-        row.value: row.exact
-        for row in rows
-        if row.node in chosen and _is_rounded(flow, row)
-    }
-    wanted = set(flow.reads_of(chosen))
-    casts = {
-        row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels
-    }
-    for row in reversed(rows):  # Casts between chosen nodes pass on exact results
-        if row.node in casts and row.value in wanted:
-            chosen.add(row.node)
-            wanted.update(flow.reads[row.node])
-    for row in rows:  # Casts to float32 after chosen nodes have nothing to do
-        is_raised = row.value not in flow.low and row.node in casts
-        if is_raised and not exact.keys().isdisjoint(flow.reads[row.node]):
-            chosen.add(row.node)
-    exact |= {
-        row.value: row.exact
-        for row in rows
-        if row.node in chosen and row.exact in exact
-    }
+    chosen, exact = _exact_among(flow, rows, names)
     nodes = list(flow.nodes)
     reads = list(flow.reads)
     for index in chosen:
-        nodes[index] = copied(flow.nodes[index])
-        nodes[index].input[:] = [
-            exact.get(name, name) for name in flow.nodes[index].input
-        ]
+        node = copied(flow.nodes[index])
+        node.input[:] = [exact.get(name, name) for name in node.input]
+        nodes[index] = node
         reads[index] = tuple(
-            dict.fromkeys(exact.get(name, name) for name in reads[index])
+            dict.fromkeys(exact.get(one, one) for one in reads[index])
         )
     # Integers are cast to float32 then, unless a node that is not chosen reads them rounded.
     for row in rows:
@@ -535,6 +510,38 @@ def keep_float32(
         if row.node not in chosen or not _is_rounded(flow, row) or row.value in read
     ]
     return replace(flow, nodes=tuple(nodes), reads=tuple(reads)), kept
+
+
+def _exact_among(
+    flow: DataflowGraph, rows: Sequence[WatchedValue], names: Collection[str]
+) -> tuple[set[int], dict[str, str]]:
+    """Return the named nodes with the Casts that pass on their results, and exact names of the values between them."""
+    casts = {
+        row.node for row in rows if op_key(flow.nodes[row.node]) in op_facts().relabels
+    }
+    chosen = {
+        row.node for row in rows if (flow.nodes[row.node].name or row.value) in names
+    }
+    exact = {
+        row.value: row.exact
+        for row in rows
+        if row.node in chosen and _is_rounded(flow, row)
+    }
+    wanted = set(flow.reads_of(chosen))
+    for row in reversed(rows):  # Casts between chosen nodes pass on exact results
+        if row.node in casts and row.value in wanted:
+            chosen.add(row.node)
+            wanted.update(flow.reads[row.node])
+    for row in rows:  # Casts to float32 after chosen nodes have nothing to do
+        is_raised = row.value not in flow.low and row.node in casts
+        if is_raised and not exact.keys().isdisjoint(flow.reads[row.node]):
+            chosen.add(row.node)
+    exact |= {
+        row.value: row.exact
+        for row in rows
+        if row.node in chosen and row.exact in exact
+    }
+    return chosen, exact
 
 
 def _is_rounded(flow: DataflowGraph, row: WatchedValue) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self, TypedDict, get_args
 from onnx import NodeProto
 
 from onnxamp._base.errors import ArgumentTypeError, ContradictionError
-from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, low_type
+from onnxamp._facts.dtypes import FLOAT16, DtypeLike, Format, Range, low_type
 from onnxamp._facts.kernels import float32_accumulators
 from onnxamp._facts.providers import computes_low
 from onnxamp._facts.signature import CustomOp, CustomOpsLike, as_json, custom_ops_of
@@ -25,7 +25,6 @@ from onnxamp._options.lists import PRESETS, Preset, PresetName, ops_named, prese
 from onnxamp._options.values import (
     Level,
     OpsetWord,
-    Range,
     Rescaling,
     check_level,
     check_magnitude,
@@ -104,6 +103,15 @@ class Options:
     strict_options: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen, and callers may pass lists, paths and short names.
+        for name, value in self._checked().items():
+            object.__setattr__(self, name, value)
+        self._refuse_contradictions()
+        # Computing these validates them, so that an error names the option before any model is read.
+        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns
+
+    def _checked(self) -> dict[str, Any]:
+        """Return the fields that must be of one form, checked and in that form."""
         values: dict[str, Any] = {
             **flags(self),
             "level": check_level(self.level),
@@ -141,9 +149,10 @@ class Options:
             raise ArgumentTypeError(
                 f"rescaling must be taken from a plan, not {type(self.rescaling).__name__}."
             )
-        # The dataclass is frozen, and callers may pass lists, paths and short names.
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        return values
+
+    def _refuse_contradictions(self) -> None:
+        """Raise a ContradictionError if two options exclude each other."""
         if both := sorted(self.user_white & self.user_black):
             raise ContradictionError(
                 f"{', '.join(both)}: in white_list (--white) and in black_list (--black); take it out of one of them."
@@ -158,8 +167,6 @@ class Options:
                 f"{self.target} computes only in float16, but dtype (--dtype) is {self.dtype}: choose"
                 " float16, or another target."
             )
-        # Computing these validates them, so that an error names the option before any model is read.
-        _ = self.preset, self.keep_patterns, self.low_patterns, self.weight_patterns
 
     @classmethod
     def of(cls, level: str = "O2", keywords: Mapping[str, Any] | None = None) -> Self:

@@ -12,7 +12,6 @@ from typing import (
     NamedTuple,
     Self,
     SupportsFloat,
-    TypeAlias,
     get_args,
 )
 
@@ -21,6 +20,7 @@ import onnx
 from onnx.defs import onnx_opset_version
 
 from onnxamp._base.errors import ArgumentError, ArgumentTypeError
+from onnxamp._facts.dtypes import Range
 
 LevelName = Literal["O0", "O1", "O2", "O3", "auto"]
 """Levels by name."""
@@ -341,10 +341,6 @@ def check_opset(opset: object) -> int | OpsetWord:
             f"The installed onnx {onnx.__version__} knows opsets up to {newest}: {opset} is too new."
         )
     return opset  # type: ignore[return-value] # a string is one of the words
-
-
-Range: TypeAlias = tuple[float, float]
-"""The least and the largest number that an input may hold."""
 
 
 def checked_ranges(given: object) -> tuple[tuple[str, Range], ...]:

@@ -1,4 +1,4 @@
-"""Numbers and names in reports."""
+"""Reports as data, and their views: terminal, JSON, Markdown and HTML. Here: how they write numbers and names."""
 
 import re
 from collections import Counter

@@ -8,8 +8,8 @@ from onnxamp._audit.bench_results import (
     Bench,
     BenchReport,
     OpTime,
-    Ratio,
     Slowdown,
+    TimeRatio,
     Timing,
 )
 from onnxamp._report import size
@@ -87,7 +87,7 @@ def _verdict(report: BenchReport) -> Headline:
     return Headline(Status.PASSED, f"{told}.")
 
 
-def _standing(ratios: Sequence[Ratio], first: str) -> str:
+def _standing(ratios: Sequence[TimeRatio], first: str) -> str:
     """Return how a model that is not slower compares with the first one, in a clause."""
     if ratios and all(ratio.is_faster for ratio in ratios):
         return f"faster than {first}"
@@ -148,7 +148,7 @@ def _timing(timing: Timing) -> tuple[str, ...]:
     )
 
 
-def _with_interval(ratio: Ratio | None) -> str:
+def _with_interval(ratio: TimeRatio | None) -> str:
     if ratio is None:
         return ""
     return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
@@ -159,14 +159,16 @@ def _ops(models: Sequence[Bench]) -> Table:
     kinds: dict[tuple[str, str, str], dict[str, OpTime]] = {}
     for model in models:
         for row in model.ops:
-            kinds.setdefault((row.op, row.provider, row.dtype), {})[model.model] = row
+            kind = row.op, row.provider, row.dtype
+            kinds.setdefault(kind, {})[model.model] = row
     rows = list[TableRow]()
     if kinds:
         rows.append(TableRow(("all", "", "", *map(_total, models)), is_strong=True))
 
     def rank(kind: tuple[str, str, str]) -> tuple[float, int]:
         """Order by the largest time of any model, or else by the number of nodes."""
-        return min((-(row.seconds or 0.0), -row.nodes) for row in kinds[kind].values())
+        ran = kinds[kind].values()
+        return min((-(row.seconds or 0.0), -row.nodes) for row in ran)
 
     for kind in sorted(kinds, key=rank):
         ran = (_ran(kinds[kind].get(model.model)) for model in models)

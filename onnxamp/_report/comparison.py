@@ -59,21 +59,19 @@ class TextResults(Protocol):
 
 def diff_report(diff: DiffReport) -> Report:
     """Return a comparison."""
+    layers = section(
+        "Layers with the largest local errors", _layers(diff), on_page=False
+    )
+    told = section("Notes", notes(comparison_notes(diff)))
     return Report(
-        f"diff, {diff.lowest}",
-        diff_verdict(diff),
-        (diff.reference, diff.result),
-        where_it_ran(diff),
-        (*error_figures(diff), *range_figures(diff)),
-        (
-            *comparison_sections(diff),
-            section(
-                "Layers with the largest local errors", _layers(diff), on_page=False
-            ),
-            section("Notes", notes(comparison_notes(diff))),
-        ),
-        steps_of(diff.cure),
-        None if diff.layers else LINES,  # who asks for layers wants to see them
+        task=f"diff, {diff.lowest}",
+        verdict=diff_verdict(diff),
+        models=(diff.reference, diff.result),
+        ran=where_it_ran(diff),
+        figures=(*error_figures(diff), *range_figures(diff)),
+        sections=(*comparison_sections(diff), layers, told),
+        steps=steps_of(diff.cure),
+        lines=None if diff.layers else LINES,  # who asks for layers wants to see them
     )
 
 

@@ -36,6 +36,7 @@ from onnxamp._report.parts import (
     NextStep,
     Part,
     Report,
+    Section,
     Severity,
     Statement,
     Status,
@@ -69,45 +70,53 @@ def conversion_report(conversion: Conversion, audit: Audit | None = None) -> Rep
     """Return the report of a conversion and its validation; ``audit`` is of the result."""
     plan = conversion.plan
     validation = conversion.validation
+    figures = (
+        *error_figures(validation),
+        *expected_figures(plan.expected),
+        *_figures(conversion),
+        *_speed_up(conversion),
+        *range_figures(validation),
+    )
+    return Report(
+        task=f"convert, {plan.level} {plan.dtype} for {plan.target}",
+        verdict=_verdict(conversion, validation),
+        models=(str(conversion.source), str(conversion.target)),
+        ran=where_it_ran(validation),
+        figures=figures,
+        sections=_sections(conversion, audit),
+        steps=steps_of(validation.cure if validation else None),
+        lines=LINES,
+    )
+
+
+def _sections(conversion: Conversion, audit: Audit | None) -> tuple[Section, ...]:
+    """Return the sections of the report of a conversion, in the order in which they are read."""
+    plan = conversion.plan
+    validation = conversion.validation
     told = notes([*conversion_notes(conversion), *comparison_notes(validation)])
     causes = [cause for cause in conversion.causes if cause.casts]
     costs = (
         Statement(sentence_of(one), label=count(one.casts, "Cast")) for one in causes
     )
-    return Report(
-        f"convert, {plan.level} {plan.dtype} for {plan.target}",
-        _verdict(conversion, validation),
-        (str(conversion.source), str(conversion.target)),
-        where_it_ran(validation),
-        (
-            *error_figures(validation),
-            *expected_figures(plan.expected),
-            *_figures(conversion),
-            *_speed_up(conversion),
-            *range_figures(validation),
+    return (
+        section("Warnings", warning_items(plan), is_detail=True),
+        section("Kept in float32 to pass validation", _healed(validation)),
+        *comparison_sections(validation),
+        section("Error to expect", expected_parts(plan.expected, validation)),
+        section("What float32 costs", costs),
+        section(_hazard_title(plan), _hazards(plan), on_page=False),
+        *quantized_sections(plan),
+        section("Large weights that stay in float32", _kept(conversion)),
+        section("Weights that lost elements", _losses(conversion)),
+        section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
+        section(
+            "Decisions",
+            hint(VARIABLES),
+            decision_table(plan),
+            is_detail=True,
+            on_page=False,
         ),
-        (
-            section("Warnings", warning_items(plan), is_detail=True),
-            section("Kept in float32 to pass validation", _healed(validation)),
-            *comparison_sections(validation),
-            section("Error to expect", expected_parts(plan.expected, validation)),
-            section("What float32 costs", costs),
-            section(_hazard_title(plan), _hazards(plan), on_page=False),
-            *quantized_sections(plan),
-            section("Large weights that stay in float32", _kept(conversion)),
-            section("Weights that lost elements", _losses(conversion)),
-            section("Nodes and weights", _sizes(conversion, audit), is_detail=True),
-            section(
-                "Decisions",
-                hint(VARIABLES),
-                decision_table(plan),
-                is_detail=True,
-                on_page=False,
-            ),
-            section("Notes", told),
-        ),
-        steps_of(validation.cure if validation else None),
-        LINES,
+        section("Notes", told),
     )
 
 

@@ -19,7 +19,7 @@ from onnxamp._facts.tables import read_table
 from onnxamp._graph.quantized import INTEGERS, PRODUCTS, SCALES
 from onnxamp._numerics.results import DiffReport
 from onnxamp._report import as_sentence, count, detailed, number, percent, size, tally
-from onnxamp._runtime.inputs import listed
+from onnxamp._runtime.sizes import listed
 
 _ROLES: Final[Mapping[str, str]] = {
     SCALES: "quantize or dequantize",

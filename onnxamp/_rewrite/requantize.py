@@ -6,7 +6,8 @@ alone. Rounding each input by the scale of the result gives the same integers, a
 
 from collections.abc import Iterator
 
-from onnxamp._decide.overrides import find_listed, find_overrides
+from onnxamp._decide.listed import find_listed
+from onnxamp._decide.overrides import find_overrides
 from onnxamp._decide.quantized_units import fused_blindly
 from onnxamp._facts.signature import newer_versions
 from onnxamp._facts.targets import target_of

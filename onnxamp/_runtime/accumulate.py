@@ -182,7 +182,8 @@ class Accumulator(NamedTuple):
             return made(
                 "Mul", written.input[2], made.number(1 if beta is None else beta)
             )
-        shape = np.array([1, -1] + [1] * (len(self.shapes[node.inputs[1]] or ()) - 2))
+        rank = len(self.shapes[node.inputs[1]] or ())
+        shape = np.array([1, -1] + [1] * (rank - 2))
         return made(
             "Reshape", written.input[2], self.editor.ints(shape, f"{made.stem}/shape")
         )

@@ -19,11 +19,11 @@ from onnxamp._base.state import Part, as_data, from_data
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import Progress, engine_on, part_of
 from onnxamp._runtime.fingerprints import IN_FILES, sample_print
-from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.sample_files import read_spooled
 from onnxamp._runtime.samples import Sample, Samples, read_row
+from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.starting import Surroundings
 from onnxamp._runtime.suited import other_sizes
 from onnxamp._runtime.values import check_inputs

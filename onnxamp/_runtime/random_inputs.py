@@ -30,7 +30,7 @@ optionals                              a value
 
 Indices, masks and sizes are recognized through data movement, Casts and bodies, whatever the input's type.
 
-Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.inputs` says. An input of unknown rank is a
+Fixed dimensions have that size, open ones what :mod:`onnxamp._runtime.sizes` says. An input of unknown rank is a
 matrix. All elements of a sequence have one shape, for which the same holds. Sizes that depend on each other in ways
 that neither names nor ops show must be given in ``dims``.
 """
@@ -59,15 +59,8 @@ from onnxamp._graph.determined import Determined, determine, input_relations
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Shape
 from onnxamp._graph.view import Origin
-from onnxamp._runtime.inputs import (
-    Role,
-    Sizes,
-    Use,
-    dim_name,
-    input_use,
-    is_open,
-    shape_within,
-)
+from onnxamp._runtime.roles import Role, Use, input_use
+from onnxamp._runtime.sizes import Sizes, dim_name, is_open, shape_within
 from onnxamp._runtime.values import Feed
 
 _MOST_BYTES: Final = 16 << 30
@@ -499,7 +492,8 @@ def _mask(
     width = max(_last_axis(shape).size, 1)
     ones = generator.integers(1, width + 1, (*shape[:-1], 1))
     if ones.size > 2 and use.may_be_empty:
-        ones.reshape(-1)[:3] = min(int(ones.flat[0]), max(width - 1, 1)), width, 0
+        some = min(int(ones.flat[0]), max(width - 1, 1))
+        ones.reshape(-1)[:3] = some, width, 0
     return (_last_axis(shape) < ones).reshape(shape)
 
 

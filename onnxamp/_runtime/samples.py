@@ -46,9 +46,9 @@ from onnxamp._model.protos import fed_inputs
 from onnxamp._model.sources import FileStamp, note_sources
 from onnxamp._runtime import LEAST, MOST
 from onnxamp._runtime.engines import Session, on_cpu
-from onnxamp._runtime.inputs import listed
 from onnxamp._runtime.random_inputs import Draw, InputMaker, input_maker
 from onnxamp._runtime.sample_files import Spool, file_readers, folder_readers, quoted
+from onnxamp._runtime.sizes import listed
 from onnxamp._runtime.suited import suited
 from onnxamp._runtime.values import Feed, Feeds, as_array, is_array
 

@@ -218,7 +218,8 @@ def _passed(value: "ort.OrtValue") -> Any:
     kind = str(value.data_type())
     entry = ValueInfoProto(name="y", type=typed(kind))
     with _failures(kind):
-        return _loaded(small_model([], [entry], [entry])).run(["y"], {"y": value})[0]
+        passing = _loaded(small_model([], [entry], [entry]))
+        return passing.run(["y"], {"y": value})[0]
 
 
 def _inner(kind: str) -> str:

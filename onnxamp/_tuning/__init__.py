@@ -1,1 +1,1 @@
-"""Level auto: as much low precision as the accuracy allows, found in a bounded number of runs."""
+"""Choices that measurements make: nodes in float32, exponents, rounded weights, and level auto."""

@@ -21,8 +21,8 @@ from onnxamp._convert.analysis import Analysis
 from onnxamp._decide.exponents import components
 from onnxamp._decide.ports import NONE
 from onnxamp._decide.precision import CutProblem, Decision
-from onnxamp._gradients.expected import ExpectedErrors
 from onnxamp._graph.view import ABSENT
+from onnxamp._tuning.expected import ExpectedErrors
 from onnxamp._tuning.results import Candidate, is_slower
 from onnxamp._tuning.space import SearchSpace, TunableNode, exactly, prices_for
 

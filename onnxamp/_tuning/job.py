@@ -27,23 +27,24 @@ from onnxamp._decide.precision import Prices
 from onnxamp._decide.verdicts import told
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
-from onnxamp._gradients.expected import ExpectedErrors, measured_sensitivities
 from onnxamp._gradients.passes import Sensitivities
-from onnxamp._gradients.quantizers import Settled
 from onnxamp._graph.graph import Graph
 from onnxamp._model.blobs import WeightConverter
 from onnxamp._model.model import Model
 from onnxamp._model.saving import save_model
-from onnxamp._numerics.arrangement import product_weights
-from onnxamp._numerics.ranges import ROUNDS
-from onnxamp._numerics.rounding import WeightRounder, rounding_seconds
+from onnxamp._numerics.body_ranges import ROUNDS
 from onnxamp._runtime.engines import Engine, OutputCache
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
+from onnxamp._tuning.arrangement import product_weights
 from onnxamp._tuning.candidates import Aim, CandidateSolver, Frontier
+from onnxamp._tuning.expected import ExpectedErrors
+from onnxamp._tuning.foreseen import measured_sensitivities
+from onnxamp._tuning.lowered import Settled
 from onnxamp._tuning.metric import Metric
 from onnxamp._tuning.results import CompensationEffect, KeptNode
+from onnxamp._tuning.rounding import WeightRounder, rounding_seconds
 from onnxamp._tuning.runs import (
     TuningState,
     converted_error,

@@ -16,7 +16,6 @@ from onnxamp._decide.precision import Prices
 from onnxamp._decide.problem import find_problem
 from onnxamp._facts.ops import is_exact, op_facts
 from onnxamp._facts.targets import LAUNCH
-from onnxamp._gradients.quantizers import LowNode, computes, low_node
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.work import Work
 from onnxamp._model.model import Model
@@ -26,6 +25,7 @@ from onnxamp._runtime.branches import settle
 from onnxamp._runtime.loop import input_failure
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
+from onnxamp._tuning.lowered import LowNode, computes, low_node
 
 
 class Fusion(NamedTuple):

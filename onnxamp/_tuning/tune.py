@@ -1,7 +1,7 @@
 """Level auto: measure sensitivities, solve the cut with errors as prices, and verify the converted model.
 
 1. One forward and one backward pass per sample measure what rounding each value costs at the outputs
-   (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._gradients.expected`).
+   (:mod:`onnxamp._gradients.sensitivity`). These errors add up (:mod:`onnxamp._tuning.expected`).
 2. The minimum cut with errors charged at every rate gives a list of choices that does not depend on the tolerance
    (:mod:`onnxamp._tuning.candidates`).
 3. The best one that is expected to pass is converted and compared on all samples, on CUDA if there is a device. Its
@@ -28,15 +28,12 @@ from onnxamp._convert.raising import reference_of
 from onnxamp._facts.devices import Device, device_called, device_titled
 from onnxamp._facts.dtypes import FLOAT16
 from onnxamp._facts.targets import AUTO, target_of
-from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.quantized import without_grids
 from onnxamp._model.model import Model
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.limits import coarseness
 from onnxamp._numerics.proof import UpgradeProof
-from onnxamp._numerics.ranges import with_ranges
-from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._options.options import Options
 from onnxamp._options.values import TOLERANCE, Level
 from onnxamp._runtime.engines import Engine
@@ -45,9 +42,12 @@ from onnxamp._runtime.plugins import device_name
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import check_inputs
+from onnxamp._tuning.foreseen import judging_engine
 from onnxamp._tuning.job import TuningJob, measure_times
 from onnxamp._tuning.metric import Metric, make_metric
+from onnxamp._tuning.ranges import with_ranges
 from onnxamp._tuning.results import CompensationEffect, Exponents, Search, Tuned
+from onnxamp._tuning.rounding import WeightRounder
 from onnxamp._tuning.runs import (
     PARTS,
     TuningState,

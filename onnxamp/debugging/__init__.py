@@ -21,18 +21,17 @@ warn (:class:`NumericsWarning`) or write a file. Checks and counts apply only to
 """
 
 from onnxamp._base.public import export
-from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
-from onnxamp.debugging._layer_check import LayerCheck, check_layer_numerics
-from onnxamp.debugging._records import (
+from onnxamp.debugging._checker import (
     StepCheck,
     TensorChecker,
     TensorCheckerConfig,
-    ValueRecord,
     disable_tensor_checker,
     enable_tensor_checker,
-    read_dump,
     tensor_checker,
 )
+from onnxamp.debugging._compare import AccuracyRow, compare_accuracy, compare_models
+from onnxamp.debugging._layer_check import LayerCheck, check_layer_numerics
+from onnxamp.debugging._records import ValueRecord, read_dump
 from onnxamp.debugging._steps import InferenceSession
 from onnxamp.debugging._tensors import (
     DebugMode,

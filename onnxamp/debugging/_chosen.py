@@ -9,7 +9,8 @@ from onnxamp._decide.patterns import named_nodes
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
-from onnxamp.debugging._records import TensorCheckerConfig, ValueRecord
+from onnxamp.debugging._checker import TensorCheckerConfig
+from onnxamp.debugging._records import ValueRecord
 
 
 class ValueFilter(NamedTuple):

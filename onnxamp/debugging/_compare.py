@@ -144,7 +144,8 @@ def compare_accuracy(
         raise ArgumentError(
             "The dumps have no value in common: are they of the same model, and in mode CHECK_ALL?"
         )
-    kinds = {row.dtype for row in (*one.values(), *other.values())} & LOWNESS.keys()
+    both = (*one.values(), *other.values())
+    kinds = {row.dtype for row in both} & LOWNESS.keys()
     lowest = min(kinds, key=LOWNESS.__getitem__, default="float32")
     keys = [key for key in one if key in other]
     if dump_all_tensors:

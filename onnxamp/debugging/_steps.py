@@ -51,8 +51,9 @@ from onnxamp._runtime.session import (
 )
 from onnxamp._runtime.starting import optimizers_to_disable
 from onnxamp._runtime.values import from_value
+from onnxamp.debugging._checker import TensorChecker, next_check
 from onnxamp.debugging._chosen import chosen_values
-from onnxamp.debugging._records import TensorChecker, ValueRecord, next_check
+from onnxamp.debugging._records import ValueRecord
 from onnxamp.debugging._tensors import (
     OperatorStats,
     active_stats,

@@ -2,9 +2,9 @@
 
 from onnxamp._base.public import export
 from onnxamp._gradients.walk import Gradients, add_gradients
+from onnxamp.train._batches import Batches
 from onnxamp.train._build import build_train_network
 from onnxamp.train._flushed import FlushedGradient
-from onnxamp.train._forward import Batches
 from onnxamp.train._grad_scaler import AmpScaler, GradScaler
 from onnxamp.train._levels import Decorated, decorate
 from onnxamp.train._losses import (
@@ -19,17 +19,19 @@ from onnxamp.train._losses import (
 )
 from onnxamp.train._network import TrainNetwork
 from onnxamp.train._optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from onnxamp.train._scaling import (
-    FROM_LEVEL,
-    DynamicLossScaleManager,
+from onnxamp.train._scalers import (
     DynamicLossScaler,
-    FixedLossScaleManager,
-    LossScaleManager,
     LossScaler,
-    ScaleUpdate,
     StaticLossScaler,
     all_finite,
     init_status,
+)
+from onnxamp.train._scaling import (
+    FROM_LEVEL,
+    DynamicLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+    ScaleUpdate,
 )
 from onnxamp.train._sessions import StepArrays, StepGradients, StepResult
 

@@ -21,7 +21,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.plugins import plugin_called
 from onnxamp._runtime.session import Provider, choose_provider, make_session
 from onnxamp.train._decided import step_rule
-from onnxamp.train._forward import find_masters, training_model
+from onnxamp.train._forward import training_model
 from onnxamp.train._grad_scaler import AmpScaler
 from onnxamp.train._levels import (
     Decorated,
@@ -41,7 +41,8 @@ from onnxamp.train._scaling import (
     LossScaleManager,
 )
 from onnxamp.train._sessions import Halves, NetworkState, Recorded
-from onnxamp.train._step import build_step
+from onnxamp.train._step import TrainStep, build_step
+from onnxamp.train._weights import find_masters
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -158,16 +159,10 @@ def build_train_network(
     step = build_step(forward, optimizer, loss, scale.scaling, lacks)
     graph = step.model
     if not is_exact:
-        # Gradients are written in float32, and the whole step is then converted as any model is.
         rule = step_rule(forward.model, step.model, decisions.low)
-        wanted = replace(precision.options, rule=rule)
-        wanted = decorated.summed_in_float32(wanted, step) if decorated else wanted
-        graph = convert_as(step.model, wanted)
+        graph = _lowered(step, replace(precision.options, rule=rule), decorated)
     emulated = chosen == "cpu" and not is_exact
     ready = emulate(graph) if emulated else graph
-    held = NetworkState(step.successors, on_device=boost_level == "O1")
-    if boost_level == "O2":
-        held = Recorded(step.successors, on_device=True, model=ready, provider=chosen)
     runs_on = f"{chosen.upper()}, emulated" if emulated else chosen.upper()
     if plugin:
         runs_on = engine_on(chosen).name()
@@ -180,7 +175,7 @@ def build_train_network(
         scale=scale,
         session=_session(ready, chosen),
         halves=Halves(step, ready, chosen),
-        held=held,
+        held=_state(step, ready, chosen, boost_level),
         runs_on=runs_on,
         seed=seed,
         cast_watch=CastWatch("network"),
@@ -190,6 +185,30 @@ def build_train_network(
     if isinstance(manager, AmpScaler):
         manager.bind(net)
     return net
+
+
+def _lowered(
+    step: TrainStep, options: Options, decorated: Decorated | None
+) -> ModelProto:
+    """Return the graph of a step in mixed precision.
+
+    Gradients are written in float32, and the whole step is then converted as any model is.
+    """
+    if decorated:
+        options = decorated.summed_in_float32(options, step)
+    converted: ModelProto = convert_as(step.model, options)
+    return converted
+
+
+def _state(
+    step: TrainStep, model: ModelProto, provider: Provider, boost_level: str
+) -> NetworkState:
+    """Return what holds the state between steps, as a boost level says."""
+    if boost_level == "O2":
+        return Recorded(
+            step.successors, on_device=True, model=model, provider=provider
+        )
+    return NetworkState(step.successors, on_device=boost_level == "O1")
 
 
 def _place(provider: Provider | None, boost_level: str) -> Provider:

@@ -63,13 +63,6 @@ def decide_forward(model: ModelProto, options: Options) -> Decisions:
     return Decisions(sure, max(MIN_OPSET, graph.book.opsets[""]))
 
 
-class _Origin(NamedTuple):
-    """The node of the model that a gradient belongs to: whether it is float32, and its op."""
-
-    is_high: bool
-    key: str
-
-
 def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
     """Return the rule for converting a step whose forward pass is decided. Complexity: linear in its nodes and reads.
 
@@ -85,14 +78,13 @@ def step_rule(forward: ModelProto, step: ModelProto, decided: Decided) -> Rule:
     """
     graph = Graph.of(step)
     opinions = dict[str, str | None]()
-    origins = dict[str, _Origin]()
+    origins = dict[str, Node]()
     for owner, node in _parts(Graph.of(forward), graph):
         opinions[node.first_output] = _opinion(owner, node, decided)
-        is_high = decided.get(owner.first_output) is False
-        origins[owner.label] = origins[node.label] = _Origin(is_high, owner.key)
+        origins[owner.label] = origins[node.label] = owner
     for node in graph.at(graph.scopes[0].nodes):
         if node.first_output not in opinions:
-            opinions[node.first_output] = _added(node, origins)
+            opinions[node.first_output] = _added(node, origins, decided)
 
     def rule(node: NodeProto) -> str | None:
         """Decide for a node."""
@@ -147,8 +139,11 @@ def _opinion(owner: Node, node: Node, decided: Decided) -> str | None:
     return DECIDED_LOW if is_written else None
 
 
-def _added(node: Node, origins: Mapping[str, _Origin]) -> str | None:
-    """Return the precision of a node that the step adds to the model."""
+def _added(node: Node, origins: Mapping[str, Node], decided: Decided) -> str | None:
+    """Return the precision of a node that the step adds to the model.
+
+    ``origins`` are the nodes of the model by label, their own or that of a part: gradients are called after them.
+    """
     names = [*_derived_from(node.label)]
     if OWN in names:
         return "high"
@@ -158,7 +153,7 @@ def _added(node: Node, origins: Mapping[str, _Origin]) -> str | None:
     if not owners:
         return None
     origin = next((origins[name] for name in owners if name in origins), None)
-    if origin is not None and origin.is_high:
+    if origin is not None and decided.get(origin.first_output) is False:
         return "high"
     # Both sides must be rounded as the op rounded them.
     is_compared = origin is not None and origin.key in COMPARED

@@ -47,9 +47,9 @@ from onnxamp.train._decided import (
     Decisions,
     decide_forward,
 )
-from onnxamp.train._forward import Masters
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._step import TrainStep
+from onnxamp.train._weights import Masters
 
 
 class Norms(StrEnum):

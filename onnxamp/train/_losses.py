@@ -25,7 +25,7 @@ from onnxamp._model.protos import small_model
 from onnxamp._options.doors import door
 from onnxamp._options.values import WHOLE, checked_flag, checked_number, checked_word
 from onnxamp._runtime.session import make_session, run
-from onnxamp.train._forward import LabelClasses, typed_feeds
+from onnxamp.train._batches import LabelClasses, typed_feeds
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function that writes a loss: it maps a float32 output of the model and the labels to float32 values, usually a

@@ -27,18 +27,10 @@ from onnxamp._options.values import WHOLE, checked_flag, checked_number
 from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.samples import SamplesLike, SampleSource, as_samples
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.debugging._records import TensorChecker
+from onnxamp.debugging._checker import TensorChecker
 from onnxamp.debugging._steps import StepWatch
+from onnxamp.train._batches import Batches, Feeds, draw_masks, typed_feeds
 from onnxamp.train._flushed import FlushedGradient, flushed_gradients
-from onnxamp.train._forward import (
-    Batches,
-    Feeds,
-    Masters,
-    draw_masks,
-    trained_model,
-    typed_feeds,
-    with_arrays,
-)
 from onnxamp.train._optimizers import Optimizer
 from onnxamp.train._scaling import LossScale, LossScaleManager
 from onnxamp.train._sessions import (
@@ -59,6 +51,7 @@ from onnxamp.train._step import (
     RESULTS,
     TrainStep,
 )
+from onnxamp.train._weights import Masters, trained_model, with_arrays
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -31,7 +31,7 @@ from onnxamp._runtime.session import (
     run_values,
 )
 from onnxamp._runtime.values import from_value, to_value
-from onnxamp.train._forward import Feeds
+from onnxamp.train._batches import Feeds
 from onnxamp.train._step import (
     DIVISOR,
     LOSS,
@@ -170,10 +170,15 @@ class Recorded(NetworkState):
                 f"{error} The step may run at O1: boost_level O1 records no CUDA graphs."
             ) from error
         inputs = self._buffers(feeds)
-        scalars = {OVERFLOW: np.zeros((), np.bool_), NORM: np.zeros((), np.float32)}
-        results = self._buffers({LOSS: _loss_buffer(model), **scalars})
+        arrays = {
+            LOSS: _loss_buffer(model),
+            OVERFLOW: np.zeros((), np.bool_),
+            NORM: np.zeros((), np.float32),
+        }
+        results = self._buffers(arrays)
         runs = []
-        for side, (old, new) in enumerate((self._sides, self._sides[::-1])):
+        ways = (self._sides, self._sides[::-1])
+        for side, (old, new) in enumerate(ways):
             following = {output: new[name] for name, output in self.successors.items()}
             # Numbers of CUDA graphs must differ within a session; these differ within the network.
             graph = 2 * len(self._shaped) + side if self.provider == "cuda" else None

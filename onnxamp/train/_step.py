@@ -35,15 +35,11 @@ from onnxamp._gradients.writer import Tensor, Writer
 from onnxamp._graph.editor import GraphEditor
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import Dims, symbolic_shapes
-from onnxamp.train._forward import (
-    LabelClasses,
-    Mask,
-    TrainingModel,
-    as_inputs,
-    find_weights,
-)
+from onnxamp.train._batches import LabelClasses
+from onnxamp.train._forward import Mask, TrainingModel
 from onnxamp.train._losses import Loss
 from onnxamp.train._optimizers import Move, Optimizer
+from onnxamp.train._weights import as_inputs, find_weights
 
 LOSS = "train/loss"
 OVERFLOW = "train/overflow"
@@ -344,8 +340,10 @@ class _Update:
         squares = [
             gradient.op("ReduceSumSquare", keepdims=0) for gradient in gradients
         ]
-        overflow = zeros[0].op("Sum", *zeros[1:]).equals(0).op("Not", into=OVERFLOW)
-        return overflow, squares[0].op("Sum", *squares[1:]).op("Sqrt", into=NORM)
+        zero = zeros[0].op("Sum", *zeros[1:])
+        overflow = zero.equals(0).op("Not", into=OVERFLOW)
+        square = squares[0].op("Sum", *squares[1:])
+        return overflow, square.op("Sqrt", into=NORM)
 
     def _happens(self, overflow: Tensor, apply: Tensor | None) -> Tensor | None:
         """Return whether the update happens; None for always."""

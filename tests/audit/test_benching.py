@@ -15,7 +15,7 @@ from graphs.case import parse
 
 from onnxamp import ArgumentError, RuntimeFailure, bench_models, convert_model
 from onnxamp._audit.bench import BenchOptions
-from onnxamp._audit.bench_results import Bench, BenchReport, Latency, OpTime, Ratio, Slowdown, Timing
+from onnxamp._audit.bench_results import Bench, BenchReport, Latency, OpTime, Slowdown, TimeRatio, Timing
 from onnxamp._audit.timing import (
     Evidence,
     Timed,
@@ -412,7 +412,7 @@ class TestCommand:
         assert run("bench", CLASSIFIER, *arguments, "-q").output == ""
 
     def test_slower_models_are_warned_of(self) -> None:
-        slow = replace(timing(1.0, 2.0), speedup=Ratio(0.5, 0.45, 0.55))
+        slow = replace(timing(1.0, 2.0), speedup=TimeRatio(0.5, 0.45, 0.55))
         first = replace(timing(1.0, 1.0), model="first")
         report = BenchReport(
             "CUDA (Test)", "onnxruntime 9", "made-up",
@@ -433,14 +433,14 @@ class TestCommand:
         assert json.loads(document("bench", {"report": report}))["report"]["slower"] == ["m"]
 
     @pytest.mark.parametrize(("speedup", "said", "slower"), [
-        (Ratio(0.99, 0.985, 0.995, 0.004), "m is as fast as first, within the spread.", False),
-        (Ratio(0.93, 0.91, 0.95, 0.1), "m is as fast as first, within the spread.", False),
-        (Ratio(0.93, 0.91, 0.95, 0.03), "m is slower than first.", True),
-        (Ratio(1.01, 1.005, 1.015, 0.004), "m is as fast as first, within the spread.", False),
-        (Ratio(1.5, 1.4, 1.6, 0.1), "m is faster than first.", False),
-        (Ratio(2.11, 0.9, 3.2, 1.2), "m is faster than first by the median, but single runs vary too much", False),
+        (TimeRatio(0.99, 0.985, 0.995, 0.004), "m is as fast as first, within the spread.", False),
+        (TimeRatio(0.93, 0.91, 0.95, 0.1), "m is as fast as first, within the spread.", False),
+        (TimeRatio(0.93, 0.91, 0.95, 0.03), "m is slower than first.", True),
+        (TimeRatio(1.01, 1.005, 1.015, 0.004), "m is as fast as first, within the spread.", False),
+        (TimeRatio(1.5, 1.4, 1.6, 0.1), "m is faster than first.", False),
+        (TimeRatio(2.11, 0.9, 3.2, 1.2), "m is faster than first by the median, but single runs vary too much", False),
     ])  # fmt: skip
-    def test_differences_within_the_spread_are_none(self, speedup: Ratio, said: str, slower: bool) -> None:
+    def test_differences_within_the_spread_are_none(self, speedup: TimeRatio, said: str, slower: bool) -> None:
         timings = replace(timing(1.0, 1.0), model="first"), replace(timing(1.0, 1.0), speedup=speedup)
         report = BenchReport(
             "CUDA (Test)", "onnxruntime 9", "made-up", (bench(MATMUL, name="first"), bench(MATMUL)), timings, 1,

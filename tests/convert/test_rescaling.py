@@ -10,9 +10,9 @@ from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 import onnxamp
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import largest_magnitudes
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
+from onnxamp._tuning.ranges import largest_magnitudes
 
 DECODER = """
 <ir_version: 10, opset_import: ["" : 23]>

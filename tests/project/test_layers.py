@@ -181,9 +181,15 @@ def test_the_runtime_knows_nothing_of_decisions() -> None:
     assert [found for found in crossings() if room(found[0]) == "_runtime" and found[1] not in READERS] == []
 
 
+def test_measurements_know_nothing_of_decisions() -> None:
+    """Gradients and comparisons treat any models alike: why a node is in low precision is none of their business."""
+    found = [(name, target) for name, target in crossings() if room(name) in ("_gradients", "_numerics")]
+    assert [pair for pair in found if pair[1] in ("_decide", "_convert")] == []
+
+
 def test_decisions_run_no_model() -> None:
     """What is decided follows from the graph, the options, and prices that come in from outside."""
-    allowed = READERS | DECIDERS | {"_bounds"}  # a fact about a graph, too
+    allowed = READERS | DECIDERS
     found = [(name, target) for name, target in crossings() if room(name) in DECIDERS and target not in allowed]
     assert found == []
 

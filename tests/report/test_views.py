@@ -12,13 +12,13 @@ from graphs.case import add_weights, parse
 
 import onnxamp
 from onnxamp import BenchReport, FolderReport
-from onnxamp._audit.bench_results import Bench, Latency, Ratio, Timing
+from onnxamp._audit.bench_results import Bench, Latency, TimeRatio, Timing
 from onnxamp._fleet.outcome import ModelOutcome
 
 LATENCY = Latency(0.1, 0.01, 0.011, 0.012, 100)
 BENCH = BenchReport(
     "CPU", "onnxruntime", "made-up", (Bench("a.onnx", {}, "float32", 0.1, {"CPU": 3}),),
-    (Timing("a.onnx", None, LATENCY, 100.0, None), Timing("b.onnx", None, LATENCY, 90.0, Ratio(0.9, 0.8, 1.0))),
+    (Timing("a.onnx", None, LATENCY, 100.0, None), Timing("b.onnx", None, LATENCY, 90.0, TimeRatio(0.9, 0.8, 1.0))),
     None, ("b.onnx",), (), (),
 )  # fmt: skip
 ROWS = (ModelOutcome("a.onnx", "converted"), ModelOutcome("b.onnx"))

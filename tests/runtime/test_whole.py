@@ -16,7 +16,6 @@ from rich.console import Console
 
 import onnxamp
 from onnxamp import ArgumentError, convert_model, diff_models, random_samples
-from onnxamp._gradients.expected import judging_engine
 from onnxamp._model.model import Model
 from onnxamp._numerics.results import DiffReport
 from onnxamp._numerics.sample_diff import noise_floor
@@ -26,6 +25,7 @@ from onnxamp._runtime.engines import engine_on
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import EXACT, cuda_available, make_session
 from onnxamp._runtime.session import run as run_session
+from onnxamp._tuning.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error, device_noise
 

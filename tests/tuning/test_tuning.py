@@ -22,7 +22,6 @@ from states import samples_in
 from onnxamp import ArgumentError, ArgumentTypeError, RuntimeFailure, Samples, Tuned, load_samples, random_samples
 from onnxamp import convert_model as convert_at_level
 from onnxamp import tune_model as tune_for_speed
-from onnxamp._gradients.expected import judging_engine
 from onnxamp._graph.graph import Graph
 from onnxamp._model.model import Model
 from onnxamp._runtime.emulate import emulate
@@ -31,6 +30,7 @@ from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import cuda_available, make_session, run
 from onnxamp._runtime.values import check_inputs
 from onnxamp._tuning.candidates import CandidateSolver
+from onnxamp._tuning.foreseen import judging_engine
 from onnxamp._tuning.metric import make_metric
 from onnxamp._tuning.runs import converted_error
 from onnxamp._tuning.space import find_live

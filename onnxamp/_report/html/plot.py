@@ -96,10 +96,11 @@ def plot_of(tuned: Tuned) -> Plot:
 def _front(times: Sequence[float], errors: Sequence[float]) -> Iterator[int]:
     """Yield the candidates that are more accurate than all faster ones, from fast to slow."""
     least = inf
-    for k in sorted(range(len(times)), key=lambda k: (times[k], errors[k])):
-        if errors[k] < least:
-            yield k
-            least = errors[k]
+    rows = zip(times, errors, range(len(times)), strict=True)
+    for _, error, candidate in sorted(rows):
+        if error < least:
+            yield candidate
+            least = error
 
 
 def _ticks(least: float, most: float) -> list[float]:

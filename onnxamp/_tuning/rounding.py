@@ -40,7 +40,6 @@ from onnxamp._model.weights import (
     read_array,
     rounded,
 )
-from onnxamp._numerics.arrangement import ProductWeight, product_weights, rows_of
 from onnxamp._options.options import Options
 from onnxamp._runtime import BUDGET
 from onnxamp._runtime.engines import Engine, choose_engine
@@ -57,6 +56,7 @@ from onnxamp._runtime.parts import ancestors
 from onnxamp._runtime.pieces import Executor, observed_values
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.values import Feeds, check_inputs, from_value
+from onnxamp._tuning.arrangement import ProductWeight, product_weights, rows_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -397,20 +397,26 @@ def error_norm(rows: Floats, weight: Floats, other: Floats) -> float:
     """Return the norm of the difference of two products."""
     starts = range(0, weight.shape[2], _WIDTH)
     columns = [slice(first, first + _WIDTH) for first in starts]
-    parts = (rows @ (weight[:, :, part] - other[:, :, part]) for part in columns)
-    return sqrt(sum(np.square(part, dtype=np.float64).sum() for part in parts))
+    squares = 0.0
+    for part in columns:
+        difference = rows @ (weight[:, :, part] - other[:, :, part])
+        squares += np.square(difference, dtype=np.float64).sum()
+    return sqrt(squares)
 
 
 def _gram(rows: Floats) -> Floats:
     """Return X^T X of each group, with a mean diagonal of 1."""
-    means = np.sqrt(np.square(rows, dtype=np.float64).sum((1, 2)) / rows.shape[2])
-    scaled = (rows / np.where(means > 0, means, 1.0)[:, None, None]).astype(np.float32)
+    squares = np.square(rows, dtype=np.float64).sum((1, 2))
+    means = np.sqrt(squares / rows.shape[2])
+    divisors = np.where(means > 0, means, 1.0)[:, None, None]
+    scaled = (rows / divisors).astype(np.float32)
     return scaled.swapaxes(1, 2) @ scaled
 
 
 def _rounded(weight: Floats, gram: Floats, damping: float, low: Format) -> Floats:
     """Return the weight rounded row by row, those first that count most."""
-    order = np.argsort(-np.diagonal(gram, axis1=1, axis2=2), axis=1, kind="stable")
+    squares = np.diagonal(gram, axis1=1, axis2=2)
+    order = np.argsort(-squares, axis=1, kind="stable")
     # Groups have orders of their own, since their inputs differ.
     factors = np.stack(
         [
@@ -462,4 +468,5 @@ def _round_columns(weight: Floats, factors: Floats, low: Format) -> None:
                 factors[:, first + row, first + row + 1 : stop, None]
                 * errors[:, row, None, :]
             )
-        weight[:, stop:] -= np.swapaxes(factors[:, first:stop, stop:], 1, 2) @ errors
+        passed_on = factors[:, first:stop, stop:].swapaxes(1, 2)
+        weight[:, stop:] -= passed_on @ errors

@@ -9,7 +9,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from onnxamp._facts.ops import op_facts, op_key
-from onnxamp._numerics.arrangement import Arrangement, arranged, rows_of
+from onnxamp._tuning.arrangement import Arrangement, arranged, rows_of
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 DOMAINS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]

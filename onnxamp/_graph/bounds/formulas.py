@@ -4,10 +4,10 @@ from functools import partial
 from math import inf, isnan
 from typing import Any, Final
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, within
-from onnxamp._bounds.call import Call, Rule, Rules
-from onnxamp._bounds.curves import CURVES
 from onnxamp._facts.tables import read_table
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, within
+from onnxamp._graph.bounds.call import Call, Rule, Rules
+from onnxamp._graph.bounds.curves import CURVES
 
 
 def _through(curve: Any, x: Bound) -> Bound:

@@ -12,10 +12,10 @@ from onnx import ModelProto
 import onnxamp
 from onnxamp._model.model import Model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import find_fit
 from onnxamp._numerics.results import RangeFit
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
+from onnxamp._tuning.cure_check import find_fit
 
 STREAM = """(float[2,8] X) => (float[2,8] Y) {
     h = MatMul (X, w) r = Relu (h) n = RMSNormalization (r, gain) Y = MatMul (n, v) }"""

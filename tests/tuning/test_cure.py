@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from onnxamp import convert_model
 from onnxamp._numerics.check import check_run
-from onnxamp._numerics.cure import CHECKS, TRIALS, Recipe, Trial, cure_conversion, cure_run, other_ways
 from onnxamp._numerics.diff_models import diff_models
 from onnxamp._numerics.limits import Limits
 from onnxamp._numerics.user_functions import Accept
 from onnxamp._options.options import Options
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import Samples
+from onnxamp._tuning.cure import TRIALS, Recipe, Trial, cure_conversion, other_ways
+from onnxamp._tuning.cure_check import CHECKS, cure_run
 
 CARELESS = ("--level", "O3", "--no-hazards", "--no-validate", "-q")
 ODD_NAMES = [

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onnxamp._facts.dtypes import BFLOAT16, FLOAT16, Format
-from onnxamp._numerics.rounding import compensate, error_norm
+from onnxamp._tuning.rounding import compensate, error_norm
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 LOWS = pytest.mark.parametrize("low", [BFLOAT16, FLOAT16], ids=lambda low: low.name)

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._bounds.bound import Curve
+from onnxamp._graph.bounds.bound import Curve
 
 
 def gelu(x: float) -> float:

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times
-from onnxamp._bounds.call import Call, Rules
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
+from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.shapes import Shape
 
 

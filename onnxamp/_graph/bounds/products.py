@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times
-from onnxamp._bounds.call import Call, Rules
-from onnxamp._bounds.weights import (
-    Sums,
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times
+from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.bounds.weights import (
+    WeightSums,
     sums_of,
     sums_over,
     weight_of,
@@ -20,7 +20,7 @@ from onnxamp._graph.constants import terms_of
 
 
 def weighted(
-    x: Bound, sums: Sums, *, uses_norms: bool = True
+    x: Bound, sums: WeightSums, *, uses_norms: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the least and the largest sum of the elements of ``x`` with the numbers of a weight, for each sum.
 
@@ -80,7 +80,7 @@ def _stretched(call: Call, product: Bound) -> Bound:
     return replace(product, row=min(product.row, times(stretch, call[0].row)))
 
 
-def _columns(call: Call, sums: Sums) -> Bound:
+def _columns(call: Call, sums: WeightSums) -> Bound:
     """Return the bound of a constant matrix times a computed one, whose columns are what is summed."""
     x = call[1]
     turned = Bound(low=x.low, high=x.high, row=x.column)
@@ -141,7 +141,7 @@ def _by_terms(call: Call) -> Bound:
     return between(-limit, limit)
 
 
-def _filtered(call: Call, sums: Sums | None) -> Bound:
+def _filtered(call: Call, sums: WeightSums | None) -> Bound:
     """Return the bound of a convolution from the sums over each filter. Padding adds zeros to what a filter meets."""
     if sums is None:
         return _by_terms(call)

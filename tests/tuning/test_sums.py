@@ -10,11 +10,11 @@ from onnx import ModelProto
 
 import onnxamp
 from onnxamp._model.model import Model
-from onnxamp._numerics.ranges import measured_ranges
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level, Rescaling
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
+from onnxamp._tuning.ranges import measured_ranges
 
 RNG = np.random.default_rng(0)
 

@@ -40,7 +40,7 @@ _SLACK: Final = 1e-4
 """Relative error that sums of a block of float32 numbers may have. NumPy adds in pairs, which errs by far less."""
 
 
-class Sums(NamedTuple):
+class WeightSums(NamedTuple):
     """Sums over some axes of a weight, one for each position on its other axes.
 
     Attributes:
@@ -124,7 +124,7 @@ def range_of(array: NDArray[Any]) -> tuple[float, float]:
     return (low, high) if low <= high else (-inf, inf)
 
 
-def sums_over(graph: Graph, value: int, axes: tuple[int, ...]) -> Sums | None:
+def sums_over(graph: Graph, value: int, axes: tuple[int, ...]) -> WeightSums | None:
     """Return the sums of a weight over some axes; None if its numbers are unknown or not finite.
 
     Args:
@@ -138,13 +138,13 @@ def sums_over(graph: Graph, value: int, axes: tuple[int, ...]) -> Sums | None:
     return sums_of(array, [axis % array.ndim for axis in axes])
 
 
-def sums_of(array: NDArray[Any], axes: Sequence[int]) -> Sums | None:
+def sums_of(array: NDArray[Any], axes: Sequence[int]) -> WeightSums | None:
     """Return the sums of an array over some of its axes, none negative; None if it has numbers that are not finite.
 
     Complexity: linear in the elements; a block of them is copied at a time.
     """
     lengths = [size for axis, size in enumerate(array.shape) if axis not in axes]
-    result = Sums(*(np.zeros(lengths) for _ in Sums._fields))
+    result = WeightSums(*(np.zeros(lengths) for _ in WeightSums._fields))
     rows = max(1, _BLOCK // max(prod(array.shape[1:]), 1))
     with np.errstate(
         invalid="ignore", over="ignore"
@@ -161,7 +161,7 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> Sums | None:
             result.squares[part] += magnitudes.sum(summed)
     if not np.isfinite(result.squares).all():
         return None
-    return Sums(
+    return WeightSums(
         signed=result.signed,
         magnitudes=result.magnitudes * (1.0 + _SLACK),
         squares=result.squares * (1.0 + _SLACK),

@@ -11,13 +11,13 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from onnxamp._bounds.bound import Bound
-from onnxamp._bounds.call import Call
-from onnxamp._bounds.normalized import count
+from onnxamp._graph.bounds.bound import Bound
+from onnxamp._graph.bounds.call import Call
+from onnxamp._graph.bounds.normalized import count
 from onnxamp._graph.view import ABSENT
 
 
-class Stage(Enum):
+class Relation(Enum):
     """The relation between a value and the one that it is computed from, its source."""
 
     EACH = "each element is a power of one of the source"
@@ -31,7 +31,7 @@ class Ratio:
 
     Attributes:
         source: the value.
-        stage: what is known.
+        relation: what is known.
         power: the power of the source's elements, 1 or 2.
         root: whether a root was taken of the sum.
         share: the factor of the sum: one over the number of elements, for a mean.
@@ -41,7 +41,7 @@ class Ratio:
     """
 
     source: int
-    stage: Stage
+    relation: Relation
     power: int
     root: bool = False
     share: float = 1.0
@@ -68,20 +68,22 @@ def quotient(call: Call, ratios: _Known) -> Bound | None:
     """Return the bound of a value divided by its own norm or sum; None for other nodes."""
     node = call.node
     if node.key == "Div":
-        return _divided(call, ratios.get(node.inputs[1]), 0, Stage.SUM)
+        return _divided(call, ratios.get(node.inputs[1]), 0, Relation.SUM)
     if node.key == "Mul":
         for port in range(2):
             ratio = ratios.get(node.inputs[1 - port])
-            bound = _divided(call, ratio, port, Stage.INVERSE)
+            bound = _divided(call, ratio, port, Relation.INVERSE)
             if bound is not None:
                 return bound
     return None
 
 
-def _divided(call: Call, ratio: Ratio | None, port: int, stage: Stage) -> Bound | None:
+def _divided(
+    call: Call, ratio: Ratio | None, port: int, relation: Relation
+) -> Bound | None:
     """Return the bound of an input divided by a value, if that input is the value's source."""
     value = call.node.inputs[port]
-    if ratio is None or ratio.stage is not stage or ratio.limit == inf:
+    if ratio is None or ratio.relation is not relation or ratio.limit == inf:
         return None
     if not ratio.is_aligned or call.graph.passed_on(value) != ratio.source:
         return None
@@ -115,7 +117,7 @@ def _product(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
 
 
 def _squared(source: int) -> Ratio:
-    return Ratio(source=source, stage=Stage.EACH, power=2)
+    return Ratio(source=source, relation=Relation.EACH, power=2)
 
 
 def _power(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
@@ -133,14 +135,14 @@ def _power(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
 
 def _exponential(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio:
     """Return the ratio of a positive value, as a softmax sums up."""
-    return Ratio(source=call.node.outputs[0], stage=Stage.EACH, power=1)
+    return Ratio(source=call.node.outputs[0], relation=Relation.EACH, power=1)
 
 
 def _norm(call: Call, _known: Ratio | None, _ratios: _Known) -> Ratio | None:
     """Return the ratio of a reduction that takes powers itself."""
     source = call.graph.passed_on(call.node.inputs[0])
     power = 1 if call.node.key == "ReduceL1" else 2
-    known = _summed(call, Ratio(source=source, stage=Stage.EACH, power=power))
+    known = _summed(call, Ratio(source=source, relation=Relation.EACH, power=power))
     is_root = call.node.key == "ReduceL2"
     return None if known is None else replace(known, root=is_root)
 
@@ -154,7 +156,7 @@ def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
     elements = count(shape, axes) if mean else 1.0
     return replace(
         known,
-        stage=Stage.SUM,
+        relation=Relation.SUM,
         share=1.0 / max(elements, 1.0),
         axes=tuple(sorted(axes)),
         is_aligned=bool(call.attribute("keepdims", 1)),
@@ -163,7 +165,7 @@ def _summed(call: Call, known: Ratio, *, mean: bool = False) -> Ratio | None:
 
 
 def _reduced(call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
-    if known is None or known.stage is not Stage.EACH:
+    if known is None or known.relation is not Relation.EACH:
         return None
     return _summed(call, known, mean=call.node.key == "ReduceMean")
 
@@ -176,7 +178,7 @@ def _added(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
             ratios.get(call.node.inputs[-1]),
             range(len(call.node.inputs) - 1),
         )
-    if known is None or known.stage is not Stage.SUM:
+    if known is None or known.relation is not Relation.SUM:
         return None
     return known if all(call[port].low >= 0.0 for port in others) else None
 
@@ -188,22 +190,26 @@ def _at_least(call: Call, known: Ratio | None, ratios: _Known) -> Ratio | None:
     is_upper = call.node.key == "Clip" and (
         call.has(2) or call.attribute("max") is not None
     )
-    return None if known is None or known.stage is not Stage.SUM or is_upper else known
+    return (
+        None
+        if known is None or known.relation is not Relation.SUM or is_upper
+        else known
+    )
 
 
 def _rooted(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
     is_square = known is not None and known.power == 2 and not known.root
     return (
         replace(known, root=True)
-        if known is not None and is_square and known.stage is Stage.SUM
+        if known is not None and is_square and known.relation is Relation.SUM
         else None
     )
 
 
 def _inverted(_call: Call, known: Ratio | None, _ratios: _Known) -> Ratio | None:
     return (
-        replace(known, stage=Stage.INVERSE)
-        if known is not None and known.stage is Stage.SUM
+        replace(known, relation=Relation.INVERSE)
+        if known is not None and known.relation is Relation.SUM
         else None
     )
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, times, within
-from onnxamp._bounds.call import Call, Rules
-from onnxamp._bounds.weights import sums_over
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, times, within
+from onnxamp._graph.bounds.call import Call, Rules
+from onnxamp._graph.bounds.weights import sums_over
 
 
 def moved(call: Call, ports: Sequence[int]) -> Bound:

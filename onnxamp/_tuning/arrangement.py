@@ -89,15 +89,17 @@ def _split(
         if len(shape) < 2 or (batch != 1 and (len(shape) > 3 or node.attribute)):
             return None
         is_turned = _flag(node, product.turned) != product.is_left
-        return (batch, *shape[-2:]), (0, 2, 1) if is_turned else (0, 1, 2)
+        perm = (0, 2, 1) if is_turned else (0, 1, 2)
+        return (batch, *shape[-2:]), perm
     if product.form in ("gates", "states"):
         return (shape, (0, 2, 1)) if len(shape) == 3 else None
     if len(shape) < 3:
         return None
     groups = _group(node)
+    size = shape[0] // groups
     if product.form == "windows":
-        return (groups, shape[0] // groups, prod(shape[1:])), (0, 2, 1)
-    return (groups, shape[0] // groups, shape[1], prod(shape[2:])), (0, 1, 3, 2)
+        return (groups, size, prod(shape[1:])), (0, 2, 1)
+    return (groups, size, shape[1], prod(shape[2:])), (0, 1, 3, 2)
 
 
 def rows_of(
@@ -146,7 +148,8 @@ class _Rows(NamedTuple):
                 return self._of_spread()
             case "states":
                 return self._of_states()
-        return self._same(self.value.reshape(-1, self.value.shape[-1]), self.shape[0])
+        rows = self.value.reshape(-1, self.value.shape[-1])
+        return self._same(rows, self.shape[0])
 
     def _chosen(self, count: int) -> NDArray[np.int64]:
         """Return the selected rows in order."""
@@ -251,7 +254,8 @@ class _Rows(NamedTuple):
         # Negative pads cut elements off.
         cut = (slice(max(-low, 0), None if high >= 0 else high) for low, high in pads)
         added = ((max(low, 0), max(high, 0)) for low, high in pads)
-        padded = np.pad(value[(*first, *cut)], [(0, 0), (0, 0), *added])
+        inner = value[(*first, *cut)]
+        padded = np.pad(inner, [(0, 0), (0, 0), *added])
         view = sliding_window_view(padded, frame.reach, tuple(range(2, 2 + axes)))
         steps = (slice(None, None, step) for step in (*strides, *frame.dilations))
         view = view[(*first, *steps)]
@@ -406,7 +410,9 @@ def _read(
     graph: Graph, node: Node, port: int, shape: tuple[int, ...], turn: tuple[int, ...]
 ) -> Reader | None:
     """Return a node as a reader of a weight at an input."""
-    for product in op_facts().products.get(node.key, ()) if node.scope == 0 else ():
+    if node.scope:
+        return None
+    for product in op_facts().products.get(node.key, ()):
         if product.weight != port:
             continue
         rows = node.outputs[product.steps or 0]

@@ -16,10 +16,10 @@ import onnxamp
 from onnxamp._convert.compensation import MADE_UP
 from onnxamp._convert.convert import convert
 from onnxamp._model.model import Model
-from onnxamp._numerics.rounding import WeightRounder
 from onnxamp._runtime.emulate import emulate
 from onnxamp._runtime.run import Run
 from onnxamp._runtime.samples import as_samples
+from onnxamp._tuning.rounding import WeightRounder
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 LOWS = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from onnx import helper, numpy_helper
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull
-from onnxamp._bounds.call import Call, Rules
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull
+from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.graph import Graph
 
 

@@ -14,9 +14,9 @@ from strategies.model import random_model
 from strategies.table import all_ops
 
 from onnxamp import convert_model
-from onnxamp._bounds.bounds import find_bounds, rules
-from onnxamp._bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._graph.bounds.bounds import find_bounds, rules
+from onnxamp._graph.bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run
 

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxamp._bounds.bound import Bound
-from onnxamp._bounds.weights import largest_stretch
 from onnxamp._facts.ops import attribute, declared_default
+from onnxamp._graph.bounds.bound import Bound
+from onnxamp._graph.bounds.weights import largest_stretch
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.match import declared_axes
 from onnxamp._graph.shapes import Shape

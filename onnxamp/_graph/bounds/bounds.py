@@ -12,18 +12,18 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxamp._bounds import formulas, moved, normalized, products, sources
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, intersection
-from onnxamp._bounds.call import Call, Rules, Stretch
-from onnxamp._bounds.ratios import Ratio, quotient, ratio_of
-from onnxamp._bounds.weights import (
+from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
+from onnxamp._facts.ops import op_facts
+from onnxamp._graph.bounds import formulas, moved, normalized, products, sources
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, intersection
+from onnxamp._graph.bounds.call import Call, Rules, Stretch
+from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
+from onnxamp._graph.bounds.weights import (
     READABLE,
     largest_stretch,
     least_stretch,
     range_of,
 )
-from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format
-from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.view import (
     ABSENT,
@@ -35,7 +35,6 @@ from onnxamp._graph.view import (
     carried,
 )
 from onnxamp._model.weights import read_array
-from onnxamp._options.values import Range
 
 _SMALL: Final = 1 << 20
 """Elements up to which a constant is looked at as a whole; of larger ones, only the range is known."""
