@@ -258,9 +258,11 @@ class _Ascent:
         for _ in range(most - 1):
             moved = dict(sample)
             for name, ends in self.ranges.items():
+                array = sample[name]
                 # The range of a mask is that of float32: any number between its ends would mask alike.
-                if max(map(abs, ends)) < self.low.overflow:
-                    drawn = draw.uniform(*ends, np.shape(sample[name]))
+                is_mask = max(map(abs, ends)) >= self.low.overflow
+                if isinstance(array, np.ndarray) and not is_mask:
+                    drawn = draw.uniform(*ends, array.shape)
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
