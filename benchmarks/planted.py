@@ -130,8 +130,7 @@ def images(seed: int, gain: float) -> Seeded:
         x = g.op("BatchNormalization", x, g.scale(width), g.bias(width), g.bias(width), g.scale(width))
         x, channels = g.op("Relu", x), width
     value = g.op("Conv", x, _drawn(g, width, width, 3, 3, fan_in=width * 9, gain=gain), pads=[1, 1, 1, 1])
-    small = g.op("Mul", value, g.constant(SMALL))
-    return _ended(g, value, g.op("Tanh", small), [1, 3, side, side], [1, width, side, side])
+    return _ended(g, value, g.op("Mul", value, g.constant(SMALL)), [1, 3, side, side], [1, width, side, side])
 
 
 def pooled(seed: int, gain: float) -> Seeded:
@@ -150,8 +149,7 @@ def bilinear(seed: int, gain: float) -> Seeded:
     left, right = (g.op("MatMul", "x", _drawn(g, width, factors, fan_in=width)) for _ in range(2))
     product = g.op("Mul", left, right)
     value = g.op("MatMul", product, _drawn(g, factors, 16, fan_in=factors, gain=gain))
-    tail = g.op("Tanh", g.op("Mul", value, g.constant(SMALL)))
-    return _ended(g, value, tail, [4, width], [4, 16])
+    return _ended(g, value, g.op("Mul", value, g.constant(SMALL)), [4, width], [4, 16])
 
 
 KINDS: Mapping[str, tuple[Callable[[int, float], Seeded], int]] = {

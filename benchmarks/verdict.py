@@ -29,21 +29,19 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from false_alarms import false_alarms
-from measure import machine
+from measure import engine_commit, machine
 from numpy.typing import NDArray
 from onnx import ModelProto
 from planted import Planted, planted_networks
 from scoreboard import source, subjects
 from subjects import decoder, encoder, unet
+from verdict_page import summary, write_page
 
 import onnxamp
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "verdict.json"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnxamp-benchmarks"
-PAGE = ROOT / "docs" / "explain" / "verdict.md"
-START, END = "<!-- written by benchmarks/verdict.py -->", "<!-- end -->"
-"""What the tables of the page stand between."""
 LISTED = Path(__file__).with_name("verdict.toml")
 GENERATED: Sequence[tuple[str, Callable[..., ModelProto], Mapping[str, int]]] = (
     ("BERT-base", encoder, {"layers": 12, "hidden": 768, "heads": 12, "length": 128, "vocabulary": 30522}),
@@ -134,7 +132,7 @@ def _row(name: str, found: Facts) -> Facts:
     proof, headroom, cure = found["proof"], found["headroom"], found["cure"]
     row: Facts = {
         "model": name,
-        "commit": commit(),
+        "commit": engine_commit(),
         "values": proof and proof["values"],
         "proven": proof and proof["proven"],
         "repaired by stress alone": bool(cure) and "made to be hard" in cure["failure"],
@@ -152,152 +150,9 @@ def _worst(outputs: Sequence[Facts]) -> float:
     return max((one["rel_l2"] for one in outputs), default=0.0)
 
 
-def summary(rows: Sequence[Facts]) -> Facts:
-    """Return what the rows come to."""
-    planted_rows = [row for row in rows if "hardest" in row]
-    others = [row for row in rows if "hardest" not in row]
-    before = sum(row["seconds without stress"] for row in others)
-    proven = [row["proven"] / row["values"] for row in others if row["values"]]
-    alarms = [row["false alarms"] for row in others]
-    return {
-        "planted": len(planted_rows),
-        "planted, found": sum(row["repaired by stress alone"] for row in planted_rows),
-        "planted, right on the worst input": sum(row["right"] for row in planted_rows),
-        "others": len(others),
-        "others, mean share proven": sum(proven) / max(len(proven), 1),
-        "others, repaired by stress alone": [row["model"] for row in others if row["repaired by stress alone"]],
-        "others, processor time": round(sum(row["seconds"] for row in others) / before, 2) if before else None,
-        "false alarms, stress": sum(map(of_stress, alarms)) / max(len(alarms), 1),
-        "false alarms, validation": sum(map(of_validation, alarms)) / max(len(alarms), 1),
-        "false alarms, hazards": sum(map(of_hazards, alarms)) / max(len(alarms), 1),
-        "kept for hazards": sum(sum(row["share"] for row in one["hazards"]) for one in alarms) / max(len(alarms), 1),
-    }
-
-
-def of_stress(alarms: Facts) -> float:
-    """Return the share of traffic that stress alone keeps in float32, and no sample needs."""
-    kept = alarms["validation"]
-    return kept["share"] if kept and kept["reason"] == "stress" and not kept["fails"] else 0.0
-
-
-def of_validation(alarms: Facts) -> float:
-    """Return the share of traffic that validation keeps in float32 in any way, and no sample needs."""
-    kept = alarms["validation"]
-    return kept["share"] if kept and not kept["fails"] else 0.0
-
-
-def of_hazards(alarms: Facts) -> float:
-    """Return the share of traffic that hazards keep in float32, and no sample needs."""
-    return sum(row["share"] for row in alarms["hazards"] if row["share"] > 0 and not row["fails"])
-
-
-def tables(results: Facts) -> str:
-    """Return the tables of the page."""
-    facts = results["summary"]
-    rows = results["rows"]
-    return "\n".join((*_planted_table(facts, rows), "", *_value_table(facts, rows), "", *_alarm_table(facts, rows)))
-
-
-def _planted_table(facts: Facts, rows: Sequence[Facts]) -> list[str]:
-    kinds = dict[str, list[Facts]]()
-    for row in rows:
-        if "hardest" in row:
-            kinds.setdefault(row["model"].split()[1], []).append(row)
-    lines = [
-        f"{facts['planted']} networks stay below 20,000 on 1,000 random inputs, although a long search finds an input"
-        " within the range of",
-        f"the sample that brings a value beyond 65,504. {STEPS} steps find this in {facts['planted, found']} of them, and"
-        " the result is repaired;",
-        f"{facts['planted, right on the worst input']} results are right on the worst input of the long search.",
-        "",
-        "| planted | networks | random inputs | worst input | found | right on the worst input |",
-        "|---|---|---|---|---|---|",
-    ]
-    for kind, found in kinds.items():
-        worst = [row["hardest"] for row in found]
-        ends = f"{_short(min(worst))} to {_short(max(worst))}"
-        counts = (sum(row[key] for row in found) for key in ("repaired by stress alone", "right"))
-        cells = kind, str(len(found)), _short(max(row["random"] for row in found)), ends, *map(str, counts)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _value_table(facts: Facts, rows: Sequence[Facts]) -> list[str]:
-    titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard", "time"
-    lines = [
-        "Of other models, the value with the least headroom, and the processor time of a validated conversion with stress",
-        f"beside one without. Stress alone repaired {len(facts['others, repaired by stress alone'])} of"
-        f" {facts['others']}; all of them take {facts['others, processor time']} times as long.",
-        "",
-        f"| {' | '.join(titles)} |",
-        f"|{'---|' * len(titles)}",
-    ]
-    for row in rows:
-        if "hardest" in row:
-            continue
-        value = f"`{row['value']}`" if "value" in row else "none"
-        sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
-        errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
-        proven = f"{row['proven']} of {row['values']}" if row["values"] else "none"
-        took = f"{row['seconds'] / row['seconds without stress']:.2f}"
-        lines.append(f"| {' | '.join((row['model'], proven, value, *sizes, *errors, took))} |")
-    return lines
-
-
-def _alarm_table(facts: Facts, rows: Sequence[Facts]) -> list[str]:
-    lines = [
-        "What stays in float32, as a share of the float traffic, and whether random samples need it: each of these sets of"
-        " nodes is",
-        "lowered by itself. False alarms are those that no sample needs:",
-        f"{_share(facts['false alarms, stress'])} of the traffic for stress,"
-        f" {_share(facts['false alarms, validation'])} for validation as a whole, and"
-        f" {_share(facts['false alarms, hazards'])} for hazards,",
-        "on the mean of the models.",
-        "",
-        "| model | kept for | nodes | traffic | needed | samples |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if "hardest" in row:
-            continue
-        alarms = row["false alarms"]
-        kept = [(one["hazard"], str(one["nodes"]), one) for one in alarms["hazards"] if one["share"] > 0]
-        if alarms["validation"]:
-            kept.append((f"validation, {alarms['validation']['reason']}", "", alarms["validation"]))
-        for what, nodes, one in kept:
-            needed = "yes" if one["fails"] else "no"
-            cells = row["model"], what, nodes, _share(one["share"]), needed, str(one["samples"])
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _share(number: float) -> str:
-    return f"{100 * number:.2g} %"
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return ""
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-
-
-def write_page(results: Facts) -> None:
-    """Write the tables of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{START}\n\n{tables(results)}\n\n{END}{after}", encoding="utf-8")
-
-
 def known() -> Facts:
     """Return the results so far."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"rows": []}
-
-
-def commit() -> str:
-    """Return the last commit of this repository."""
-    git = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def noted(rows: Sequence[Facts]) -> Facts:
@@ -307,7 +162,7 @@ def noted(rows: Sequence[Facts]) -> Facts:
     results = {
         "machine": machine(),
         "versions": versions,
-        "commit": commit(),
+        "commit": engine_commit(),
         "summary": summary(ordered),
         "rows": ordered,
     }
@@ -330,10 +185,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="measure all models again")
     parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
-    parser.add_argument("--page", action="store_true", help="only write the tables of the page")
+    parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
     options = parser.parse_args(arguments)
     if options.page:
-        write_page(known())
+        results = known()
+        results["summary"] = summary(results["rows"])
+        RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+        write_page(results)
         return
     rows = [] if options.again else known()["rows"]
     done = {row["model"] for row in rows}
