@@ -201,8 +201,13 @@ def test_the_page_of_the_verdict_shows_the_kept_results() -> None:
     assert verdict_page.tables(facts) in verdict_page.PAGE.read_text(encoding="utf-8")
 
 
-def test_a_planted_network_overflows_on_no_random_input_but_on_a_hard_one(tmp_path: Path) -> None:
+def test_a_planted_network_overflows_on_no_random_input_but_on_a_hard_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import planted
+
+    monkeypatch.setattr(planted, "INPUTS", 50)
+    monkeypatch.setattr(planted, "STARTS", 4)
 
     name, make = next(made for made in planted.planted_networks(tmp_path) if made[0].startswith("planted bilinear"))
     found = make()
