@@ -59,6 +59,10 @@ _NODE_FLOPS: Final = 1 << 14
 _CLOSE: Final = 0.25
 """Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
 
+_ROUNDS: Final = 3
+_GAIN: Final = 1.02
+"""Times that as many steps are taken again from there, as long as each brings a fiftieth: an overflow may be near."""
+
 _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
 
@@ -226,7 +230,7 @@ class _Ascent:
             ends = []
             for sign, largest in sorted(seen[name].items()):
                 start = climb.begun([given[largest.sample], *more], sign)
-                ends.append(climb.climbed(start, sign, steps))
+                ends.append(self._further(climb, start, sign, steps))
             highest, reached = max(ends, key=itemgetter(1))
             worst = climb.toward_error(highest, steps)
             found = Headroom(
@@ -246,6 +250,20 @@ class _Ascent:
             readers = [partial(_itself, inputs) for inputs in chosen]
             return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
         return Stressed(proof, why=why)
+
+    def _further(
+        self, climb: Climb, start: Feeds, sign: float, steps: int
+    ) -> tuple[Feeds, float]:
+        """Return the inputs that so many steps reach, or more of them as long as they bring much close to the end."""
+        inputs, reached = climb.climbed(start, sign, steps)
+        for _ in range(_ROUNDS):
+            if not self.low.max_finite * _CLOSE <= reached < self.low.overflow:
+                break
+            before = reached
+            inputs, reached = climb.climbed(inputs, sign, steps)
+            if reached < before * _GAIN:
+                break
+        return inputs, reached
 
     def _anywhere(self, sample: Feeds) -> Iterator[Feeds]:
         """Yield random inputs within the ranges where an ascent may begin as well, as many as little work allows."""

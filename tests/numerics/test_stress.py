@@ -69,6 +69,16 @@ def test_an_ascent_begins_at_the_best_of_several_inputs(seed):
     assert found.headroom.stressed > 65504
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_an_ascent_that_ends_close_to_the_end_of_the_range_goes_on(seed):
+    """Four steps end below 65504."""
+    model = planted(seed, 18, 13_500)
+    stress = Stress(FLOAT16, 4)
+    found = stress.of(Model.of(model), Model.of(convert_model(model)), onnxamp.random_samples(model))
+    assert found.headroom is not None
+    assert found.headroom.stressed > 65504
+
+
 def test_a_range_of_the_input_rules_the_overflow_out():
     found = converted(planted(), "--input-range", "x=-0.25:0.25")["validation"]
     assert found["cure"] is None
