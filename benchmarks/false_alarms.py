@@ -8,7 +8,7 @@ Traffic is the elements of the float results of nodes, without Casts.
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from onnxamp._facts.dtypes import FLOAT, FLOAT16
 from onnxamp._facts.ops import op_key
 from onnxamp._graph.graph import graph_of
 from onnxamp._model.model import Model, ModelSource
+from onnxamp._runtime.requested import requested_samples
+from onnxamp._runtime.run import RunOptions
+from onnxamp._runtime.samples import Samples
 
 Facts = dict[str, Any]
 
@@ -36,9 +39,9 @@ class Traffic(NamedTuple):
     total: int
 
     @classmethod
-    def of(cls, model: ModelSource) -> "Traffic":
-        """Return the traffic of a model with the sizes that random samples have."""
-        draw = onnxamp.random_samples(model).draw
+    def of(cls, model: ModelSource, sizes: Mapping[str, int]) -> "Traffic":
+        """Return the traffic of a model with these sizes of open dimensions."""
+        draw = onnxamp.random_samples(model, dims=sizes).draw
         assert draw is not None
         maker = draw.maker()
         graph = Model.of(model).ask(graph_of)
@@ -61,11 +64,16 @@ def _size(shape: Sequence[Any] | None) -> int:
     return size
 
 
+def samples_of(path: Path, count: int = 1, seed: int = 0) -> Samples:
+    """Return random samples as conversions take them, with sizes that the model runs with."""
+    return requested_samples(RunOptions(count=count, seed=seed), Model.of(path))
+
+
 def on_samples(path: Path, low: ModelProto, seconds: float) -> Facts:
     """Return whether a result fails on random samples, and on how many it ran."""
     start = time.process_time()
     for before, after in pairwise(CHUNKS):
-        samples = onnxamp.random_samples(path, after - before, seed=SEED + before)
+        samples = samples_of(path, after - before, SEED + before)
         if not onnxamp.diff_models(path, low, samples, provider="cpu").passed:
             return {"fails": True, "samples": after}
         spent = time.process_time() - start
@@ -84,8 +92,10 @@ def false_alarms(path: Path, validated: Path, seconds: float, *, by_stress: bool
         seconds: processor seconds for the samples.
         by_stress: whether stress alone made validation keep nodes in float32.
     """
+    draw = samples_of(path).draw
+    sizes = draw.sizes if draw is not None else {}
     usual = onnxamp.convert_model(path)
-    traffic = Traffic.of(usual)
+    traffic = Traffic.of(usual, sizes)
     kinds = dict[str, list[str]]()
     for row in onnxamp.plan_model(path).hazards:
         if not row.low:
@@ -94,11 +104,11 @@ def false_alarms(path: Path, validated: Path, seconds: float, *, by_stress: bool
     found: Facts = {"traffic": traffic.total, "low": traffic.low / traffic.total, "hazards": [], "validation": None}
     for kind, nodes in kinds.items():
         forced = onnxamp.convert_model(path, force_low=[re.escape(node) for node in nodes])
-        share = (Traffic.of(forced).low - traffic.low) / traffic.total
+        share = (Traffic.of(forced, sizes).low - traffic.low) / traffic.total
         found["hazards"].append({"hazard": kind, "nodes": len(nodes), "share": share})
         if share > 0:
             lowered[kind] = forced
-    kept = (traffic.low - Traffic.of(validated).low) / traffic.total
+    kept = (traffic.low - Traffic.of(validated, sizes).low) / traffic.total
     runs = len(lowered) + (kept > 0)
     for row in found["hazards"]:
         if row["hazard"] in lowered:

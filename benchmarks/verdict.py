@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from false_alarms import false_alarms
+from false_alarms import false_alarms, samples_of
 from measure import engine_commit, machine
 from numpy.typing import NDArray
 from onnx import ModelProto
@@ -100,7 +100,7 @@ def on_random_inputs(path: Path, value: str) -> float:
     model.graph.output.append(onnx.ValueInfoProto(name=value))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     largest = 0.0
-    for sample in onnxamp.random_samples(path, INPUTS, seed=1):
+    for sample in samples_of(path, INPUTS, 1):
         found: NDArray[Any] = session.run([value], sample)[0]
         largest = max(largest, float(np.abs(found).max(initial=0.0)))
     return largest
