@@ -30,6 +30,7 @@ from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
+from onnxamp._runtime import STRESS
 from onnxamp._runtime.samples import Samples
 from onnxamp._runtime.values import Feeds, check_inputs
 
@@ -48,13 +49,19 @@ largest magnitude that long searches find; after one step from each of eight sta
 """
 
 _FLOPS: Final = 1 << 32
-"""Operations that the choice of a start may take, about a second of one core."""
+_MOST_FLOPS: Final = 1 << 35
+"""Operations that the choice of a start may take, and the default number of steps: a tenth of a second of one core, and
+about a second. A model that takes more is given fewer steps, so that they take no longer than the rest of validation.
+"""
 
-_RUNS: Final = 12
-"""Runs of the model that the choice takes for each start: two of each sign, and thrice the work with gradients."""
+_NODE_FLOPS: Final = 1 << 17
+"""Operations in the time that a runtime takes for a node, however small."""
 
-_NODE_FLOPS: Final = 1 << 14
-"""Operations in the time that a runtime takes to start a node."""
+_GRADIENTS: Final = 3
+"""Times the work of a model that a step takes: gradients take twice that of the values."""
+
+_AIMS: Final = 3
+"""What steps lead to: either end of a value, and its largest share of the outputs."""
 
 _CLOSE: Final = 0.25
 """Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
@@ -176,6 +183,20 @@ def _names_of(bounds: Bounds, reference: Model) -> list[str]:
     return list(found)
 
 
+class _Effort(NamedTuple):
+    """What the work of a model leaves time for.
+
+    Attributes:
+        starts: inputs among which an ascent finds its start.
+        steps: steps toward each aim.
+        seeks_error: whether to step toward the largest error as well.
+    """
+
+    starts: int
+    steps: int
+    seeks_error: bool
+
+
 class _Ascent:
     """Drives values of a model up.
 
@@ -226,13 +247,16 @@ class _Ascent:
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
-            more = [*self._anywhere(given[0])]
+            effort = self._effort(given[0], steps)
+            more = [*self._anywhere(given[0], effort.starts - 1)]
             ends = []
             for sign, largest in sorted(seen[name].items()):
                 start = climb.begun([given[largest.sample], *more], sign)
-                ends.append(self._further(climb, start, sign, steps))
+                ends.append(self._further(climb, start, sign, effort.steps))
             highest, reached = max(ends, key=itemgetter(1))
-            worst = climb.toward_error(highest, steps)
+            worst = None
+            if effort.seeks_error:
+                worst = climb.toward_error(highest, effort.steps)
             found = Headroom(
                 value=name,
                 seen=max(seen[name].values()).magnitude,
@@ -265,15 +289,27 @@ class _Ascent:
                 break
         return inputs, reached
 
-    def _anywhere(self, sample: Feeds) -> Iterator[Feeds]:
-        """Yield random inputs within the ranges where an ascent may begin as well, as many as little work allows."""
+    def _effort(self, sample: Feeds, steps: int) -> "_Effort":
+        """Return what the work of the model leaves of so many steps."""
         graph = self.model.ask(graph_of)
-        most = _FLOPS // (_RUNS * _NODE_FLOPS * max(len(graph.nodes), 1))
-        if most > 1:
-            flops, _ = work_in_all(graph, graph.shapes)
-            most = min(most, _FLOPS // (_RUNS * max(flops, 1)), _STARTS)
+        flops = _NODE_FLOPS * max(len(graph.nodes), 1)
+        if flops * _GRADIENTS * _AIMS < _MOST_FLOPS:  # else shapes would not matter
+            given = {name: list(shape) for name, shape in _shapes(sample).items()}
+            flops = max(flops, work_in_all(graph, graph.shapes_of(given))[0])
+        each = _GRADIENTS * flops
+        # From each start one step toward either end, which are two runs of each.
+        starts = _FLOPS // (4 * each)
+        runs = _MOST_FLOPS * steps // (STRESS * each)
+        return _Effort(
+            starts=max(1, min(starts, _STARTS)),
+            steps=max(1, min(runs // _AIMS - 1, steps)),
+            seeks_error=runs >= 2 * _AIMS,
+        )
+
+    def _anywhere(self, sample: Feeds, count: int) -> Iterator[Feeds]:
+        """Yield random inputs within the ranges."""
         draw = np.random.default_rng(0)
-        for _ in range(most - 1):
+        for _ in range(count):
             moved = dict(sample)
             for name, ends in self.ranges.items():
                 array = sample[name]
