@@ -165,11 +165,12 @@ def _alarms(facts: Facts, rows: Sequence[Facts]) -> list[str]:
 
 def _source(results: Facts) -> list[str]:
     machine, versions = results["machine"], results["versions"]
+    engine = f"ONNX Runtime {versions['ONNX Runtime']}"
     text = (
-        f"Measured on an {machine['processor']} with one thread and ONNX Runtime {versions['ONNX Runtime']}, at"
-        f" commit {results['commit'][:8]}. `bert`, `gpt2`, `hifigan`, `llama`, `resnet50`, `vit` and `whisper` are"
-        " exports with random weights, whose activations may be smaller than trained ones; the norms of `resnet50` are"
-        " calibrated."
+        f"Measured on an {machine['processor']} with one thread and {engine}, the last at commit"
+        f" {results['commit'][:8]}; the results name the commit of each row. `bert`, `gpt2`, `hifigan`, `llama`,"
+        " `resnet50`, `vit` and `whisper` are exports with random weights, whose activations may be smaller than"
+        " trained ones; the norms of `resnet50` are calibrated."
     )
     return [fill(text, WIDTH)]
 
