@@ -1,8 +1,10 @@
 """Measure the share of values that is proven, and find overflow and errors that random inputs do not show.
 
 Each model is converted with one command, with and without inputs that are made to be hard, and the value with the least
-headroom is looked at on a hundred random inputs. Planted networks stay below 20,000 on a thousand random inputs,
-although some input brings them beyond float16. Times are processor times, so that a busy machine does not matter.
+headroom is looked at on a hundred random inputs. ``planted.py`` makes networks that overflow although no random input
+shows it, and ``false_alarms.py`` asks what random samples need of what stays in float32. The models are those of the
+repository, of ``--shared``, generated ones, and those of ``verdict.toml``. Times are processor times of one thread, so
+that a busy machine does not matter.
 
 Each row is written to ``results/verdict.json`` at once. The same command continues where it stopped; ``--seconds``
 starts no model after that time, and ``--again`` measures all models again. ``--page`` writes the tables of
@@ -11,101 +13,84 @@ starts no model after that time, and ``--again`` measures all models again. ``--
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from measure import machine
+from false_alarms import false_alarms, samples_of
+from measure import engine_commit, machine
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
+from planted import Planted, planted_networks
+from scoreboard import source, subjects
 from subjects import decoder, encoder, unet
+from verdict_page import summary, write_page
 
 import onnxamp
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "verdict.json"
-PAGE = ROOT / "docs" / "explain" / "verdict.md"
-START, END = "<!-- written by benchmarks/verdict.py -->", "<!-- end -->"
-"""What the tables of the page stand between."""
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnxamp-benchmarks"
+LISTED = Path(__file__).with_name("verdict.toml")
+GENERATED: Sequence[tuple[str, Callable[..., ModelProto], Mapping[str, int]]] = (
+    ("BERT-base", encoder, {"layers": 12, "hidden": 768, "heads": 12, "length": 128, "vocabulary": 30522}),
+    ("generated decoder", decoder, {"layers": 4, "hidden": 512, "heads": 8, "inner": 1376, "vocabulary": 8192}),
+    ("U-Net", unet, {"width": 32, "depth": 3, "size": 64}),
+)
 INPUTS = 100
-PLANTED = 12
+FLOAT16_MAX = 65_504.0
 STEPS = 4
 """The default of ``--stress``."""
-LARGEST = 20_000.0
-"""The largest magnitude of a planted network on a thousand random inputs."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ONNXAMP_THREADS": "1"}
 
 Facts = dict[str, Any]
 
 
-def generated(folder: Path) -> Iterator[tuple[str, Path]]:
+def generated(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     """Yield networks with the shapes of real ones."""
-    makers = {
-        "BERT-base": lambda path: encoder(path, layers=12, hidden=768, heads=12, length=128, vocabulary=30522),
-        "generated decoder": lambda path: decoder(path, layers=4, hidden=512, heads=8, inner=1376, vocabulary=8192),
-        "U-Net": lambda path: unet(path, width=32, depth=3, size=64),
-    }
-    for name, make in makers.items():
+
+    def saved(name: str, make: Callable[..., ModelProto], sizes: Mapping[str, int]) -> Path:
         path = folder / f"{name}.onnx"
-        onnx.save(make(path), path)
-        yield name, path
+        onnx.save(make(path, **sizes), path)
+        return path
+
+    for name, make, sizes in GENERATED:
+        yield name, partial(saved, name, make, sizes)
 
 
-def models(folder: Path, shared: Path | None) -> Iterator[tuple[str, Path]]:
-    """Yield the models of the repository, those that are given, generated and planted ones."""
+def models(folder: Path, shared: Path | None, cache: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Yield the models of the repository, those that are given, generated ones, and those of wheels and exports."""
     for path in (*sorted((ROOT / "models").glob("*.onnx")), *sorted((shared or folder).glob("*.onnx"))):
-        yield path.stem, path
+        yield path.stem, partial(Path, path)
     yield from generated(folder)
-    for seed in range(PLANTED):
-        path = folder / f"planted-{seed}.onnx"
-        onnx.save(planted(seed), path)
-        yield path.stem, path
+    with LISTED.open("rb") as file:
+        listed = tomllib.load(file)
+    known_rows = subjects()
+    for row in (*(known_rows[name] for name in listed["scoreboard"]), *listed["exports"]):
+        yield row["name"], partial(source, row, cache)
 
 
-def planted(seed: int) -> ModelProto:
-    """Return a network of four layers, the last of which is as large as random inputs let it be."""
-    draw = np.random.default_rng(seed)
-    width = int(draw.choice([32, 64, 128]))
-    weights = [draw.standard_normal((width, width)).astype(np.float32) / np.float32(width**0.5) for _ in range(4)]
-    rows = draw.standard_normal((1000, width)).astype(np.float32)
-    for weight in weights[:-1]:
-        rows = np.maximum(rows @ weight, 0)
-    weights[-1] *= np.float32(0.95 * LARGEST / np.abs(rows @ weights[-1]).max())
-    is_conv = seed % 2 == 1
-    nodes = []
-    tensors = []
-    name = "x"
-    for number, weight in enumerate(weights):
-        held = weight.T.reshape(width, width, 1, 1) if is_conv else weight
-        tensors.append(numpy_helper.from_array(np.ascontiguousarray(held), f"w{number}"))
-        op = "Conv" if is_conv else "MatMul"
-        nodes.append(helper.make_node(op, [name, f"w{number}"], [f"h{number}"], name=f"layer{number}"))
-        nodes.append(helper.make_node("Relu", [f"h{number}"], [f"r{number}"], name=f"relu{number}"))
-        name = f"r{number}"
-    tensors.append(numpy_helper.from_array(np.float32(1e-4), "small"))
-    nodes.append(helper.make_node("Mul", [name, "small"], ["y"], name="scale"))
-    shape = [1, width, 1, 1] if is_conv else [1, width]
-    x, y = (helper.make_tensor_value_info(one, TensorProto.FLOAT, shape) for one in "xy")
-    graph = helper.make_graph(nodes, "planted", [x], [y], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def converted(path: Path, steps: int, folder: Path) -> tuple[Facts, float]:
+def converted(path: Path, steps: int, out: Path) -> tuple[Facts, float]:
     """Return what one command says, and its processor time in seconds."""
-    out = folder / "low.onnx"
     command = [sys.executable, "-m", "onnxamp", "convert", str(path), "-o", str(out), "--format", "json"]
+    environment = {**os.environ, **ONE_THREAD}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    text = subprocess.run([*command, "--stress", str(steps)], capture_output=True, text=True, check=False).stdout
+    done = subprocess.run(
+        [*command, "--stress", str(steps)], capture_output=True, text=True, check=False, env=environment
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    out.unlink(missing_ok=True)
-    found: Facts = json.loads(text)
+    found: Facts = json.loads(done.stdout)
     return found["validation"], after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
@@ -115,90 +100,54 @@ def on_random_inputs(path: Path, value: str) -> float:
     model.graph.output.append(onnx.ValueInfoProto(name=value))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     largest = 0.0
-    for sample in onnxamp.random_samples(path, INPUTS, seed=1):
+    for sample in samples_of(path, INPUTS, 1):
         found: NDArray[Any] = session.run([value], sample)[0]
         largest = max(largest, float(np.abs(found).max(initial=0.0)))
     return largest
 
 
-def measured(name: str, path: Path, folder: Path) -> Facts:
-    """Return the row of a model. Planted networks are not timed."""
-    found, after = converted(path, STEPS, folder)
+def measured(name: str, path: Path, folder: Path, seconds: float) -> Facts:
+    """Return the row of a model; ``seconds`` is what its samples may take in the search for false alarms."""
+    low = folder / "low.onnx"
+    found, after = converted(path, STEPS, low)
+    _, before = converted(path, 0, folder / "unstressed.onnx")
+    row = _row(name, found) | {"seconds": round(after, 2), "seconds without stress": round(before, 2)}
+    if found["headroom"]:
+        row["largest, random"] = on_random_inputs(path, row["value"])
+    row["false alarms"] = false_alarms(path, low, seconds, by_stress=row["repaired by stress alone"])
+    return row
+
+
+def planted_row(planted: Planted, folder: Path) -> Facts:
+    """Return the row of a planted network."""
+    low = folder / "low.onnx"
+    found, _ = converted(planted.path, STEPS, low)
+    right = onnxamp.diff_models(planted.path, low, [planted.worst], provider="cpu").passed
+    facts = {"planted value": planted.value, "random": planted.random, "hardest": planted.hardest, "right": right}
+    return _row(planted.name, found) | facts
+
+
+def _row(name: str, found: Facts) -> Facts:
+    """Return what a command says of a model."""
     proof, headroom, cure = found["proof"], found["headroom"], found["cure"]
     row: Facts = {
         "model": name,
+        "commit": engine_commit(),
         "values": proof and proof["values"],
         "proven": proof and proof["proven"],
         "repaired by stress alone": bool(cure) and "made to be hard" in cure["failure"],
         "not run": [clause for clause in found["not_run"] if "hard" in clause],
         "error, samples": _worst(found["outputs"]),
         "error, hard inputs": max((_worst(one["outputs"]) for one in found["extras"] if one["is_hard"]), default=None),
+        "rooms": [max(room["seen"] or 0.0, room["stressed"] or 0.0) / FLOAT16_MAX for room in found["rooms"]],
     }
-    if not name.startswith("planted"):
-        _, before = converted(path, 0, folder)
-        row |= {"seconds": round(after, 2), "seconds without stress": round(before, 2)}
     if headroom:
-        row |= {
-            "value": headroom["value"],
-            "largest, stressed": headroom["stressed"],
-            "largest, random": on_random_inputs(path, headroom["value"]),
-        }
+        row |= {"value": headroom["value"], "largest, stressed": headroom["stressed"]}
     return row
 
 
 def _worst(outputs: Sequence[Facts]) -> float:
     return max((one["rel_l2"] for one in outputs), default=0.0)
-
-
-def summary(rows: Sequence[Facts]) -> Facts:
-    """Return what the rows come to."""
-    planted_rows = [row for row in rows if row["model"].startswith("planted")]
-    others = [row for row in rows if row not in planted_rows]
-    before = sum(row["seconds without stress"] for row in others)
-    return {
-        "planted": len(planted_rows),
-        "planted, found": sum(row["repaired by stress alone"] for row in planted_rows),
-        "others, repaired by stress alone": [row["model"] for row in others if row["repaired by stress alone"]],
-        "others, processor time": round(sum(row["seconds"] for row in others) / before, 2) if before else None,
-    }
-
-
-def tables(results: Facts) -> str:
-    """Return the table of the page: what random inputs missed and this found."""
-    facts = results["summary"]
-    found = f"Of {facts['planted']} networks whose values stay below 20,000 on 1,000 random inputs, {STEPS} steps bring"
-    found += f" {facts['planted, found']} beyond\nfloat16, and the results are repaired."
-    found += " Of other models, the value with the least headroom:"
-    titles = "model", "proven", "value", "random inputs", "hard inputs", "error", "error, hard"
-    lines = [found, "", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-    for row in results["rows"]:
-        if row["model"].startswith("planted") or not row["values"]:
-            continue
-        value = f"`{row['value']}`" if "value" in row else "none"
-        sizes = [_short(row.get(name)) for name in ("largest, random", "largest, stressed")]
-        errors = [_short(row[name]) for name in ("error, samples", "error, hard inputs")]
-        cells = row["model"], f"{row['proven']} of {row['values']}", value, *sizes, *errors
-        lines.append(f"| {' | '.join(cells)} |")
-    more = facts["others, processor time"]
-    lines += [
-        "",
-        f"Validated conversions of these models take {more} times the processor time of those without stress.",
-    ]
-    return "\n".join(lines)
-
-
-def _short(number: float | None) -> str:
-    if number is None:
-        return ""
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-
-
-def write_page(results: Facts) -> None:
-    """Write the tables of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{START}\n\n{tables(results)}\n\n{END}{after}", encoding="utf-8")
 
 
 def known() -> Facts:
@@ -208,14 +157,12 @@ def known() -> Facts:
 
 def noted(rows: Sequence[Facts]) -> Facts:
     """Write the results, with what they were measured on."""
-    git = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     versions = {"onnx": onnx.__version__, "ONNX Runtime": ort.__version__, "NumPy": np.__version__}
-    ordered = sorted(rows, key=lambda row: (row["model"].startswith("planted"), row["model"]))
+    ordered = sorted(rows, key=lambda row: ("hardest" in row, row["model"]))
     results = {
         "machine": machine(),
         "versions": versions,
-        "commit": commit.strip(),
+        "commit": engine_commit(),
         "summary": summary(ordered),
         "rows": ordered,
     }
@@ -236,23 +183,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="models whose name begins so")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no model after so long")
     parser.add_argument("--again", action="store_true", help="measure all models again")
-    parser.add_argument("--page", action="store_true", help="only write the tables of the page")
+    parser.add_argument("--samples-seconds", type=float, default=20.0, help="for the samples of a model")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where models and environments are kept")
+    parser.add_argument("--page", action="store_true", help="only sum up, and write the tables of the page")
     options = parser.parse_args(arguments)
     if options.page:
-        write_page(known())
+        results = known()
+        results["summary"] = summary(results["rows"])
+        RESULTS.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+        write_page(results)
         return
     rows = [] if options.again else known()["rows"]
     done = {row["model"] for row in rows}
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for name, path in models(folder, options.shared):
-            if name in done or not name.startswith(options.only) or time.monotonic() > until:
-                continue
-            rows.append(measured(name, path, folder))
+        for row in _rows(options, done, folder):
+            rows.append(row)
             noted(rows)
-            say(json.dumps(rows[-1]))
+            say(json.dumps(row))
+            if time.monotonic() > until:
+                break
     say(json.dumps(summary(rows), indent=1))
+
+
+def _rows(options: argparse.Namespace, done: Container[str], folder: Path) -> Iterator[Facts]:
+    """Yield rows of the models that have none yet."""
+    for name, path in models(folder, options.shared, options.cache):
+        if name not in done and name.startswith(options.only):
+            yield measured(name, path(), folder, options.samples_seconds)
+    for name, make in planted_networks(folder):
+        if name not in done and name.startswith(options.only):
+            yield planted_row(make(), folder)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnx
-import timm
 import torch
 import transformers
 
@@ -55,6 +55,8 @@ class Plain(torch.nn.Module):
 
 def models() -> Iterator[tuple[str, torch.nn.Module, torch.Tensor]]:
     """The models, with an input of each."""
+    import timm  # noqa: PLC0415 - it needs a torchvision that fits torch, which what imports `Plain` does without
+
     for name, size in IMAGES.items():
         yield f"timm {name}", timm.create_model(name, pretrained=False), torch.zeros(1, 3, size, size)
     for name, sizes in SMALL.items():
@@ -108,7 +110,7 @@ def main() -> int:
                 found.setdefault(form, set()).add(f"{name} ({way})")
     lines = [
         "# Forms of ops that exporters write. Written by scripts/list_exports.py, which explains them.",
-        f'source = "torch {torch.__version__}, timm {timm.__version__}, transformers {transformers.__version__}"',
+        f'source = "torch {torch.__version__}, timm {version("timm")}, transformers {transformers.__version__}"',
     ]
     for (op, opset, inputs, outputs, attributes), by in sorted(found.items()):
         lines += [

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -124,6 +125,13 @@ class Climb(NamedTuple):
             slopes=gradients.outputs,
             ranges=ranges,
         )
+
+    def begun(self, starts: Sequence[Feeds], sign: float) -> Feeds:
+        """Return the inputs from which to climb: those that one step from the best of the starts reaches."""
+        if len(starts) == 1:
+            return starts[0]
+        ends = [self.climbed(start, sign, 1) for start in starts]
+        return max(ends, key=itemgetter(1))[0]
 
     def climbed(self, start: Feeds, sign: float, steps: int) -> tuple[Feeds, float]:
         """Return the inputs that so many steps reach, and the magnitude of the value there."""

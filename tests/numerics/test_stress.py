@@ -24,14 +24,14 @@ def _in_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def planted(seed=1, opset=17):
+def planted(seed=1, opset=17, largest=19_000):
     """A network whose values stay below 20,000 on 1,000 random inputs, and whose worst input is beyond float16."""
     draw = np.random.default_rng(seed)
     weights = {f"w{number}": draw.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for number in range(4)}
     rows = draw.standard_normal((1000, WIDTH)).astype(np.float32)
     for name in list(weights)[:-1]:
         rows = np.maximum(rows @ weights[name], 0)
-    weights["w3"] *= 19_000 / np.abs(rows @ weights["w3"]).max()
+    weights["w3"] *= largest / np.abs(rows @ weights["w3"]).max()
     assert np.abs(rows @ weights["w3"]).max() < 20_000
     weights["v"] = draw.standard_normal((WIDTH, 8)).astype(np.float32) / 10_000
     model = parse(
@@ -57,6 +57,26 @@ def test_an_overflow_that_no_random_input_shows_is_found_and_healed(seed, opset)
     assert "last" in found["cure"]["nodes"]
     assert found["headroom"]["stressed"] < 65504
     assert converted(planted(seed, opset), "--stress", "0")["validation"]["cure"] is None
+
+
+@pytest.mark.parametrize("seed", [1, 3, 11])
+def test_an_ascent_begins_at_the_best_of_several_inputs(seed):
+    """From the sample alone, four steps end below 60,000."""
+    model = planted(seed, 18, 15_000)
+    stress = Stress(FLOAT16, 4)
+    found = stress.of(Model.of(model), Model.of(convert_model(model)), onnxamp.random_samples(model))
+    assert found.headroom is not None
+    assert found.headroom.stressed > 65504
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_an_ascent_that_ends_close_to_the_end_of_the_range_goes_on(seed):
+    """Four steps end below 65504."""
+    model = planted(seed, 18, 13_500)
+    stress = Stress(FLOAT16, 4)
+    found = stress.of(Model.of(model), Model.of(convert_model(model)), onnxamp.random_samples(model))
+    assert found.headroom is not None
+    assert found.headroom.stressed > 65504
 
 
 def test_a_range_of_the_input_rules_the_overflow_out():

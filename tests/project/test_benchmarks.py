@@ -192,6 +192,45 @@ def test_the_scoreboard_shows_the_kept_results() -> None:
     assert [row["model"] for row in facts["models"]] == list(scoreboard.subjects())
 
 
+def test_the_page_of_the_verdict_shows_the_kept_results() -> None:
+    import verdict
+    import verdict_page
+
+    facts = json.loads(verdict.RESULTS.read_text(encoding="utf-8"))
+    assert facts["summary"] == json.loads(json.dumps(verdict_page.summary(facts["rows"])))
+    assert verdict_page.tables(facts) in verdict_page.PAGE.read_text(encoding="utf-8")
+
+
+def test_a_planted_network_overflows_on_no_random_input_but_on_a_hard_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import planted
+
+    monkeypatch.setattr(planted, "INPUTS", 50)
+    monkeypatch.setattr(planted, "STARTS", 4)
+
+    name, make = next(made for made in planted.planted_networks(tmp_path) if made[0].startswith("planted bilinear"))
+    found = make()
+    assert found.name == name
+    assert found.random < planted.LARGEST < planted.OVERFLOW < found.hardest
+    low = onnxamp.convert_model(found.path)
+    assert onnxamp.diff_models(found.path, low, provider="cpu").passed
+    assert not onnxamp.diff_models(found.path, low, [found.worst], provider="cpu").passed
+
+
+def test_what_no_sample_needs_in_float32_is_a_false_alarm(tmp_path: Path) -> None:
+    import false_alarms
+
+    model = FOLDER.parent / "models" / "decoder.onnx"
+    onnx.save(onnxamp.convert_model(model, keep_high=["decoder/0/.*"]), tmp_path / "low.onnx")
+    found = false_alarms.false_alarms(model, tmp_path / "low.onnx", 0.1, by_stress=True)
+    assert found["hazards"][0]["hazard"] == "position"
+    kept = found["validation"]
+    assert kept["reason"] == "stress"
+    assert not kept["fails"]
+    assert 0.1 < kept["share"] < found["low"] < 1
+
+
 def test_the_scoreboard_gives_each_failure_its_reason() -> None:
     import scoreboard
 
