@@ -19,6 +19,7 @@ from onnxamp._graph.shapes import (
     Shape,
     read_dims,
     read_shapes,
+    same_dims,
     sized_shapes,
     with_shapes,
 )
@@ -112,9 +113,15 @@ class _Builder:
             listed.update(item.name for item in graph.input)
         stored = Origin.INITIALIZER
         overridable = Origin.DEFAULT
-        for item in graph.initializer:
+        values = self.values
+        # Slices, because protobuf's own iterators are slow.
+        for item in graph.initializer[:]:
             name = item.name
-            self._add(names, name, scope, overridable if name in listed else stored)
+            if name in names:
+                raise self._twice(name, scope)
+            names[name] = value = len(values)
+            held = overridable if name in listed else stored
+            values.append(Value(value, name, scope, held, ABSENT, 0))
         for sparse in graph.sparse_initializer:
             self._add(names, sparse.values.name, scope, Origin.SPARSE)
         for port, entry in enumerate(graph.input):
@@ -125,8 +132,7 @@ class _Builder:
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
         origin = Origin.NODE
-        values, rows, ops = self.values, self.rows, self.ops
-        # Slices, because protobuf's own iterators are slow.
+        rows, ops = self.rows, self.ops
         for index, node in enumerate(graph.node[:], first):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
             outputs = []
@@ -304,14 +310,21 @@ class Graph(View, Asked):
 
     folder: Path | None = None
     """The folder of the model's external data; None if all weights are in the model."""
+    sized_as: "Graph | None" = None
+    """A graph whose values have the same shapes as those of the same names here; None if there is none."""
 
     @classmethod
-    def of(cls, model: ModelProto, folder: Path | None = None) -> Self:
+    def of(
+        cls,
+        model: ModelProto,
+        folder: Path | None = None,
+        sized_as: "Graph | None" = None,
+    ) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
 
         If its nodes are out of order, the graph is that of a sorted copy.
         """
-        make = partial(cls, folder=folder)
+        make = partial(cls, folder=folder, sized_as=sized_as)
         # Nearly all models are in order, so they are sorted only where that fails.
         try:
             return resolve(make, model)
@@ -355,7 +368,9 @@ class Graph(View, Asked):
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:
         """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
-        return read_dims(self, with_shapes(self, self.types))
+        other = self.sized_as
+        known = other and same_dims(self, other, other._dims)
+        return known or read_dims(self, with_shapes(self, self.types))
 
     @cached_property
     def constants(self) -> Constants:
