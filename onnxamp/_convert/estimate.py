@@ -69,17 +69,19 @@ class Estimate:
             if not (count := self.launches(node)):
                 continue
             work = self.work(node)
-            if (count, work) not in known:
+            form = count, work
+            if form not in known:
                 high, low = (work.time(self.device, low=it) for it in (None, self.low))
                 launches = count * LAUNCH_US
-                known[count, work] = launches + high, launches + low
-            times.append((node.index, *known[count, work]))
+                known[form] = launches + high, launches + low
+            times.append((node.index, *known[form]))
         return times
 
     @cached_property
     def sizes(self) -> Sequence[int]:
         """Elements by value index; none of what is absent."""
-        return [*(elements(self.shapes[one.index]) for one in self.graph.values), 0]
+        shapes = self.shapes[: len(self.graph.values)]
+        return [*map(elements, shapes), 0]
 
     @cached_property
     def trips(self) -> Sequence[int]:
@@ -94,8 +96,8 @@ class Estimate:
     def work(self, node: Node) -> Work:
         """Return the work of a node in one run of the model."""
         sizes = self.sizes
-        read = tuple([sizes[value] for value in node.inputs])
-        written = sum([sizes[value] for value in node.outputs])
+        read = (*map(sizes.__getitem__, node.inputs),)
+        written = sum(map(sizes.__getitem__, node.outputs))
         terms = expected_terms(node, self.shapes)
         return work_with(node.key, read, written, terms, self.trips[node.scope])
 
@@ -103,9 +105,9 @@ class Estimate:
         """Return how many kernels a node launches in one run of the model."""
         if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
-        types = self.graph.types
-        kinds = [types[value] for value in (*node.inputs, *node.outputs)]
-        if FLOAT_TENSORS.isdisjoint(kinds):
+        type_of = self.graph.types.__getitem__
+        is_float = not FLOAT_TENSORS.isdisjoint(map(type_of, node.inputs))
+        if not is_float and FLOAT_TENSORS.isdisjoint(map(type_of, node.outputs)):
             return 0
         return self.trips[node.scope]
 
@@ -144,8 +146,8 @@ class Estimate:
         is_low = decision.of_ports()
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                read = ports.read(self.graph, value)
-                yield value, is_low[produced], {is_low[variable] for variable in read}
+                needed = set(map(is_low.__getitem__, ports.read[value]))
+                yield value, is_low[produced], needed
 
     def least_time(self, high: AbstractSet[int]) -> float:
         """Return the microseconds that all nodes take at least in one run with these in float32, without Casts."""

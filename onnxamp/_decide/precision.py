@@ -201,12 +201,12 @@ class CutProblem:
                 self.network.charge_high(root, _FEWER_BYTES)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
         worthy = self.pins.worthy.keys() - self.pins.verdicts.keys()
+        joined = self.problem.joined
         for index in self.ports.of_node:
-            joined = self.problem.joined.get(index, ABSENT)
             for root in self.ports.deciding(index):
                 if root in worthy:
                     self.product(index, root)
-                elif root in gaining and not self.is_high(joined):
+                elif root in gaining and not self.is_high(joined.get(index, ABSENT)):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def product(self, index: int, root: int) -> None:
@@ -224,6 +224,8 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
+        if node == ABSENT:
+            return False
         pins = map(self.pins.verdicts.get, self.ports.deciding(node))
         return any(pin is not None and not pin.low for pin in pins)
 
@@ -314,9 +316,10 @@ class CutProblem:
         if node.key in op_facts().views:
             return self.trips[node.scope]
         largest = total = 0
+        produced, shapes = self.ports.produced, self.graph.shapes
         for value in (*node.inputs, *node.outputs):
-            if self.ports.produced[value] != NONE:
-                count = min(self.size(value), MAX_ELEMENTS)
+            if produced[value] != NONE:
+                count = min(elements(shapes[value]), MAX_ELEMENTS)
                 largest = max(largest, count)
                 total = total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
@@ -327,8 +330,7 @@ class CutProblem:
         """Charge the Casts that the value needs if its producer and its readers differ."""
         roots = self.roots
         producer = roots[self.ports.produced[value]]
-        read = self.ports.read(self.graph, value)
-        readers = {roots[variable] for variable in read}
+        readers = set(map(roots.__getitem__, self.ports.read[value]))
         readers.discard(producer)
         if not readers:
             return

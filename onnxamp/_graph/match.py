@@ -250,7 +250,10 @@ class FormSearch(NamedTuple):
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
-        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
+        is_float = self.graph.is_float_output(core)
+        return is_float and any(
+            self.may_be(end, core) and self.orders(end, core) for end in ends
+        )
 
     def matches(self, form: Form, core: Node) -> list[Match]:
         """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
@@ -295,9 +298,11 @@ class FormSearch(NamedTuple):
         self, pattern: Op, value: int, bindings: _Bindings
     ) -> Sequence[_Bindings]:
         """Return the alternative bindings with which a node and its inputs match a value."""
+        if self.makers[value] != pattern.key:
+            return ()
         graph = self.graph
         passing = list[int]()
-        node = graph.producer(value) if self.makers[value] == pattern.key else None
+        node = graph.producer(value)
         # Nodes that pass the value on belong to the match as well.
         while node is not None and node.key != pattern.key:
             if node.scope != bindings.scope:
@@ -319,13 +324,17 @@ class FormSearch(NamedTuple):
                 return ()
             axes = counted
         found = list[_Bindings]()
+        nodes = bindings.nodes.union(passing, (node.index,))
+        start = _Bindings(bindings.scope, nodes, bindings.values, axes)
         for order in orders:
-            nodes = bindings.nodes.union(passing, (node.index,))
-            alternatives: Sequence[_Bindings] = (
-                _Bindings(bindings.scope, nodes, bindings.values, axes),
-            )
+            alternatives: Sequence[_Bindings] = (start,)
             for place in pattern.places:
                 inner = pattern.inputs[place]
+                if len(alternatives) == 1:
+                    alternatives = self.expression(
+                        inner, order[place], alternatives[0]
+                    )
+                    continue
                 further = list[_Bindings]()
                 for partial in alternatives:
                     further += self.expression(inner, order[place], partial)
@@ -343,13 +352,16 @@ class FormSearch(NamedTuple):
     def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
         inputs = node.inputs[: len(pattern.inputs)]
-        orders = [inputs]
         # Equal inputs would match twice.
-        if pattern.commutes and inputs[0] != inputs[1]:
-            orders.append(inputs[::-1])
+        is_twofold = pattern.commutes and inputs[0] != inputs[1]
         makers = self.makers
-        for place, keys in pattern.heads:
-            orders = [order for order in orders if makers[order[place]] in keys]
+        orders = list[tuple[int, ...]]()
+        for order in (inputs, inputs[::-1]) if is_twofold else (inputs,):
+            for place, keys in pattern.heads:
+                if makers[order[place]] not in keys:
+                    break
+            else:
+                orders.append(order)
         return orders
 
 

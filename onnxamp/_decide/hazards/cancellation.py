@@ -35,12 +35,15 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
     for node in graph.order:
         if not graph.is_float_output(node):
             continue
-        if raw.is_centered_by(node) or scales.is_far(node, raw.channels):
+        # Hardly any node reads raw values, and what it does to others is nothing to the walk.
+        is_raw = raw.is_read_by(node)
+        if is_raw and (raw.is_centered_by(node) or scales.is_far(node, raw.channels)):
             yield from raw.path(node)
         for hazard in _variance(graph, node):
             yield hazard
             yield from raw.back(graph.nodes[hazard.node])
-        raw.follow(node)
+        if is_raw:
+            raw.follow(node)
     yield from _near_one(graph)
 
 
@@ -65,6 +68,11 @@ class _Raw:
         self.means: dict[int, int] = {}
         """Mean -> the raw value that it is the mean of, through data movement."""
         self.seen = set[int]()
+
+    def is_read_by(self, node: Node) -> bool:
+        """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
+        known = (self.channels.keys(), self.means.keys(), self.wide)
+        return not all(values.isdisjoint(node.inputs) for values in known)
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""
