@@ -282,7 +282,7 @@ class _Finder:
         is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
         if (
             is_opaque
-            or unknown_floats(self.graph, node)
+            or (self.graph.untyped and unknown_floats(self.graph, node))
             or node.index in self.graph.shields
         ):
             self.fixed(node)

@@ -387,6 +387,11 @@ class Graph(View, Asked):
         )
 
     @cached_property
+    def computing(self) -> Sequence[Node]:
+        """The nodes whose output 0 is a float32 tensor, producers first."""
+        return [*filter(self.is_float_output, self.order)]
+
+    @cached_property
     def hidden(self) -> frozenset[int]:
         """Values that a body shadows by a value of the same name, see :func:`shadowing`."""
         return frozenset(self.ask(shadowing).values())
