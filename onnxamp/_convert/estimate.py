@@ -63,18 +63,24 @@ class Estimate:
     @cached_property
     def times(self) -> Sequence[tuple[int, float, float]]:
         """Nodes that launch kernels, with the microseconds in float32 and in low precision, their launches included."""
-        known = dict[tuple[int, Work], tuple[float, float]]()
+        known = dict[tuple[object, ...], tuple[float, float]]()
+        """The times of nodes of one form: large models repeat few."""
         times = list[tuple[int, float, float]]()
+        size_of = self.sizes.__getitem__
         for node in self.graph.nodes:
             if not (count := self.launches(node)):
                 continue
-            work = self.work(node)
-            form = count, work
-            if form not in known:
+            read = (*map(size_of, node.inputs),)
+            made = (*map(size_of, node.outputs),)
+            terms = expected_terms(node, self.shapes)
+            form = node.key, count, terms, read, made
+            found = known.get(form)
+            if found is None:
+                work = self.work(node)
                 high, low = (work.time(self.device, low=it) for it in (None, self.low))
                 launches = count * LAUNCH_US
-                known[form] = launches + high, launches + low
-            times.append((node.index, *known[form]))
+                found = known[form] = launches + high, launches + low
+            times.append((node.index, *found))
         return times
 
     @cached_property
@@ -82,6 +88,11 @@ class Estimate:
         """Elements by value index; none of what is absent."""
         shapes = self.shapes[: len(self.graph.values)]
         return [*map(elements, shapes), 0]
+
+    @cached_property
+    def floats(self) -> Sequence[bool]:
+        """Whether a value is a float tensor, by value index; the last entry is that of ABSENT."""
+        return [kind in FLOAT_TENSORS for kind in self.graph.types]
 
     @cached_property
     def trips(self) -> Sequence[int]:
@@ -105,11 +116,12 @@ class Estimate:
         """Return how many kernels a node launches in one run of the model."""
         if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
-        type_of = self.graph.types.__getitem__
-        is_float = not FLOAT_TENSORS.isdisjoint(map(type_of, node.inputs))
-        if not is_float and FLOAT_TENSORS.isdisjoint(map(type_of, node.outputs)):
-            return 0
-        return self.trips[node.scope]
+        is_float = self.floats.__getitem__
+        # Nearly all nodes write floats if they read any.
+        has_floats = any(map(is_float, node.outputs)) or any(
+            map(is_float, node.inputs)
+        )
+        return self.trips[node.scope] if has_floats else 0
 
     def cast_time(self, value: int) -> float:
         """Return the microseconds of a Cast of a value: it reads in one precision and writes in the other."""

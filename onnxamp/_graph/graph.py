@@ -81,8 +81,9 @@ class _Op(NamedTuple):
     is_control_flow: bool
 
 
-_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...]]
-"""A node whose inputs are not resolved yet, its scope, its op, and its outputs."""
+_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...], int]
+"""A node whose inputs are not resolved yet, its scope, its op, its outputs, and the number of values defined before it.
+"""
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class _Builder:
         rows, ops = self.rows, self.ops
         for index, node in enumerate(graph.node[:], first):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
+            defined = len(values)
             outputs = []
             for port, output in enumerate(node.output[:]):
                 if not output:
@@ -145,7 +147,7 @@ class _Builder:
                 names[output] = value = len(values)
                 values.append(Value(value, output, scope, origin, index, port))
                 outputs.append(value)
-            rows.append((node, scope, op, tuple(outputs)))
+            rows.append((node, scope, op, (*outputs,), defined))
             if op.has_bodies:
                 unknown = opaque or not op.is_control_flow
                 pending += [
@@ -221,7 +223,7 @@ class _Builder:
 
     def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads a result of a later node, itself or in a body."""
-        proto, _, op, _ = self.rows[reader]
+        proto, _, op, _, _ = self.rows[reader]
         return _DisorderError(
             f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
         )
@@ -231,16 +233,16 @@ class _Builder:
         values, nodes = self.values, self.nodes
         # The last entry, always empty, is that of ABSENT.
         self.results = [()] * (len(values) + 1)
-        for index, (proto, home, op, outputs) in enumerate(self.rows):
+        for index, (proto, home, op, outputs, defined) in enumerate(self.rows):
             names = self.scopes[home].names
-            inputs = []
-            for name in proto.input[:]:
-                value = names.get(name)
-                if value is None:
-                    value = self._outer(name, proto, home) if name else ABSENT
-                elif values[value].producer >= index:
-                    raise self._cyclic(index)
-                inputs.append(value)
+            read = proto.input[:]
+            try:
+                inputs = [*map(names.__getitem__, read)]
+            except KeyError:
+                inputs = self._inputs(index, read)
+            # Values are numbered as nodes define them, so one of this node or a later one has a greater index.
+            if max(inputs, default=ABSENT) >= defined:
+                inputs = self._inputs(index, read)
             bodies = tuple(self.bodies[index]) if index in self.bodies else ()
             # By position: keywords take half as long again.
             key, signature = op.key, op.signature
@@ -255,6 +257,20 @@ class _Builder:
                 ]
             )
             self.scopes[position] = replace(scope, outputs=outputs)
+
+    def _inputs(self, index: int, names: Sequence[str]) -> list[int]:
+        """Return the values that a node reads, some of which are omitted, of an outer scope, or at fault."""
+        proto, home, _, _, _ = self.rows[index]
+        own = self.scopes[home].names
+        inputs = []
+        for name in names:
+            value = own.get(name)
+            if value is None:
+                value = self._outer(name, proto, home) if name else ABSENT
+            elif self.values[value].producer >= index:
+                raise self._cyclic(index)
+            inputs.append(value)
+        return inputs
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
         """Return the value that a node reads; ABSENT if an opaque scope does not define it."""

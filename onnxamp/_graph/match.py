@@ -250,10 +250,13 @@ class FormSearch(NamedTuple):
 
     def may_be_any(self, ends: Sequence[Op], core: Node) -> bool:
         """Return whether a node may be the last of any of these, judged by the op types before it."""
-        is_float = self.graph.is_float_output(core)
-        return is_float and any(
-            self.may_be(end, core) and self.orders(end, core) for end in ends
-        )
+        return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
+
+    def look_of(self, core: Node) -> tuple[object, ...]:
+        """Return all that :meth:`may_be_any` of a node depends on."""
+        makers = map(self.makers.__getitem__, core.inputs)
+        is_square = len(core.inputs) > 1 and core.inputs[0] == core.inputs[1]
+        return (self.graph.types[core.outputs[0]], is_square, *makers)
 
     def matches(self, form: Form, core: Node) -> list[Match]:
         """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
@@ -275,11 +278,13 @@ class FormSearch(NamedTuple):
         if isinstance(pattern, Op):
             return self.node(pattern, value, bindings)
         if isinstance(pattern, Choice):
+            options = pattern.ending_in.get(self.makers[value], ())
             found = list[_Bindings]()
-            for option in pattern.ending_in.get(self.makers[value], ()):
+            for option in options:
                 found += self.expression(option, value, bindings)
             return found
-        value = self.graph.passed_on(value)
+        if self.graph.passing:
+            value = self.graph.passed_on(value)
         if isinstance(pattern, Var):
             known = bindings.values.get(pattern.name)
             if known is None:
@@ -302,18 +307,14 @@ class FormSearch(NamedTuple):
             return ()
         graph = self.graph
         passing = list[int]()
-        node = graph.producer(value)
+        node = graph.nodes[graph.values[value].producer]
         # Nodes that pass the value on belong to the match as well.
-        while node is not None and node.key != pattern.key:
+        while node.key != pattern.key:
             if node.scope != bindings.scope:
                 return ()
             passing.append(node.index)
-            node = graph.producer(node.inputs[0])
-        if (
-            node is None
-            or node.scope != bindings.scope
-            or not self.may_be(pattern, node)
-        ):
+            node = graph.nodes[graph.values[node.inputs[0]].producer]
+        if node.scope != bindings.scope or not self.may_be(pattern, node):
             return ()
         orders = self.orders(pattern, node)
         axes = bindings.axes
