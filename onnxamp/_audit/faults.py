@@ -27,7 +27,8 @@ from onnxamp._graph.types import bind, declared_type
 from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.protos import default_domain, fed_inputs
 from onnxamp._rewrite.casts import find_pairs, redundant_casts
-from onnxamp._rewrite.verify import type_conflicts, wanted_type
+from onnxamp._rewrite.node_faults import wanted_type
+from onnxamp._rewrite.verify import type_conflicts
 from onnxamp._runtime.random_inputs import has_shape, shape_of
 from onnxamp._runtime.sizes import Sizes, listed
 from onnxamp._runtime.starting import trial

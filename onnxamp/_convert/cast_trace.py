@@ -400,12 +400,12 @@ def _neighbors(analysis: Analysis, variable: int) -> Iterator[int]:
     graph, ports = analysis.graph, analysis.ports
     own = ports.variables[variable]
     if own.node == ABSENT:
-        yield from ports.read(graph, own.value)
+        yield from ports.read[own.value]
         return
     node = graph.nodes[own.node]
     yield from (ports.produced[value] for value in node.reads)
     for value in node.writes:
-        yield from ports.read(graph, value)
+        yield from ports.read[value]
 
 
 _FIXED: Final = {

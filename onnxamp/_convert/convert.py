@@ -28,7 +28,7 @@ from onnxamp._model.model import Model, load_external_data
 from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._options.values import Level
-from onnxamp._rewrite.apply import apply_edits
+from onnxamp._rewrite.apply import apply_edits, copy_to_edit
 from onnxamp._rewrite.avoid_optimizers import avoid_optimizers
 from onnxamp._rewrite.checker import check_result
 from onnxamp._rewrite.prepare import Prepared
@@ -235,7 +235,9 @@ def rewritten(
     """
     graph = analysis.graph
     options = analysis.options
-    result = copied(graph.model)
+    result = (
+        copy_to_edit(graph, analysis.edits) if analysis.edits else copied(graph.model)
+    )
     if analysis.edits:
         apply_edits(
             graph,

@@ -63,23 +63,36 @@ class Estimate:
     @cached_property
     def times(self) -> Sequence[tuple[int, float, float]]:
         """Nodes that launch kernels, with the microseconds in float32 and in low precision, their launches included."""
-        known = dict[tuple[int, Work], tuple[float, float]]()
+        known = dict[tuple[object, ...], tuple[float, float]]()
+        """The times of nodes of one form: large models repeat few."""
         times = list[tuple[int, float, float]]()
+        size_of = self.sizes.__getitem__
         for node in self.graph.nodes:
             if not (count := self.launches(node)):
                 continue
-            work = self.work(node)
-            if (count, work) not in known:
+            read = (*map(size_of, node.inputs),)
+            made = (*map(size_of, node.outputs),)
+            terms = expected_terms(node, self.shapes)
+            form = node.key, count, terms, read, made
+            found = known.get(form)
+            if found is None:
+                work = self.work(node)
                 high, low = (work.time(self.device, low=it) for it in (None, self.low))
                 launches = count * LAUNCH_US
-                known[count, work] = launches + high, launches + low
-            times.append((node.index, *known[count, work]))
+                found = known[form] = launches + high, launches + low
+            times.append((node.index, *found))
         return times
 
     @cached_property
     def sizes(self) -> Sequence[int]:
         """Elements by value index; none of what is absent."""
-        return [*(elements(self.shapes[one.index]) for one in self.graph.values), 0]
+        shapes = self.shapes[: len(self.graph.values)]
+        return [*map(elements, shapes), 0]
+
+    @cached_property
+    def floats(self) -> Sequence[bool]:
+        """Whether a value is a float tensor, by value index; the last entry is that of ABSENT."""
+        return [kind in FLOAT_TENSORS for kind in self.graph.types]
 
     @cached_property
     def trips(self) -> Sequence[int]:
@@ -94,8 +107,8 @@ class Estimate:
     def work(self, node: Node) -> Work:
         """Return the work of a node in one run of the model."""
         sizes = self.sizes
-        read = tuple([sizes[value] for value in node.inputs])
-        written = sum([sizes[value] for value in node.outputs])
+        read = (*map(sizes.__getitem__, node.inputs),)
+        written = sum(map(sizes.__getitem__, node.outputs))
         terms = expected_terms(node, self.shapes)
         return work_with(node.key, read, written, terms, self.trips[node.scope])
 
@@ -103,11 +116,12 @@ class Estimate:
         """Return how many kernels a node launches in one run of the model."""
         if node.key in op_facts().unlaunched or node.index in self.settled:
             return 0
-        types = self.graph.types
-        kinds = [types[value] for value in (*node.inputs, *node.outputs)]
-        if FLOAT_TENSORS.isdisjoint(kinds):
-            return 0
-        return self.trips[node.scope]
+        is_float = self.floats.__getitem__
+        # Nearly all nodes write floats if they read any.
+        has_floats = any(map(is_float, node.outputs)) or any(
+            map(is_float, node.inputs)
+        )
+        return self.trips[node.scope] if has_floats else 0
 
     def cast_time(self, value: int) -> float:
         """Return the microseconds of a Cast of a value: it reads in one precision and writes in the other."""
@@ -144,8 +158,8 @@ class Estimate:
         is_low = decision.of_ports()
         for value, produced in enumerate(ports.produced):
             if produced != NONE:
-                read = ports.read(self.graph, value)
-                yield value, is_low[produced], {is_low[variable] for variable in read}
+                needed = set(map(is_low.__getitem__, ports.read[value]))
+                yield value, is_low[produced], needed
 
     def least_time(self, high: AbstractSet[int]) -> float:
         """Return the microseconds that all nodes take at least in one run with these in float32, without Casts."""

@@ -475,6 +475,11 @@ class Builder:
                 for node, port in self.graph.consumers(value):
                     yield ports.produced[state], ports.consumed[node.index][port]
 
+    @property
+    def binds_inputs(self) -> bool:
+        """Whether there are nodes that must read inputs of the model itself."""
+        return bool(self.rules.get("signature_inputs"))
+
     def reads_no_input(self, ports: PortVariables, node: Node) -> bool:
         """Return whether a node that must read inputs of the model itself would read a Cast if it were low."""
         positions = self.rules.get("signature_inputs", {}).get(node.key, ())

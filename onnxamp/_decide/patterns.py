@@ -375,16 +375,21 @@ def find_forms(graph: Graph) -> Iterator[tuple[Node, Iterator[Match]]]:
     cores_at = _last_nodes(graph)
     ending_in = form_table().ending_in
     search = FormSearch.of(graph)
+    known = dict[tuple[object, ...], list[Form]]()
+    """The forms that nodes after the same op types may end: large models repeat few."""
     for node in graph.order if cores_at else ():
         forms = ending_in.get(node.key)
         cores = cores_at.get(node.index) if forms else None
         if not forms or not cores or graph.scopes[node.scope].opaque:
             continue
-        able = [
-            form
-            for form, ends in forms
-            if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
-        ]
+        look = node.key, frozenset(cores), search.look_of(node)
+        able = known.get(look)
+        if able is None:
+            able = known[look] = [
+                form
+                for form, ends in forms
+                if not form.cores.isdisjoint(cores) and search.may_be_any(ends, node)
+            ]
         if able:
             yield node, _closed_matches(search, able, node)
 

@@ -278,7 +278,7 @@ class _Claims:
         for param in free.high:
             why = self.no_kernel(node, param)
             self.pin(_Strength.HARD, variables[param], False, Reason.NO_KERNEL, why)
-        if self.builder.reads_no_input(self.ports, node):
+        if self.builder.binds_inputs and self.builder.reads_no_input(self.ports, node):
             why = f"on {self.options.target}, it must read an input of the model directly, without a Cast"
             self.keep(_Strength.HARD, node.index, Reason.NO_KERNEL, why)
         for p, q in free.implies:

@@ -139,6 +139,7 @@ class PortVariables(NamedTuple):
         variables: all variables.
         produced: value -> variable of the port that produces it; NONE for ABSENT.
         consumed: node -> variable of each of its inputs.
+        read: value -> the distinct variables of the ports that read or return it, HIGH and LOW among them.
         returned: (scope, output position) -> variable.
         of_node: node -> its variables by type parameter.
         free: values that either precision stores or computes at no cost.
@@ -153,6 +154,7 @@ class PortVariables(NamedTuple):
     variables: tuple[Variable, ...]
     produced: Sequence[int]
     consumed: Sequence[Sequence[int]]
+    read: Sequence[Sequence[int]]
     returned: Mapping[tuple[int, int], int]
     of_node: Mapping[int, Mapping[str, int]]
     free: frozenset[int]
@@ -168,20 +170,12 @@ class PortVariables(NamedTuple):
 
     def deciding(self, node: int) -> list[int]:
         """Return the variables that decide for those of a node."""
-        return [self.roots[variable] for variable in self.of(node)]
+        own = self.of_node.get(node)
+        return [] if own is None else [*map(self.roots.__getitem__, own.values())]
 
     def root(self, variable: int) -> int:
         """Return the variable that decides for this one; HIGH, LOW and NONE map to themselves."""
         return self.roots[variable] if variable >= 0 else variable
-
-    def read(self, graph: Graph, value: int) -> set[int]:
-        """Return the variables of the ports that read or return a value, HIGH and LOW among them."""
-        consumed = self.consumed
-        found = {consumed[node][port] for node, port in graph.uses[value]}
-        for key in graph.results[value]:
-            found.add(self.returned.get(key, NONE))
-        found.discard(NONE)
-        return found
 
     def enters_low(self, value: int) -> bool:
         """Return whether a value enters in low precision, as it is or at the user's request."""

@@ -157,6 +157,7 @@ class CutProblem:
         }
         self.trips = self.graph.ask(loop_trips)
         self.deciding = dict[int, int]()
+        self.known_casts = dict[tuple[int, int], int]()
         self.twice = dict[int, AbstractSet[int]]()
         self.network = Network()
         self.network.add(len(self.ports.variables))
@@ -201,12 +202,12 @@ class CutProblem:
                 self.network.charge_high(root, _FEWER_BYTES)
         gaining = self.pins.preferred - self.pins.verdicts.keys()
         worthy = self.pins.worthy.keys() - self.pins.verdicts.keys()
+        joined = self.problem.joined
         for index in self.ports.of_node:
-            joined = self.problem.joined.get(index, ABSENT)
             for root in self.ports.deciding(index):
                 if root in worthy:
                     self.product(index, root)
-                elif root in gaining and not self.is_high(joined):
+                elif root in gaining and not self.is_high(joined.get(index, ABSENT)):
                     self.network.charge_high(root, self.gain(self.graph.nodes[index]))
 
     def product(self, index: int, root: int) -> None:
@@ -224,6 +225,8 @@ class CutProblem:
 
     def is_high(self, node: int) -> bool:
         """Return whether the node is pinned to float32."""
+        if node == ABSENT:
+            return False
         pins = map(self.pins.verdicts.get, self.ports.deciding(node))
         return any(pin is not None and not pin.low for pin in pins)
 
@@ -282,7 +285,11 @@ class CutProblem:
 
     def cast(self, value: int, scope: int) -> int:
         """Return the cost of a Cast of a value in a scope."""
-        return self.costs.cast(self.size(value), self.trips[scope], self.low)
+        key = elements(self.graph.shapes[value]), self.trips[scope]
+        cost = self.known_casts.get(key)
+        if cost is None:
+            cost = self.known_casts[key] = self.costs.cast(*key, self.low)
+        return cost
 
     def idle_cast(self, node: Node) -> None:
         """Charge an original Cast from float32 to float32 if its sides differ: it becomes the Cast between them."""
@@ -314,9 +321,10 @@ class CutProblem:
         if node.key in op_facts().views:
             return self.trips[node.scope]
         largest = total = 0
+        produced, shapes = self.ports.produced, self.graph.shapes
         for value in (*node.inputs, *node.outputs):
-            if self.ports.produced[value] != NONE:
-                count = min(self.size(value), MAX_ELEMENTS)
+            if produced[value] != NONE:
+                count = min(elements(shapes[value]), MAX_ELEMENTS)
                 largest = max(largest, count)
                 total = total + count
         pair = 2 * self.costs.cast(largest, 1, self.low) - 1
@@ -327,8 +335,7 @@ class CutProblem:
         """Charge the Casts that the value needs if its producer and its readers differ."""
         roots = self.roots
         producer = roots[self.ports.produced[value]]
-        read = self.ports.read(self.graph, value)
-        readers = {roots[variable] for variable in read}
+        readers = set(map(roots.__getitem__, self.ports.read[value]))
         readers.discard(producer)
         if not readers:
             return
@@ -451,7 +458,14 @@ class CutProblem:
         stored = {*self.ports.free, *weights, *self.problem.overrides.low_weights}
         heavy = {value for value in stored if self.is_heavy(value)}
         reached: set[int] = set()
+        exact, shields = self.graph.exact, self.graph.shields
         for node in self.graph.order:
+            is_plain = node.key != "Cast" and node.index not in exact
+            # Most nodes are plain, and their variables are those of no exact op.
+            if is_plain and node.index not in shields:
+                of_outputs = map(made.__getitem__, node.outputs)
+                if self.pins.exact.isdisjoint(of_outputs):
+                    continue
             found = [
                 value
                 for value in node.outputs
@@ -476,15 +490,14 @@ class CutProblem:
             return False
         if made[value] in self.pins.exact or node.index in self.graph.shields:
             return True
-        is_cast = node.key == "Cast"
-        if not is_cast and node.index not in self.graph.exact:
-            return False
         types = self.graph.types
-        low = self.low.tensor
-        if is_cast:
+        if node.key == "Cast":
             source = node.input(0)
-            return source != ABSENT and {types[value], types[source]} == {FLOAT, low}
-        return types[value] == low
+            sides = {FLOAT, self.low.tensor}
+            return source != ABSENT and {types[value], types[source]} == sides
+        if node.index not in self.graph.exact:
+            return False
+        return types[value] == self.low.tensor
 
     def is_raised(self, node: Node, weights: frozenset[int]) -> bool:
         """Return whether a Cast raises a low weight, whose value is stored and not rounded on the way."""

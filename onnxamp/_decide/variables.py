@@ -195,12 +195,32 @@ class _Finder:
         one, other = sorted((self.root(first), self.root(second)))
         self.parents[other] = one
 
+    def readers(self) -> Sequence[Sequence[int]]:
+        """Return the variables that read or return each value, once each. Complexity: linear in ports."""
+        found: list[list[int]] = [[] for _ in self.produced]
+        for node in self.graph.nodes:
+            for value, variable in zip(
+                node.inputs, self.consumed[node.index], strict=True
+            ):
+                if variable != NONE:
+                    found[value].append(variable)
+        for scope in self.graph.scopes:
+            for position, value in enumerate(scope.outputs):
+                variable = self.returned.get((scope.index, position), NONE)
+                if variable != NONE:
+                    found[value].append(variable)
+        for value, variables in enumerate(found):
+            if len(variables) > 1:
+                found[value] = list(dict.fromkeys(variables))
+        return found
+
     def finish(self) -> PortVariables:
         """Return all variables and ports."""
         return PortVariables(
             variables=tuple(self.variables),
             produced=self.produced,
             consumed=self.consumed,
+            read=self.readers(),
             returned=self.returned,
             of_node=self.of_node,
             free=frozenset(self.free),
@@ -262,7 +282,7 @@ class _Finder:
         is_opaque = node.signature is None or self.graph.scopes[node.scope].opaque
         if (
             is_opaque
-            or unknown_floats(self.graph, node)
+            or (self.graph.untyped and unknown_floats(self.graph, node))
             or node.index in self.graph.shields
         ):
             self.fixed(node)
@@ -290,11 +310,13 @@ class _Finder:
         """Create a variable for each type parameter that is float32 and that the schema allows to be low."""
         index = node.index
         kinds = self.kinds
-        inputs = tuple([kinds[value] for value in node.inputs])
-        outputs = tuple([kinds[value] for value in node.outputs])
+        inputs = (*map(kinds.__getitem__, node.inputs),)
+        outputs = (*map(kinds.__getitem__, node.outputs),)
         layout = self.layouts[index] = layout_of(node, inputs, outputs, self.low)
         first = len(self.variables)
-        own = {param: self.new(index, param) for param in layout.params}
+        own = dict[str, int]()
+        for param in layout.params:
+            own[param] = self.new(index, param)
         if tied := self.facts.tied_parameters.get(node.key):
             self.join([own[param] for param in layout.params if param in tied])
         consumed = self.consumed[index]

@@ -63,6 +63,8 @@ class Constants:
     """See :func:`constant_tensors`."""
     _makers: dict[int, Node] = field(init=False)
     """Value -> its producer, if its elements are constant."""
+    _known: set[int] = field(init=False)
+    """The values that are constant: tensors, what makers make, and what carriers move of both."""
     _sources: dict[int, int] = field(default_factory=dict)
     _stats: dict[int, ConstantStats | None] = field(default_factory=dict)
     _floats: dict[int, ConstantStats | None] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Constants:
         self._makers = {}
         for node in makers:
             self._makers |= dict.fromkeys(node.writes, node)
+        self._known = {*self.tensors, *self._makers}
         carriers = op_facts().carriers
         # Producers come first, so the source of a chain of carriers is known when its next node is visited.
         for node in view.order:
@@ -85,8 +88,11 @@ class Constants:
                 continue
             if node.key in carriers or self._is_raised(node):
                 self._sources |= dict.fromkeys(node.outputs, self.source(source))
+                if source in self._known:
+                    self._known.update(node.outputs)
         # Omitted outputs share one index, so the entry for it means nothing.
         self._sources.pop(ABSENT, None)
+        self._known.discard(ABSENT)
 
     def _is_raised(self, cast: Node) -> bool:
         """Return whether a Cast raises a low constant to float32, as Casts after stored weights do."""
@@ -131,8 +137,7 @@ class Constants:
 
     def is_constant(self, value: int) -> bool:
         """Return whether the value is a constant that no caller can override."""
-        source = self._sources.get(value, value)
-        return source in self.tensors or source in self._makers
+        return value in self._known
 
     def feed(self, node: Node, *, whole: bool = False) -> bool:
         """Return whether the node has float inputs, low ones among them, and all (with ``whole`` all inputs) are

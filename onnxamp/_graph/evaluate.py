@@ -15,7 +15,7 @@ from onnxamp._facts.ops import attribute, op_facts
 from onnxamp._graph.constants import MAKERS
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.shapes import elements
-from onnxamp._graph.view import ABSENT, Node, Origin
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.weights import read_array
 
 _MOST: Final = 1024
@@ -261,10 +261,7 @@ def _small(tensor: TensorProto, graph: Graph) -> Array | None:
 
 def overridable_defaults(graph: Graph) -> dict[int, TensorProto]:
     """Return value -> the tensor that callers may override."""
-    main = graph.scopes[0]
-    tensors = ((main.names[tensor.name], tensor) for tensor in main.proto.initializer)
-    return {
-        value: tensor
-        for value, tensor in tensors
-        if graph.values[value].origin is Origin.DEFAULT
-    }
+    values = {one.name: one.index for one in graph.overridable()}
+    # Most models have none, and many weights.
+    tensors = graph.scopes[0].proto.initializer if values else ()
+    return {values[tensor.name]: tensor for tensor in tensors if tensor.name in values}

@@ -102,6 +102,7 @@ class _NumberWalk:
         self.unknown_factor = unknown_factor
         self.unknown_term = unknown_term
         self.evaluator = Evaluator(graph)
+        self.known = graph.ask(known_numbers).numbers
         self.origins = dict[int, set[int]]()
         self.followed = set[tuple[int, float]]()
         self.arrays = dict[int, NDArray[Any] | None]()
@@ -116,12 +117,13 @@ class _NumberWalk:
             or facts.bounding_epsilons.get(node.key)
             or facts.choices[node.key]
         )
-        small = [
-            number
-            for port in ports_of(node, ports)
-            if (number := self.uniform(node.inputs[port]))
-        ]
-        small = [number for number in small if 0 < abs(number) < _SMALL]
+        small = list[float]()
+        for port, value in enumerate(node.inputs):
+            if port not in ports or not self.may_be_small(value):
+                continue
+            number = self.uniform(value)
+            if number is not None and 0 < abs(number) < _SMALL:
+                small.append(number)
         # Clip before opset 11 has its bound in an attribute.
         name = facts.bounding_attribute.get(node.key)
         bound = None if name is None else attribute(node.proto, name)
@@ -265,18 +267,33 @@ class _NumberWalk:
         values = dict.fromkeys(value for _, value in self.graph.float_inputs(node))
         return [value for value in values if self.array(value) is None]
 
+    def may_be_small(self, value: int) -> bool:
+        """Return whether a value may be a small number, by what is known of it without reading its elements."""
+        if value in self.known:
+            return True
+        stats = self.graph.constants.stats(value)
+        number = None if stats is None else stats.uniform
+        return number is not None and 0 < abs(number) < _SMALL
+
     def array(self, value: int) -> NDArray[Any] | None:
         """Return the elements of a small constant; None of other values."""
         if value not in self.arrays:
-            known = self.graph.ask(known_numbers).numbers.get(value)
-            source = value if known else self.graph.constants.source(value)
-            found = (
-                known
-                or self.evaluator.numbers_of(source, {})
-                or self.evaluator.made(source)
-            )
-            self.arrays[value] = found[0].array if found else None
+            self.arrays[value] = self._array(value)
         return self.arrays[value]
+
+    def _array(self, value: int) -> NDArray[Any] | None:
+        known = self.known.get(value)
+        source = value if known else self.graph.constants.source(value)
+        # Most values are no constants.
+        is_constant = self.graph.constants.is_constant(value)
+        if not known and not is_constant and source not in self.evaluator.defaults:
+            return None
+        found = (
+            known
+            or self.evaluator.numbers_of(source, {})
+            or self.evaluator.made(source)
+        )
+        return found[0].array if found else None
 
     def uniform(self, value: int) -> float | None:
         """Return the number that all elements of a constant equal; None for other values."""
@@ -306,15 +323,6 @@ class _NumberWalk:
             return np.array(given[value], np.float32)
         array = self.array(value)
         return np.zeros((), np.bool_) if array is None else array
-
-
-def ports_of(node: Node, ports: range | tuple[int, ...]) -> Iterator[int]:
-    """Yield those of some positions that the node has an input at."""
-    return (
-        port
-        for port, value in enumerate(node.inputs)
-        if port in ports and value != ABSENT
-    )
 
 
 def _upstream(graph: Graph, value: int) -> set[int]:

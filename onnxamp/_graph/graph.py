@@ -19,6 +19,7 @@ from onnxamp._graph.shapes import (
     Shape,
     read_dims,
     read_shapes,
+    same_dims,
     sized_shapes,
     with_shapes,
 )
@@ -80,8 +81,9 @@ class _Op(NamedTuple):
     is_control_flow: bool
 
 
-_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...]]
-"""A node whose inputs are not resolved yet, its scope, its op, and its outputs."""
+_Row: TypeAlias = tuple[NodeProto, int, _Op, tuple[int, ...], int]
+"""A node whose inputs are not resolved yet, its scope, its op, its outputs, and the number of values defined before it.
+"""
 
 
 @dataclass(slots=True)
@@ -112,9 +114,15 @@ class _Builder:
             listed.update(item.name for item in graph.input)
         stored = Origin.INITIALIZER
         overridable = Origin.DEFAULT
-        for item in graph.initializer:
+        values = self.values
+        # Slices, because protobuf's own iterators are slow.
+        for item in graph.initializer[:]:
             name = item.name
-            self._add(names, name, scope, overridable if name in listed else stored)
+            if name in names:
+                raise self._twice(name, scope)
+            names[name] = value = len(values)
+            held = overridable if name in listed else stored
+            values.append(Value(value, name, scope, held, ABSENT, 0))
         for sparse in graph.sparse_initializer:
             self._add(names, sparse.values.name, scope, Origin.SPARSE)
         for port, entry in enumerate(graph.input):
@@ -125,10 +133,10 @@ class _Builder:
                 self._add(names, entry.name, scope, Origin.INPUT, port)
         pending: list[_Pending] = []
         origin = Origin.NODE
-        values, rows, ops = self.values, self.rows, self.ops
-        # Slices, because protobuf's own iterators are slow.
+        rows, ops = self.rows, self.ops
         for index, node in enumerate(graph.node[:], first):
             op = ops.get((node.domain, node.op_type)) or self._op(node)
+            defined = len(values)
             outputs = []
             for port, output in enumerate(node.output[:]):
                 if not output:
@@ -139,7 +147,7 @@ class _Builder:
                 names[output] = value = len(values)
                 values.append(Value(value, output, scope, origin, index, port))
                 outputs.append(value)
-            rows.append((node, scope, op, tuple(outputs)))
+            rows.append((node, scope, op, (*outputs,), defined))
             if op.has_bodies:
                 unknown = opaque or not op.is_control_flow
                 pending += [
@@ -215,7 +223,7 @@ class _Builder:
 
     def _cyclic(self, reader: int) -> "_DisorderError":
         """Return the error about a node that reads a result of a later node, itself or in a body."""
-        proto, _, op, _ = self.rows[reader]
+        proto, _, op, _, _ = self.rows[reader]
         return _DisorderError(
             f"The graph is cyclic: node {_label(proto)!r} ({op.key}) depends on its own output, or on a cycle."
         )
@@ -225,16 +233,16 @@ class _Builder:
         values, nodes = self.values, self.nodes
         # The last entry, always empty, is that of ABSENT.
         self.results = [()] * (len(values) + 1)
-        for index, (proto, home, op, outputs) in enumerate(self.rows):
+        for index, (proto, home, op, outputs, defined) in enumerate(self.rows):
             names = self.scopes[home].names
-            inputs = []
-            for name in proto.input[:]:
-                value = names.get(name)
-                if value is None:
-                    value = self._outer(name, proto, home) if name else ABSENT
-                elif values[value].producer >= index:
-                    raise self._cyclic(index)
-                inputs.append(value)
+            read = proto.input[:]
+            try:
+                inputs = [*map(names.__getitem__, read)]
+            except KeyError:
+                inputs = self._inputs(index, read)
+            # Values are numbered as nodes define them, so one of this node or a later one has a greater index.
+            if max(inputs, default=ABSENT) >= defined:
+                inputs = self._inputs(index, read)
             bodies = tuple(self.bodies[index]) if index in self.bodies else ()
             # By position: keywords take half as long again.
             key, signature = op.key, op.signature
@@ -249,6 +257,20 @@ class _Builder:
                 ]
             )
             self.scopes[position] = replace(scope, outputs=outputs)
+
+    def _inputs(self, index: int, names: Sequence[str]) -> list[int]:
+        """Return the values that a node reads, some of which are omitted, of an outer scope, or at fault."""
+        proto, home, _, _, _ = self.rows[index]
+        own = self.scopes[home].names
+        inputs = []
+        for name in names:
+            value = own.get(name)
+            if value is None:
+                value = self._outer(name, proto, home) if name else ABSENT
+            elif self.values[value].producer >= index:
+                raise self._cyclic(index)
+            inputs.append(value)
+        return inputs
 
     def _outer(self, name: str, proto: NodeProto, home: int) -> int:
         """Return the value that a node reads; ABSENT if an opaque scope does not define it."""
@@ -304,14 +326,21 @@ class Graph(View, Asked):
 
     folder: Path | None = None
     """The folder of the model's external data; None if all weights are in the model."""
+    sized_as: "Graph | None" = None
+    """A graph whose values have the same shapes as those of the same names here; None if there is none."""
 
     @classmethod
-    def of(cls, model: ModelProto, folder: Path | None = None) -> Self:
+    def of(
+        cls,
+        model: ModelProto,
+        folder: Path | None = None,
+        sized_as: "Graph | None" = None,
+    ) -> Self:
         """Resolve a model, which must not change from then on. Arguments and errors: see :func:`resolve`.
 
         If its nodes are out of order, the graph is that of a sorted copy.
         """
-        make = partial(cls, folder=folder)
+        make = partial(cls, folder=folder, sized_as=sized_as)
         # Nearly all models are in order, so they are sorted only where that fails.
         try:
             return resolve(make, model)
@@ -355,7 +384,9 @@ class Graph(View, Asked):
     @cached_property
     def _dims(self) -> Sequence[Dims | None]:
         """Dimensions by value index. They are read from a model with inferred shapes, which is too large to keep."""
-        return read_dims(self, with_shapes(self, self.types))
+        other = self.sized_as
+        known = other and same_dims(self, other, other._dims)
+        return known or read_dims(self, with_shapes(self, self.types))
 
     @cached_property
     def constants(self) -> Constants:
@@ -370,6 +401,11 @@ class Graph(View, Asked):
             for node in self.nodes_of(op_facts().exact)
             if is_exact(node.proto)
         )
+
+    @cached_property
+    def computing(self) -> Sequence[Node]:
+        """The nodes whose output 0 is a float32 tensor, producers first."""
+        return [*filter(self.is_float_output, self.order)]
 
     @cached_property
     def hidden(self) -> frozenset[int]:

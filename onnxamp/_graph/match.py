@@ -252,6 +252,12 @@ class FormSearch(NamedTuple):
         """Return whether a node may be the last of any of these, judged by the op types before it."""
         return any(self.may_be(end, core) and self.orders(end, core) for end in ends)
 
+    def look_of(self, core: Node) -> tuple[object, ...]:
+        """Return all that :meth:`may_be_any` of a node depends on."""
+        makers = map(self.makers.__getitem__, core.inputs)
+        is_square = len(core.inputs) > 1 and core.inputs[0] == core.inputs[1]
+        return (self.graph.types[core.outputs[0]], is_square, *makers)
+
     def matches(self, form: Form, core: Node) -> list[Match]:
         """Return every match of the form that ends at the node. All its nodes are in one scope, and compute float32.
 
@@ -272,11 +278,13 @@ class FormSearch(NamedTuple):
         if isinstance(pattern, Op):
             return self.node(pattern, value, bindings)
         if isinstance(pattern, Choice):
+            options = pattern.ending_in.get(self.makers[value], ())
             found = list[_Bindings]()
-            for option in pattern.ending_in.get(self.makers[value], ()):
+            for option in options:
                 found += self.expression(option, value, bindings)
             return found
-        value = self.graph.passed_on(value)
+        if self.graph.passing:
+            value = self.graph.passed_on(value)
         if isinstance(pattern, Var):
             known = bindings.values.get(pattern.name)
             if known is None:
@@ -295,20 +303,18 @@ class FormSearch(NamedTuple):
         self, pattern: Op, value: int, bindings: _Bindings
     ) -> Sequence[_Bindings]:
         """Return the alternative bindings with which a node and its inputs match a value."""
+        if self.makers[value] != pattern.key:
+            return ()
         graph = self.graph
         passing = list[int]()
-        node = graph.producer(value) if self.makers[value] == pattern.key else None
+        node = graph.nodes[graph.values[value].producer]
         # Nodes that pass the value on belong to the match as well.
-        while node is not None and node.key != pattern.key:
+        while node.key != pattern.key:
             if node.scope != bindings.scope:
                 return ()
             passing.append(node.index)
-            node = graph.producer(node.inputs[0])
-        if (
-            node is None
-            or node.scope != bindings.scope
-            or not self.may_be(pattern, node)
-        ):
+            node = graph.nodes[graph.values[node.inputs[0]].producer]
+        if node.scope != bindings.scope or not self.may_be(pattern, node):
             return ()
         orders = self.orders(pattern, node)
         axes = bindings.axes
@@ -319,13 +325,17 @@ class FormSearch(NamedTuple):
                 return ()
             axes = counted
         found = list[_Bindings]()
+        nodes = bindings.nodes.union(passing, (node.index,))
+        start = _Bindings(bindings.scope, nodes, bindings.values, axes)
         for order in orders:
-            nodes = bindings.nodes.union(passing, (node.index,))
-            alternatives: Sequence[_Bindings] = (
-                _Bindings(bindings.scope, nodes, bindings.values, axes),
-            )
+            alternatives: Sequence[_Bindings] = (start,)
             for place in pattern.places:
                 inner = pattern.inputs[place]
+                if len(alternatives) == 1:
+                    alternatives = self.expression(
+                        inner, order[place], alternatives[0]
+                    )
+                    continue
                 further = list[_Bindings]()
                 for partial in alternatives:
                     further += self.expression(inner, order[place], partial)
@@ -343,13 +353,16 @@ class FormSearch(NamedTuple):
     def orders(self, pattern: Op, node: Node) -> list[tuple[int, ...]]:
         """Return the orders of a node's inputs in which they may match: both of a sum or a product."""
         inputs = node.inputs[: len(pattern.inputs)]
-        orders = [inputs]
         # Equal inputs would match twice.
-        if pattern.commutes and inputs[0] != inputs[1]:
-            orders.append(inputs[::-1])
+        is_twofold = pattern.commutes and inputs[0] != inputs[1]
         makers = self.makers
-        for place, keys in pattern.heads:
-            orders = [order for order in orders if makers[order[place]] in keys]
+        orders = list[tuple[int, ...]]()
+        for order in (inputs, inputs[::-1]) if is_twofold else (inputs,):
+            for place, keys in pattern.heads:
+                if makers[order[place]] not in keys:
+                    break
+            else:
+                orders.append(order)
         return orders
 
 

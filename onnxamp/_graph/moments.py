@@ -14,6 +14,9 @@ from onnxamp._graph.view import ABSENT, Node
 _FACTORS: Final = 8
 """Most factors of a term that are followed. A weighted variance has three: the weight, and the number twice."""
 
+DIFFERENCES: Final = frozenset(("Add", "Sub"))
+"""The op types of nodes that :func:`moment_difference` may find something at."""
+
 
 def moment_difference(graph: Graph, node: Node) -> frozenset[int]:
     """Return the nodes of a difference of moments that ends at a node, from E[xy] back to x and y; none for others."""

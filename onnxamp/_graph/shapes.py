@@ -113,6 +113,41 @@ def read_dims(view: View, skeleton: ModelProto) -> Sequence[Dims | None]:
     return shapes
 
 
+def same_dims(
+    view: View, other: View, dims: Sequence[Dims | None]
+) -> Sequence[Dims | None] | None:
+    """Return the dimensions by value index as another view has them for the same names; those of new weights are read.
+
+    None if a size is unknown there, because inference may tell more or less here, and for models with bodies.
+
+    Args:
+        view: the view.
+        other: a view whose values have the same shapes as those of the same names here.
+        dims: dimensions by value index of the other view.
+    """
+    if len(view.scopes) > 1 or len(other.scopes) > 1:
+        return None
+    names = other.scopes[0].names
+    weights = {
+        tensor.name: tuple(tensor.dims[:])
+        for tensor in view.model.graph.initializer
+        if tensor.name not in names
+    }
+    shapes = list[Dims | None]()
+    for value in view.values:
+        at = names.get(value.name)
+        shapes.append(weights.get(value.name) if at is None else dims[at])
+    distinct = set(shapes)
+    if any(map(_is_open, distinct)):
+        return None
+    return [*shapes, None]
+
+
+def _is_open(dims: Dims | None) -> bool:
+    """Return whether a size is unknown, or a name."""
+    return dims is None or not all(isinstance(size, int) for size in dims)
+
+
 def symbolic_shapes(
     view: View, known: Mapping[str, TensorProto] | None = None
 ) -> Sequence[Dims | None]:

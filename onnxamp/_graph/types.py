@@ -56,13 +56,13 @@ def infer_types(view: View) -> Types:
         if node.key in control_flow:
             kinds = _control_flow(view, node, types)
         else:
-            inputs = [types[value] for value in node.inputs]
+            inputs = [*map(types.__getitem__, node.inputs)]
             form = node.signature, len(node.outputs), *inputs
             repeated = known.get(form)
             kinds = repeated or output_types(
                 node.proto, node.key, node.signature, inputs
             )
-            if repeated is None and not _reads_attributes(node.key):
+            if repeated is None and not reads_attributes(node.key):
                 known[form] = kinds
         for value, kind in zip(node.outputs, kinds, strict=True):
             if value != ABSENT and types[value] is None:
@@ -308,7 +308,7 @@ def output_types(
     return result
 
 
-def _reads_attributes(key: str) -> bool:
+def reads_attributes(key: str) -> bool:
     """Return whether :func:`output_types` of an op depends on its attributes."""
     facts = op_facts()
     is_typed = key in facts.dtype_attribute or key in facts.output_parameter

@@ -22,7 +22,7 @@ from onnxamp._base.errors import ExternalDataError
 from onnxamp._base.paths import is_remote, read_range, writing
 from onnxamp._base.threads import core_count, thread_limit
 from onnxamp._facts.dtypes import FLOAT32_BYTES, FORMATS, Format
-from onnxamp._model.protos import stored_bytes, tensors_of
+from onnxamp._model.protos import bytes_of, tensors_of
 from onnxamp._model.sources import (
     INSIDE,
     DataLocation,
@@ -344,30 +344,36 @@ class WeightConverter:
     _counts: dict[str, ConversionCounts] = field(default_factory=dict)
     _numbers: dict[str, list[int]] = field(default_factory=dict)
 
-    def __call__(self, weights: Sequence[Weight]) -> list[TensorProto]:
-        """Return the weights in low precision, or their placeholders; losses are counted under their names."""
-        tensors = [self._empty(weight) for weight in weights]
-        now = [
-            (weight, tensor)
-            for weight, tensor in zip(weights, tensors, strict=True)
-            if tensor.data_location != TensorProto.EXTERNAL
-        ]
+    def __call__(self, weights: Sequence[Weight]) -> Iterator[TensorProto]:
+        """Yield the weights in low precision, or their placeholders; losses are counted under their names."""
+        places = [self._streamed(weight) for weight in weights]
         # Arrays are read one by one, while earlier ones are converted; small ones are converted together.
         nearest = (
             (read_array(weight.tensor, self.base_dir), weight.saturate_at)
-            for weight, _ in now
-            if weight.chosen is None
+            for weight, place in zip(weights, places, strict=True)
+            if place is None and weight.chosen is None
         )
         converted = convert(nearest, self.low)
-        for weight, tensor in now:
+        for weight, place in zip(weights, places, strict=True):
+            if place is not None:
+                yield self._placeholder(weight, place)
+                continue
             data, lost = next(converted) if weight.chosen is None else weight.chosen
+            tensor = self._empty(weight)
             tensor.raw_data = data if isinstance(data, bytes) else data.tobytes()
             known = self._counts.get(weight.name)
             self._counts[weight.name] = lost if known is None else known + lost
-        return tensors
+            yield tensor
+
+    def _streamed(self, weight: Weight) -> DataLocation | None:
+        """Return the place of a weight that is converted while it is written; None for others."""
+        tensor = weight.tensor
+        if not self.deferred or bytes_of(self.low.elem, tensor.dims[:]) < EXTERNAL_MIN:
+            return None
+        return data_location(tensor, self.base_dir)
 
     def _empty(self, weight: Weight) -> TensorProto:
-        """Return the low-precision tensor without data, or its placeholder."""
+        """Return the low-precision tensor without data."""
         tensor = weight.tensor
         low = TensorProto(
             name=tensor.name,
@@ -377,10 +383,11 @@ class WeightConverter:
         )
         if tensor.metadata_props:
             low.metadata_props.extend(tensor.metadata_props)
-        streamed = self.deferred and stored_bytes(low) >= EXTERNAL_MIN
-        place = data_location(tensor, self.base_dir) if streamed else None
-        if place is None:
-            return low
+        return low
+
+    def _placeholder(self, weight: Weight, place: DataLocation) -> TensorProto:
+        """Return the low-precision tensor that stands for a weight until that is written."""
+        low = self._empty(weight)
         number = len(self._pending)
         low.data_location = TensorProto.EXTERNAL
         low.external_data.add(key="location", value=f"{_PENDING}{number}")

@@ -195,8 +195,14 @@ def _lower_block(
         with np.errstate(over="ignore", invalid="ignore"):
             bits[:] = flat.astype(limits.kind).view(low.patterns)
 
+    starts = [part.place.start or 0 for part in parts]
+
     def counted(mask: NDArray[np.bool_]) -> list[int]:
-        return [int(np.count_nonzero(mask[part.place])) for part in parts]
+        if len(parts) == 1:
+            return [int(np.count_nonzero(mask))]
+        # The sections follow each other, and none is empty.
+        counts: list[int] = np.add.reduceat(mask, starts, dtype=np.int64).tolist()
+        return counts
 
     magnitude = scratch.magnitude.view(low.patterns)[: flat.size]
     # Doubling shifts out the sign; patterns to compare with are doubled as well.

@@ -172,7 +172,8 @@ class _Checker:
                     f"The model nests graphs more than {MAX_NESTING} deep."
                 )
             utf8(graph.name, "the name of a graph")
-            for tensor in graph.initializer:
+            # Slices, because protobuf's own iterators are slow.
+            for tensor in graph.initializer[:]:
                 check_tensor(tensor)
             for sparse in graph.sparse_initializer:
                 check_sparse(sparse)
@@ -181,7 +182,7 @@ class _Checker:
             defined = {tensor.name for tensor in graph.initializer}
             read = set[str]()
             count = len(graph.initializer)
-            for node in graph.node:
+            for node in graph.node[:]:
                 inputs = node.input[:]
                 outputs = node.output[:]
                 read.update(inputs)
@@ -189,7 +190,8 @@ class _Checker:
                 count += len(outputs)
                 self.is_tidy = self.is_tidy and read.isdisjoint(outputs)
                 found = self.node(node, inputs, outputs, opaque=opaque)
-                stack += [(body, depth + 1, within) for body, within in found]
+                if found:
+                    stack += [(body, depth + 1, within) for body, within in found]
             self.is_tidy = self.is_tidy and not stack and len(defined) == count
 
     def function(self, function: FunctionProto) -> None:

@@ -3,11 +3,12 @@
 :mod:`onnxamp._rewrite.plan_edits` plans them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import (
     GraphProto,
     ModelProto,
@@ -24,7 +25,7 @@ from onnxamp._graph.editor import GraphEditor, drop_attributes, set_attribute
 from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Node, View
 from onnxamp._model.blobs import Chosen, Weight
-from onnxamp._model.protos import copied, record
+from onnxamp._model.protos import copied, copy_without, record
 from onnxamp._rewrite.mask_bounds import MaskBound, bounded_sum, bounding_nodes
 
 
@@ -110,8 +111,28 @@ class Edits:
         return any(getattr(self, name) for name in changes)
 
 
-Converter = Callable[[Sequence[Weight]], Sequence[TensorProto]]
-"""Converts float32 tensors to low precision."""
+Converter = Callable[[Sequence[Weight]], Iterable[TensorProto]]
+"""Converts float32 tensors to low precision, one after another."""
+
+
+def copy_to_edit(view: View, edits: Edits) -> ModelProto:
+    """Return a copy of a model for :func:`apply_edits`, without the float32 numbers of weights that these replace.
+
+    A message keeps the memory of what is replaced in it.
+    """
+    model = view.model
+    # Fields that onnx does not know are copied only with all else.
+    if any(len(UnknownFieldSet(part)) for part in (model, model.graph)):
+        return copied(model)
+    copy = copy_without(model, "initializer")
+    names = view.scopes[0].names
+    for tensor in model.graph.initializer[:]:
+        name = tensor.name
+        if names[name] in edits.weights:
+            copy.graph.initializer.add(name=name)
+        else:
+            copy.graph.initializer.append(tensor)
+    return copy
 
 
 def apply_edits(
@@ -122,7 +143,7 @@ def apply_edits(
     Args:
         view: the resolved model; it is stale afterwards if ``model`` is its own model.
         edits: the changes.
-        model: the view's model, or a copy of it.
+        model: the view's model, or a copy of it, as :func:`copy_to_edit` returns.
         convert: converts weights to low precision.
 
     Complexity: linear in nodes, apart from ``convert``.
@@ -144,26 +165,29 @@ def _change_weights(editor: GraphEditor, edits: Edits, convert: Converter) -> No
     values = editor.view.values
     copies = {copy.value: copy for copy in edits.copies}
     lowered = dict[int, TensorProto]()
+    weights = list[Weight]()
     for scope, graph in zip(
         editor.view.scopes[::-1], editor.graphs[::-1], strict=True
     ):
-        for tensor in graph.initializer:
-            value = scope.names[tensor.name]
+        sources = scope.proto.initializer[:]
+        for source, tensor in zip(sources, graph.initializer[:], strict=True):
+            value = scope.names[source.name]
+            name = edits.renamed.get(value, source.name)
             if value in edits.renamed:
-                tensor.name = edits.renamed[value]
+                tensor.name = name
             if value in edits.weights or value in copies:
                 lowered[value] = tensor
-    weights = [
-        _weight(edits, value, tensor, tensor.name) for value, tensor in lowered.items()
-    ]
-    for (value, tensor), low in zip(lowered.items(), convert(weights), strict=True):
+                weights.append(_weight(edits, value, source, name))
+    converted = zip(lowered.items(), weights, convert(weights), strict=True)
+    for (value, tensor), weight, low in converted:
         copy = copies.get(value)
         if copy is not None:
-            other = copied(low if copy.low else tensor)
+            other = copied(low if copy.low else weight.tensor)
             other.name = copy.name
             editor.add_weight(values[value].scope, other)
         if value in edits.weights:
             tensor.CopyFrom(low)
+            tensor.name = weight.name
 
 
 def _weight(edits: Edits, value: int, tensor: TensorProto, name: str) -> Weight:

@@ -34,8 +34,11 @@ from onnxamp._model.protos import (
 from onnxamp._options.options import Options
 from onnxamp._rewrite.verify import neighbors
 
-_LARGE: Final = 1 << 16
-"""Bytes of a weight above which the checker gets it without its data. For smaller ones, copying is cheaper."""
+_LARGE: Final = 1 << 10
+"""Bytes of a weight above which the checker gets it without its data. For smaller ones, copying is cheaper.
+
+A model of many layers is mostly weights of a few KB, and the checker copies what it gets twice.
+"""
 
 _NODE: Final = re.compile(
     r"(?:node\. Name: |of node: \nname: )(?P<name>.*) OpType: (?P<op>\S+)"
@@ -153,7 +156,11 @@ def _without_large_weights(model: ModelProto) -> ModelProto:
     Weights are initializers and Constant nodes of the main graph.
     """
     graph = model.graph
-    constants = {at for at, node in enumerate(graph.node) if _is_large_constant(node)}
+    constants = {
+        at
+        for at, node in enumerate(graph.node[:])
+        if node.op_type == "Constant" and _is_large_constant(node)
+    }
     if not constants and not any(map(_is_large, graph.initializer)):
         return model
     light = copy_without(model, "initializer", "node")
@@ -175,9 +182,7 @@ def _is_large(weight: TensorProto) -> bool:
 
 
 def _is_large_constant(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and any(
-        _is_large(item.t) for item in node.attribute if item.HasField("t")
-    )
+    return any(_is_large(item.t) for item in node.attribute if item.HasField("t"))
 
 
 def _without_data(weight: TensorProto) -> TensorProto:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import onnx.defs
 from onnx import ModelProto, NodeProto, helper
 
 from onnxamp._base.errors import OpsetError
@@ -210,7 +211,11 @@ def apply(draft: Draft, options: Options) -> PassResult:
     if ready:
         model = copied(graph.model)
         apply_folds(graph, ready, model)
-        result = Draft(model, graph.folder)
+        # What is left has the shapes that it had, if onnx infers those of the new ops.
+        is_inferred = all(onnx.defs.has(fold.op, reached, "") for fold in ready)
+        sized_as = graph if is_inferred else None
+        build = partial(Graph.of, model, graph.folder, sized_as)
+        result = Draft(model, graph.folder, build)
         notes.append(f"Folded {told(ready)}.")
     requested = options.folds and result is not draft
     return PassResult(result, tuple(notes), requested, tuple(refused))

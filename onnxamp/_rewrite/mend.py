@@ -17,7 +17,8 @@ from onnxamp._graph.types import declared_type, type_proto
 from onnxamp._graph.view import ABSENT, Origin
 from onnxamp._options.options import Options
 from onnxamp._rewrite import Draft, PassResult
-from onnxamp._rewrite.verify import Conflict, all_conflicts, disagreement
+from onnxamp._rewrite.node_faults import disagreement
+from onnxamp._rewrite.verify import Conflict, all_conflicts
 
 _SHOWN = 3
 """Most values that a note names."""

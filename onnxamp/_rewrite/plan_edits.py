@@ -20,7 +20,7 @@ from onnxamp._decide.problem import Problem
 from onnxamp._facts.dtypes import retyped
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.editor import NewNames
-from onnxamp._graph.view import ABSENT
+from onnxamp._graph.view import ABSENT, Node
 from onnxamp._model.blobs import Chosen
 from onnxamp._model.weights import Scratch, lower
 from onnxamp._rewrite.apply import Edits
@@ -130,12 +130,9 @@ def _result_types(problem: Problem, decision: Decision) -> dict[tuple[int, int],
 
 def _types(problem: Problem, values: AbstractSet[int]) -> dict[int, str]:
     """Return the low-precision types of values."""
-    types = dict[int, str]()
-    for value in values:
-        kind = problem.graph.types[value]
-        assert kind is not None
-        types[value] = retyped(kind, problem.options.low)
-    return types
+    kinds = problem.graph.types
+    known = {kind: retyped(kind or "", problem.options.low) for kind in set(kinds)}
+    return {value: known[kinds[value]] for value in values}
 
 
 def _weights(problem: Problem, names: Names) -> frozenset[int]:
@@ -150,18 +147,17 @@ def _attributes(problem: Problem, names: Names) -> frozenset[int]:
     """Return the nodes with an attribute that determines the type of a value, which becomes low precision."""
     graph = problem.graph
     recast = {graph.values[value].producer for value in names.low_casts}
-    makers = set[int]()
-    for value in names.low_stores:
-        held = graph.values[value]
-        is_made = held.origin not in STORED and held.producer != ABSENT
-        if is_made and held.port == 0 and _sets_type(problem, held.producer):
-            makers.add(held.producer)
+    able = (*op_facts().dtype_attribute, "Constant", "Optional")
+    makers = {
+        node.index
+        for node in graph.nodes_of(able)
+        if node.output(0) in names.low_stores and _sets_type(node)
+    }
     return frozenset(makers | recast)
 
 
-def _sets_type(problem: Problem, index: int) -> bool:
+def _sets_type(node: Node) -> bool:
     """Return whether an attribute of a node determines the type of its first output."""
-    node = problem.graph.nodes[index]
     if node.key == "Constant" or (node.key == "Optional" and not node.inputs):
         return True
     rule = op_facts().dtype_attribute.get(node.key)

@@ -182,6 +182,10 @@ class _Namer:
 
     def needs(self, value: int) -> set[bool]:
         """Return whether the value is read or returned in low precision, in float32, or both, original Casts apart."""
+        read = self.ports.read[value]
+        if not self.doubled and LOW not in read:
+            # Nearly all values: only Casts and results read one as LOW.
+            return set(map(self.low_of.__getitem__, read))
         consumed = self.ports.consumed
         needed = set[bool]()
         for node, port in self.graph.uses[value]:
@@ -238,7 +242,8 @@ class _Namer:
             # otherwise nothing would read it.
             is_low = True in needed
         if is_low:
-            self.bypass_casts(index)
+            if index in self.down_casts:
+                self.bypass_casts(index)
             self.make_low(index)
         needed.add(is_low)
         own = self.own_name(value, is_low=is_low)
@@ -313,7 +318,8 @@ class _Namer:
         """
         outer = self.shadowed.get(value.index)
         if outer is None:
-            return self.public_name(value) if is_low else value.name
+            is_cast = is_low and value.index in self.down_casts
+            return self.public_name(value) if is_cast else value.name
         if not is_low and not self.is_low(self.ports.produced[outer]):
             return value.name
         name = self.fresh(value.name, low=is_low)

@@ -4,128 +4,23 @@ signature is unchanged.
 A fault that the original model does not have is a bug in onnxamp, and the message says so.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import chain
-from typing import Final
 
-import onnx.defs
-import onnx.shape_inference
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import ModelProto, ValueInfoProto
 
 from onnxamp._base.errors import InternalError, ModelError
-from onnxamp._facts.dtypes import readable_types, retyped
-from onnxamp._facts.kernels import is_consistent
-from onnxamp._facts.ops import attribute, op_facts
-from onnxamp._facts.signature import Port, Signature
+from onnxamp._facts.dtypes import retyped
+from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
-from onnxamp._graph.types import bind, declared_type, type_proto
+from onnxamp._graph.types import declared_type
 from onnxamp._graph.view import ABSENT, Node, Origin, body_sources
-from onnxamp._model.protos import copied
 from onnxamp._options.options import Options
 from onnxamp._rewrite.apply import Edits
-
-Types = tuple[str | None, ...]
-"""Types of the inputs or of the outputs of a node; None if absent or unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Typing:
-    """The types of a node, and all that they depend on. Large models repeat few.
-
-    ``example`` is any node of the op with these types: no attribute except ``attribute`` matters.
-    """
-
-    signature: Signature
-    inputs: Types
-    outputs: Types
-    attribute: object
-    example: NodeProto = field(compare=False)
-
-
-def typing_of(node: Node, inputs: Types, outputs: Types) -> Typing | None:
-    """Return the types of a node, to check by :func:`inference_fault`; None where onnx infers nothing.
-
-    That is so for ops that it does not know, and for those with bodies, whose types follow from their outputs.
-    """
-    facts = op_facts()
-    key = node.key
-    if node.signature is None or node.signature.attributes is None:
-        return None
-    if (
-        key in facts.control_flow
-        or key in facts.kernel_free
-        or key in facts.uninferable
-    ):
-        return None
-    # An omitted input has no type. An input of unknown type leaves nothing to infer.
-    if None in inputs and any(
-        node.inputs[port] != ABSENT for port, kind in enumerate(inputs) if kind is None
-    ):
-        return None
-    rule = facts.dtype_attribute.get(key) or facts.output_parameter.get(key)
-    given = attribute(node.proto, rule.attribute) if rule is not None else None
-    kind = given.data_type if isinstance(given, TensorProto) else given
-    return Typing(node.signature, inputs, outputs, kind, node.proto)
-
-
-@lru_cache(maxsize=1 << 12)
-def inference_fault(typing: Typing) -> str:
-    """Return how the types that onnx infers for a node differ from its own, in words; "" if they agree."""
-    given = {
-        f"in{port}": type_proto(kind)
-        for port, kind in enumerate(typing.inputs)
-        if kind is not None
-    }
-    types = {name: kind for name, kind in given.items() if kind is not None}
-    # A type that no TypeProto expresses cannot be asked about.
-    if len(types) < len(given):
-        return ""
-    inferred = _inferred(typing, types)
-    if isinstance(inferred, str):
-        return inferred
-    for port, (kind, name) in enumerate(
-        zip(typing.outputs, typing.example.output, strict=True)
-    ):
-        is_inferred = name and f"out{port}" in inferred
-        found = declared_type(inferred[f"out{port}"]) if is_inferred else None
-        if None not in (kind, found) and kind != found:
-            return f"outputs {kind} by its schema, but onnx infers {found}"
-    return ""
-
-
-def _inferred(
-    typing: Typing, types: dict[str, TypeProto]
-) -> dict[str, TypeProto] | str:
-    """Return output -> its type, where onnx infers one; or onnx's error if it rejects the types."""
-    proto = copied(typing.example)
-    signature = typing.signature
-    proto.input[:] = [
-        "" if kind is None else f"in{port}" for port, kind in enumerate(typing.inputs)
-    ]
-    proto.output[:] = [
-        name and f"out{port}" for port, name in enumerate(typing.example.output)
-    ]
-    schema = onnx.defs.get_schema(signature.op_type, signature.since, signature.domain)
-    opsets = [helper.make_opsetid(signature.domain, signature.opset)]
-    try:
-        return onnx.shape_inference.infer_node_outputs(
-            schema, proto, types, opset_imports=opsets
-        )
-    except Exception as error:  # noqa: BLE001 - the C++ code raises unrelated types, and shapes are optional
-        text = str(error)
-        if not _WRONG_TYPE.search(text):
-            return {}
-        return f"is refused by onnx: {text.strip().splitlines()[0]}"
-
-
-_WRONG_TYPE: Final = re.compile(
-    r"\[TypeInferenceError\]|has (inconsistent|unsupported) type"
-)
-"""Finds onnx's complaints about types, at a node or in the body of its function, without those about shapes."""
+from onnxamp._rewrite.node_faults import node_fault
+from onnxamp._rewrite.well_typed import is_well_typed
 
 
 def _nodes_around(
@@ -193,19 +88,24 @@ def verify(
         InternalError: it is not, or does not; the error names the nodes of the original around the fault.
         ModelError: it is not, because the original is not either.
     """
-    graph = Graph.of(result)
-    # The faults of the original are asked for only where there are some, as for hardly any model.
-    faults = list(all_conflicts(graph))
-    known = {fault.where for fault in all_conflicts(original)} if faults else set()
-    new = [fault for fault in faults if fault.where not in known]
     # Weights may also be listed as inputs (always, before IR version 4); such declarations follow the weight.
     inputs = (
         original.values[original.scopes[0].names[entry.name]]
         for entry in original.model.graph.input
     )
     weights = {value.name for value in inputs if value.origin is Origin.INITIALIZER}
-    new += _changed(original, graph, "input", options, weights)
-    new += _changed(original, graph, "output", options, set())
+    # One look at each node shows of nearly all results that they are sound. A graph is needed to say what is wrong.
+    if is_well_typed(result) and not any(
+        _changed_signature(original, result, {}, options, weights)
+    ):
+        return
+    graph = Graph.of(result)
+    # The faults of the original are asked for only where there are some, as for hardly any model.
+    faults = list(all_conflicts(graph))
+    known = {fault.where for fault in all_conflicts(original)} if faults else set()
+    new = [fault for fault in faults if fault.where not in known]
+    names = graph.scopes[0].names
+    new += _changed_signature(original, result, names, options, weights)
     if new and (fault := next(all_conflicts(original), None)):
         raise ModelError(
             f"The model contradicts itself, so it cannot be converted: {fault.where} {fault.text}."
@@ -225,25 +125,41 @@ def all_conflicts(graph: Graph) -> Iterator["Conflict"]:
     yield from _declarations(graph)
 
 
-def _changed(
-    original: Graph, graph: Graph, kind: str, options: Options, free: set[str]
+def _changed_signature(
+    original: Graph,
+    result: ModelProto,
+    names: Mapping[str, int],
+    options: Options,
+    weights: Container[str],
 ) -> Iterator["Conflict"]:
-    """Yield inputs or outputs of the result that differ from those of the original."""
-    before, after = (getattr(one.model.graph, kind) for one in (original, graph))
-    if [entry.name for entry in before] != [entry.name for entry in after]:
-        yield Conflict(f"the graph's {kind}s", "changed their names or order")
-        return
-    for entry, new in zip(before, after, strict=True):
-        name = entry.name
-        allowed = {declared_type(entry.type)}
-        was = declared_type(entry.type)
-        now = declared_type(new.type)
-        if was is not None and (name in free or not options.keeps_io(name)):
-            allowed.add(retyped(was, options.low))
-        if now not in allowed:
-            value = graph.scopes[0].names.get(name, ABSENT)
-            text = f"changed from {was} to {now}"
-            yield Conflict(f"{kind} {name!r}", text, value=value)
+    """Yield inputs and outputs of the result that differ from those of the original.
+
+    Args:
+        original: the model that was converted.
+        result: the converted model.
+        names: name -> value of the result.
+        options: the options of the conversion.
+        weights: inputs of the original that are weights.
+    """
+    free: tuple[Container[str], ...] = (weights, ())
+    for kind, freed in zip(("input", "output"), free, strict=True):
+        before, after = (
+            getattr(model.graph, kind) for model in (original.model, result)
+        )
+        if [entry.name for entry in before] != [entry.name for entry in after]:
+            yield Conflict(f"the graph's {kind}s", "changed their names or order")
+            continue
+        for entry, new in zip(before, after, strict=True):
+            name = entry.name
+            was = declared_type(entry.type)
+            now = declared_type(new.type)
+            allowed = {was}
+            if was is not None and (name in freed or not options.keeps_io(name)):
+                allowed.add(retyped(was, options.low))
+            if now not in allowed:
+                text = f"changed from {was} to {now}"
+                value = names.get(name, ABSENT)
+                yield Conflict(f"{kind} {name!r}", text, value=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +194,11 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
     for node in graph.nodes:
         if node.signature is None or graph.scopes[node.scope].opaque:
             continue
-        inputs = tuple([types[value] for value in node.inputs])
-        outputs = tuple([types[value] for value in node.outputs])
+        inputs = (*map(types.__getitem__, node.inputs),)
+        outputs = (*map(types.__getitem__, node.outputs),)
         form = node.signature, inputs, outputs
         if form not in passed:
-            text = _node_fault(node, inputs, outputs)
+            text = node_fault(node, inputs, outputs)
             if text:
                 yield Conflict(
                     f"node {node.label!r} ({node.key})", text, node=node.index
@@ -292,59 +208,6 @@ def type_conflicts(graph: Graph) -> Iterator[Conflict]:
         if node.key in facts.control_flow:
             yield from _bodies(graph, node)
     yield from _outputs(graph, 0, "")
-
-
-def _node_fault(node: Node, inputs: Types, outputs: Types) -> str:
-    """Return the type fault of a node with a schema, in words."""
-    assert node.signature is not None
-    if not _is_consistent(node.signature, inputs):
-        return _input_fault(node.signature, inputs)
-    typing = typing_of(node, inputs, outputs)
-    return inference_fault(typing) if typing is not None else ""
-
-
-def _input_fault(signature: Signature, inputs: Sequence[str | None]) -> str:
-    """Return the first input that contradicts the schema, in words. At least one does."""
-    if text := disagreement(signature, inputs):
-        return text
-    for position, found in enumerate(inputs):
-        port = signature.input(position)
-        if found is None:
-            continue
-        if port is None:
-            return f"has {len(inputs)} inputs, more than its schema allows"
-        if port.type in signature.params and found not in signature.params[port.type]:
-            opset = f"its schema of opset {signature.since}"
-            return f"reads {readable_types(found)} as {port.name!r}, which {opset} does not allow"
-    return "its inputs contradict its schema"
-
-
-def disagreement(signature: Signature, inputs: Sequence[str | None]) -> str:
-    """Return the first input whose type the other inputs exclude, in words; "" if they agree."""
-    bound = bind(signature, inputs)
-    for position, found in enumerate(inputs):
-        port = signature.input(position)
-        if found is None or port is None:
-            continue
-        wanted = wanted_type(signature, port, position, bound)
-        if wanted != found:
-            return f"reads {readable_types(found)} as {port.name!r}, but its other inputs need {readable_types(wanted)}"
-    return ""
-
-
-def wanted_type(
-    signature: Signature, port: Port, position: int, bound: Mapping[str, str]
-) -> str | None:
-    """Return the type that a port must have; None if nothing binds it."""
-    if port.type not in signature.params:
-        return port.type
-    return bound.get(signature.param(port, position))
-
-
-@lru_cache(maxsize=1 << 12)
-def _is_consistent(signature: Signature, inputs: Types) -> bool:
-    """Return whether the schema allows the types. Large models have few combinations."""
-    return is_consistent(signature, bind(signature, inputs), inputs)
 
 
 def _bodies(graph: Graph, node: Node) -> Iterator[Conflict]:

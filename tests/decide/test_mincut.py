@@ -104,6 +104,41 @@ def test_both_solvers_agree(seed):
     assert list(here.low) == list(there.low)
 
 
+@every(seed=range(60))
+def test_settled_questions_change_no_cut(seed, monkeypatch):
+    """What is taken out of a network before the flow is computed, against the flow of all of it."""
+    rng = random.Random(seed)
+    size = rng.randint(2, 60)
+    network = Network(size)
+    for _ in range(rng.randint(0, 3 * size)):
+        cost = rng.choice([1, 1, 2, INFINITE]) if seed % 3 == 0 else rng.randint(1, 4)
+        network.arc(rng.randrange(size), rng.randrange(size), cost)
+    for question in range(size):
+        network.charge_low(question, rng.randint(0, 5))
+        network.charge_high(question, rng.randint(0, 5))
+    cut = network.solve()
+    monkeypatch.setattr(mincut, "_ROUNDS", 0)
+    whole = network.solve()
+    assert (cut.cost, list(cut.low)) == (whole.cost, list(whole.low))
+
+
+def test_a_chain_is_settled_before_the_flow(monkeypatch):
+    """Questions that settle each other, one after another, are taken out before the flow is computed."""
+    network = Network(20)
+    network.charge_high(0, 9)
+    network.charge_low(19, 4)
+    for question in range(19):
+        network.differ(question, question + 1, 5 if question < 9 else 3)
+    left = []
+    solve = mincut._dinic
+    monkeypatch.setattr(mincut, "_maximum_flow", None)
+    monkeypatch.setattr(mincut, "_dinic", lambda *network: left.append(network[0]) or solve(*network))
+    monkeypatch.setattr(mincut, "find_spec", lambda _: None)
+    cut = network.solve()
+    assert (cut.cost, sum(cut.low)) == (3, 10)
+    assert left == [11]
+
+
 @pytest.mark.slow
 def test_large_networks_take_no_scipy(monkeypatch):
     """Deciding is part of the smallest installation; the cut is the same."""

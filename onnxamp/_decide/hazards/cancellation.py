@@ -21,7 +21,7 @@ from onnxamp._graph.exact_walks import makers_through_exact
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.index_paths import INTEGERS
 from onnxamp._graph.match import declared_axes
-from onnxamp._graph.moments import moment_difference
+from onnxamp._graph.moments import DIFFERENCES, moment_difference
 from onnxamp._graph.view import ABSENT, Node, Origin
 
 
@@ -32,15 +32,16 @@ def cancellations(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     raw = _Raw(graph)
     scales = _AffineInputs(graph, low)
-    for node in graph.order:
-        if not graph.is_float_output(node):
-            continue
-        if raw.is_centered_by(node) or scales.is_far(node, raw.channels):
+    for node in graph.computing:
+        # Hardly any node reads raw values, and what it does to others is nothing to the walk.
+        is_raw = raw.is_read_by(node)
+        if is_raw and (raw.is_centered_by(node) or scales.is_far(node, raw.channels)):
             yield from raw.path(node)
-        for hazard in _variance(graph, node):
+        for hazard in _variance(graph, node) if node.key in DIFFERENCES else ():
             yield hazard
             yield from raw.back(graph.nodes[hazard.node])
-        raw.follow(node)
+        if is_raw:
+            raw.follow(node)
     yield from _near_one(graph)
 
 
@@ -65,6 +66,15 @@ class _Raw:
         self.means: dict[int, int] = {}
         """Mean -> the raw value that it is the mean of, through data movement."""
         self.seen = set[int]()
+
+    def is_read_by(self, node: Node) -> bool:
+        """Return whether a node reads a raw value, a mean of one, or an input of a wide type."""
+        read = node.inputs
+        return not (
+            self.channels.keys().isdisjoint(read)
+            and self.means.keys().isdisjoint(read)
+            and self.wide.isdisjoint(read)
+        )
 
     def follow(self, node: Node) -> None:
         """Note the outputs of a node if they are raw, or a mean of raw values."""

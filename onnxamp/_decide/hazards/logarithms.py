@@ -37,9 +37,7 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
     # A product with anything else divides well, as those of activations do that multiply by a Sigmoid.
     odds = _Reached(graph, set(), facts.additive | facts.commutative)
     ends = list[tuple[Node, int, _Reached]]()
-    for node in graph.order:
-        if not graph.is_float_output(node):
-            continue
+    for node in graph.computing:
         for port in facts.divisors.get(node.key, ()):
             reached = near if node.key in facts.logarithms else odds
             if node.input(port) in reached.values:
@@ -50,8 +48,9 @@ def logarithms(graph: Graph, low: Format) -> Iterator[Hazard]:
             if node.key not in facts.growing:
                 odds.values.update(node.writes)
             continue
-        near.pass_through(node)
-        odds.pass_through(node)
+        if node.key in facts.odds_arithmetic:
+            near.pass_through(node)
+            odds.pass_through(node)
     yield from _paths(graph, ends, low)
 
 
@@ -64,8 +63,9 @@ class _Reached:
         self.mixing = mixing
 
     def pass_through(self, node: Node) -> None:
-        """Add the outputs of a node if they are close to a bound where a probability is."""
-        if node.key not in op_facts().odds_arithmetic:
+        """Add the outputs of a node of odds arithmetic if they are close to a bound where a probability is."""
+        # Most nodes read none.
+        if self.values.isdisjoint(node.inputs):
             return
         types = self.graph.types
         given = [value for value in node.reads if types[value] in FLOAT_TENSORS]
