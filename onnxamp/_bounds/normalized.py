@@ -188,12 +188,12 @@ def _sum(x: Bound, elements: float, is_last: bool) -> Bound:
     if elements == inf:  # an unknown number of elements, or none, whose sum is zero
         low = 0.0 if x.low >= 0.0 else -inf
         high = 0.0 if x.high <= 0.0 else inf
-    return between(max(low, -limit), min(high, limit))
+    return Bound(low=max(low, -limit), high=min(high, limit), step=x.step)
 
 
 def _magnitudes(x: Bound, elements: float, is_last: bool) -> Bound:
     total = times(elements, x.magnitude)
-    return between(0.0, min(total, x.total) if is_last else total)
+    return Bound(low=0.0, high=min(total, x.total) if is_last else total, step=x.step)
 
 
 def _norm(x: Bound, elements: float, is_last: bool) -> Bound:
@@ -203,12 +203,16 @@ def _norm(x: Bound, elements: float, is_last: bool) -> Bound:
 
 def _square_sum(x: Bound, elements: float, is_last: bool) -> Bound:
     norm = _norm(x, elements, is_last).high
-    return between(0.0, times(norm, norm))
+    return Bound(low=0.0, high=times(norm, norm), step=x.step * x.step)
 
 
-def _hull(x: Bound, elements: float, _is_last: bool) -> Bound:
-    """Return the bound of a mean or an extreme; that of no elements is infinite."""
+def _extreme(x: Bound, elements: float, _is_last: bool) -> Bound:
+    """Return the bound of an extreme; that of no elements is infinite."""
     return x.bare if elements else UNKNOWN
+
+
+def _mean(x: Bound, elements: float, _is_last: bool) -> Bound:
+    return x.unstepped if elements else UNKNOWN
 
 
 def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
@@ -220,13 +224,17 @@ def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
     return between(x.low, x.high + log(max(elements, 1.0)))
 
 
-def _global_pool(call: Call) -> Bound:
+def _largest(call: Call) -> Bound:
     return call[0].bare
+
+
+def _overall_mean(call: Call) -> Bound:
+    return call[0].unstepped
 
 
 def _average_pool(call: Call) -> Bound:
     """Return the bound of means of windows. They may take in zeros of the padding."""
-    return hull([call[0].bare, between(0.0, 0.0)])
+    return hull([call[0], between(0.0, 0.0)]).unstepped
 
 
 def _cumulative(call: Call) -> Bound:
@@ -243,23 +251,23 @@ RULES: Final[Rules] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch,
     "CumSum": _cumulative,
-    "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool,
+    "GlobalAveragePool": _overall_mean,
+    "GlobalMaxPool": _largest,
     "GroupNormalization": _group,
     "InstanceNormalization": _instance,
     "LayerNormalization": _layer,
     "LogSoftmax": _log_softmax,
     "LpNormalization": _unit_norm,
-    "MaxPool": _global_pool,
+    "MaxPool": _largest,
     "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _root_mean_square,
     "ReduceL1": _reduction(_magnitudes),
     "ReduceL2": _reduction(_norm),
     "ReduceLogSum": _reduction(_log_sum),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
-    "ReduceMax": _reduction(_hull),
-    "ReduceMean": _reduction(_hull),
-    "ReduceMin": _reduction(_hull),
+    "ReduceMax": _reduction(_extreme),
+    "ReduceMean": _reduction(_mean),
+    "ReduceMin": _reduction(_extreme),
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(_square_sum),
     "SimplifiedLayerNormalization": _root_mean_square,

@@ -1,6 +1,7 @@
 """Bounds that types, attributes and sizes give: integers, positions, quantized numbers, draws, and recurrent states."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import helper, numpy_helper
 
-from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull
+from onnxamp._bounds.bound import UNKNOWN, Bound, between, hull, whole
 from onnxamp._bounds.call import Call, Rules
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts
@@ -26,11 +27,11 @@ def of_type(kind: str | None) -> Bound:
     except KeyError:
         return UNKNOWN
     if numbers.kind == "b":
-        return between(0.0, 1.0)
+        return whole(between(0.0, 1.0))
     if numbers.kind not in "iu":
         return UNKNOWN
     limits = np.iinfo(numbers)
-    return between(float(limits.min), float(limits.max))
+    return whole(between(float(limits.min), float(limits.max)))
 
 
 def of_indices(graph: Graph, value: int) -> Bound:
@@ -82,7 +83,8 @@ def _size(call: Call) -> Bound:
 
 def _range(call: Call) -> Bound:
     """Return the bound of equally spaced numbers: they begin at the first input and end before the second."""
-    return hull([call[port].bare for port in range(2)])
+    step = min(call[0].step, call[2].step)
+    return replace(hull([call[port].bare for port in range(2)]), step=step)
 
 
 def _position(call: Call) -> Bound:
@@ -116,7 +118,7 @@ def _drawn(call: Call) -> Bound:
 
 
 def _eye(_call: Call) -> Bound:
-    return between(0.0, 1.0)
+    return whole(between(0.0, 1.0))
 
 
 def _dequantized(call: Call) -> Bound:
@@ -130,7 +132,8 @@ def _dequantized(call: Call) -> Bound:
 def _modulo(call: Call) -> Bound:
     """Return the bound of remainders, which are smaller than the divisor."""
     limit = call[1].magnitude
-    return between(0.0 if call[0].low >= 0.0 and call[1].low >= 0.0 else -limit, limit)
+    low = 0.0 if call[0].low >= 0.0 and call[1].low >= 0.0 else -limit
+    return Bound(low=low, high=limit, step=min(call[0].step, call[1].step))
 
 
 def _states(call: Call) -> Sequence[Bound]:

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from graphs.case import parse
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from repository import ROOT
 from strategies.loops import random_loop
 from strategies.model import random_model
@@ -17,6 +17,7 @@ from onnxamp import convert_model
 from onnxamp._bounds.bounds import find_bounds, rules
 from onnxamp._bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.graph import Graph
 from onnxamp._runtime.session import make_session, run
 
@@ -105,6 +106,18 @@ def test_loops_that_run_long_stay_within_their_bounds():
     for seed in range(12):
         made = random_loop(Random(seed))
         assert violations(made.model, made.feeds)[0] == []
+
+
+@pytest.mark.parametrize("op", sorted(read_table("bounds")))
+def test_each_formula_bounds_numbers_of_a_known_range(op):
+    domain, _, name = op.rpartition("::")
+    names = ["x", "w"][: 2 if name in ("Add", "BiasGelu", "Div", "PRelu", "Sub") else 1]
+    node = helper.make_node(name, names, ["y"], domain=domain, **({"size": 3} if name == "LRN" else {}))
+    inputs = [helper.make_tensor_value_info(one, 1, [1, 4, 8, 8]) for one in names]
+    outputs = [helper.make_tensor_value_info("y", 1, [1, 4, 8, 8])]
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets)
+    assert not bound_of(model, "y", ("x", (1.5, 2.5)), ("w", (0.5, 1.5))).is_unbounded
 
 
 def weights(model, **arrays):
