@@ -21,16 +21,18 @@ from onnxamp._bounds.bounds import Bounds, find_bounds
 from onnxamp._facts.dtypes import FLOAT, Format
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.graph import graph_of
+from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.climb import Climb, Seen, Watched
-from onnxamp._numerics.larger import in_short
+from onnxamp._numerics.flattened import flattened
+from onnxamp._numerics.larger import in_short, work_of_run
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.values import Feeds, check_inputs
+from onnxamp._runtime.values import Feeds, check_inputs, shapes_of
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 """Names of inputs, each with its range."""
@@ -43,6 +45,15 @@ _TRIES: Final = 3
 
 _CLOSE: Final = 0.25
 """Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
+
+_WORK: Final = 13 << 30
+"""Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
+
+_ELEMENT: Final = 60
+"""Operations that take as long as reading or writing an element."""
+
+_DEFAULT_STEPS: Final = 4
+"""The default number of steps."""
 
 _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
@@ -86,9 +97,10 @@ class Stress(NamedTuple):
         is_large = reference.stock.size > _BYTES
         if proof.is_complete or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
-        names = _names_of(bounds, reference)
         try:
-            ascent = _Ascent(reference, names, movable, given[0], self.low)
+            original = _inlined(reference)
+            names = _names_of(bounds, original)
+            ascent = _Ascent(original, names, movable, given[0], self.low)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
@@ -139,10 +151,20 @@ def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
     return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))
 
 
+def _inlined(reference: Model) -> Model:
+    """Return a model without functions, whose values then have the names that those of a result have."""
+    if not reference.proto.functions:
+        return reference
+    made = inline_functions(reference.proto, partly=True)
+    return Model(made, reference.folder)
+
+
 def _names_of(bounds: Bounds, reference: Model) -> list[str]:
     """Return the values of the original that a result computes in low precision and that are not proven."""
     graph = reference.ask(graph_of)
-    scope = graph.scopes[0]
+    floats = {
+        value.name for value in graph.values if graph.types[value.index] == FLOAT
+    }
     ending = f"_{bounds.low.suffix}"
     found = dict[str, None]()
     for value in bounds.at_risk:
@@ -150,11 +172,49 @@ def _names_of(bounds: Bounds, reference: Model) -> list[str]:
             continue
         name = bounds.graph.values[value].name
         for candidate in (name, name.removesuffix(ending)):
-            index = scope.names.get(candidate)
-            if index is not None and graph.types[index] == FLOAT:
+            if candidate in floats:
                 found[candidate] = None
                 break
     return list(found)
+
+
+class Effort(NamedTuple):
+    """How far an ascent may go.
+
+    Attributes:
+        steps: the steps of each climb.
+        has_lesser: whether it also climbs toward the end of the value that is farther from overflow.
+        has_error: whether it also climbs toward the largest error.
+    """
+
+    steps: int
+    has_lesser: bool
+    has_error: bool
+
+    @classmethod
+    def within(cls, steps: int, work: int) -> "Effort":
+        """Return the effort that many runs of so much work each leave: fewer steps first, then fewer climbs.
+
+        Work is counted, because a limit in seconds would make results depend on the machine.
+
+        Args:
+            steps: the steps that are asked for.
+            work: that of one run, with its gradient.
+        """
+        allowed = _WORK * max(steps, _DEFAULT_STEPS) // _DEFAULT_STEPS
+        runs = max(allowed // max(work, 1), _FEWEST)
+        for climbs in (3, 2, 1):
+            most = min(steps, runs // climbs - 1)
+            if most >= min(steps, _FEW_STEPS) or climbs == 1:
+                return cls(most, has_lesser=climbs == 3, has_error=climbs > 1)
+        raise AssertionError
+
+
+_FEWEST: Final = 2
+"""Runs of the least effort: one step."""
+
+_FEW_STEPS: Final = 2
+"""Steps from which on another climb is worth more than further steps: most of the way is done by the first two."""
 
 
 class _Ascent:
@@ -162,7 +222,8 @@ class _Ascent:
 
     Attributes:
         model: the model, with the sizes of the samples, at an opset that gradients are written in.
-        names: the values.
+        flat: the same without control flow, as it runs on the first sample; the model itself if that is not known.
+        names: the values, also those of bodies.
         ranges: the ranges of the inputs that may change.
         low: the low-precision type.
     """
@@ -177,6 +238,11 @@ class _Ascent:
     ) -> None:
         newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
         self.model = Model(_sized(newer.model, sample), newer.folder)
+        has_bodies = len(self.model.ask(graph_of).scopes) > 1
+        found = flattened(self.model, sample) if has_bodies else None
+        self.flat = self.model if found is None else found.model
+        self.inner: Mapping[str, str] = {} if found is None else found.names
+        """Value in a body -> the value of the flat model that holds what it is in all turns."""
         self.names = names
         self.ranges = ranges
         self.low = low
@@ -192,6 +258,8 @@ class _Ascent:
         names = self._reached()
         if not names:
             return Stressed(proof)
+        if self.inner:
+            given = given[:1]  # others may take other branches and turns
         watched = Watched.of(self.model, names)
         every = watched.largest(given)
         self.largest = (_magnitudes(every), {})
@@ -201,26 +269,22 @@ class _Ascent:
         results = self._results()
         inner = next((name for name in ranked if name not in results), "")
         why = ""
+        effort = Effort.within(steps, self._work(given[0]))
         for name in ranked[:_TRIES]:
             try:
-                climb = Climb.toward(self.model, self.ranges, name, inner)
+                target, beside = (self.inner.get(one, one) for one in (name, inner))
+                climb = Climb.toward(
+                    self.flat,
+                    self.ranges,
+                    target,
+                    beside if effort.has_error else "",
+                )
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
-            starts = {
-                sign: given[seen[name][sign].sample] for sign in sorted(seen[name])
-            }
-            ends = [
-                climb.climbed(start, sign, steps) for sign, start in starts.items()
-            ]
+            ends = self._ends(climb, given, seen[name], effort)
             highest, reached = max(ends, key=itemgetter(1))
-            worst = climb.toward_error(highest, steps)
-            found = Headroom(
-                value=name,
-                seen=max(seen[name].values()).magnitude,
-                stressed=reached,
-                range=self.low.max_finite,
-            )
+            worst = climb.toward_error(highest, effort.steps)
             # The lesser end matters where it comes close to the end of the range.
             least = min(reached, self.low.max_finite * _CLOSE)
             chosen = [inputs for inputs, there in ends if there >= least]
@@ -228,10 +292,37 @@ class _Ascent:
                 chosen.append(worst)
             hard = watched.largest(chosen)
             self.largest = (_magnitudes(every), _magnitudes(hard))
+            found = Headroom(
+                value=name,
+                seen=max(seen[name].values()).magnitude,
+                stressed=self.largest[1][name],
+                range=self.low.max_finite,
+            )
             told = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
             readers = [partial(_itself, inputs) for inputs in chosen]
             return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
         return Stressed(proof, why=why)
+
+    def _ends(
+        self,
+        climb: Climb,
+        given: Sequence[Feeds],
+        seen: Mapping[float, "Seen"],
+        effort: Effort,
+    ) -> list[tuple[Feeds, float]]:
+        """Return the inputs that climbs reach toward one or both ends of a value, and its magnitude there."""
+        ranked = sorted(seen, key=lambda sign: seen[sign].magnitude, reverse=True)
+        signs = ranked if effort.has_lesser else ranked[:1]
+        return [
+            climb.climbed(given[seen[sign].sample], sign, effort.steps)
+            for sign in sorted(signs)
+        ]
+
+    def _work(self, sample: Feeds) -> int:
+        """Return the work of a run of the model, by counting."""
+        graph = self.flat.ask(graph_of)
+        flops, moved = work_of_run(graph, graph.shapes_of(shapes_of(sample)))
+        return flops + _ELEMENT * moved
 
     def _results(self) -> set[str]:
         """Return the names of the model's outputs."""
@@ -240,19 +331,17 @@ class _Ascent:
 
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
-        graph = self.model.ask(graph_of)
+        graph = self.flat.ask(graph_of)
         scope = graph.scopes[0]
         changed = {scope.names[name] for name in self.ranges if name in scope.names}
         inputs = set(changed)
         for node in graph.order:
             if not changed.isdisjoint(node.reads):
                 changed.update(node.writes)
-        reached = (scope.names.get(name) for name in self.names)
-        return [
-            graph.values[value].name
-            for value in reached
-            if value in changed and value not in inputs
-        ]
+        own = (
+            (name, scope.names.get(self.inner.get(name, name))) for name in self.names
+        )
+        return [name for name, value in own if value in changed - inputs]
 
     def _fitting(self, seen: Sequence["Seen"]) -> dict[float, "Seen"]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.

@@ -133,8 +133,8 @@ EXACT = {
     "computed steps": LOOP.replace("turns", "N").replace(
         "ADD", "m = Mod (i, three) e = Cast <to = 1> (m) [at2] k1 = Add (k0, e)"
     ),
-    "turns by a shape": LOOP.replace("[4] x", "[4] x, float[N,2] w").replace("turns", "n").replace("{ [at]", "{ n = Size (w) [at]", 1)
-    .replace("ADD", "[at2] k1 = Add (k0, unit)"),
+    "turns by a shape": LOOP.replace("[4] x", "[4] x, float[N,2] w").replace("turns", "n")
+    .replace("{ [at]", "{ n = Size (w) [at]", 1).replace("ADD", "[at2] k1 = Add (k0, unit)"),
     "branches": LOOP.replace("turns", "N").replace("ADD", """[at2] k1 = If (c) <
         then_branch = t () => (float p) { [at4] p = Add (k0, unit) },
         else_branch = e () => (float q) { q = Identity (k0) }>"""),
