@@ -235,10 +235,8 @@ class Bound:
 
     def inverse(self) -> "Bound":
         """Return the bound of the reciprocals."""
-        if self.low <= 0.0 <= self.high:
-            if self.low >= 0.0:
-                return Bound(low=0.0, width=self.width)
-            return Bound(high=0.0 if self.high <= 0.0 else inf, width=self.width)
+        if self.low <= 0.0 <= self.high:  # of a negative zero, it is negative
+            return Bound(width=self.width)
         return between(1.0 / self.high, 1.0 / self.low).sized(self.width)
 
     def shifted(self, by: float) -> "Bound":

@@ -6,6 +6,7 @@ turn to the next, it is unknown.
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Final, NamedTuple
@@ -389,7 +390,7 @@ class Bounds:
         """Return the bound of a result with its rounding, its size, and the range of its type."""
         graph = self.graph
         kind = graph.types[value]
-        sized = intersection(bound, sources.of_type(kind)).sized(_width(graph, value))
+        sized = _typed(bound, kind).sized(_width(graph, value))
         is_rounded = kind in FLOAT_TENSORS and node.index not in graph.exact
         is_rounded = is_rounded and not self._is_exact(node, sized)
         return sized.rounded(self.error, self.least) if is_rounded else sized
@@ -491,6 +492,18 @@ def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
             counts[node.index] = count
             found[node.index] = graph.order[position - count : position]
     return found
+
+
+def _typed(bound: Bound, kind: str | None) -> Bound:
+    """Return the bound of numbers that a type stores: integers cut off digits, and wrap around beyond their range."""
+    held = sources.of_type(kind)
+    if held.is_unbounded or not held.step:
+        return bound
+    outward = between(float(np.floor(bound.low)), float(np.ceil(bound.high)))
+    if not (held.low <= outward.low and outward.high <= held.high):
+        return held
+    wider = replace(bound, low=outward.low, high=outward.high)
+    return whole(wider)
 
 
 def _width(graph: Graph, value: int) -> int | None:

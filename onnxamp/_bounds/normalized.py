@@ -51,7 +51,7 @@ def _layer(call: Call) -> Sequence[Bound]:
     if call.has(2):
         result += call[2]
     deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
-    return [result, call[0].bare, deviation]
+    return [result, call[0].unstepped, deviation]
 
 
 def _root_mean_square(call: Call) -> Sequence[Bound]:
@@ -121,14 +121,6 @@ def _batch(call: Call) -> Sequence[Bound]:
     )
     low, high = ends.min(0) + shift, ends.max(0) + shift
     return [Bound(low=float(low.min()), high=float(high.max()))]
-
-
-def _mean_variance(call: Call) -> Bound:
-    shape = call.shape(0)
-    axes = call.attribute("axes", [0, 2, 3])
-    if shape is None or max(axes) >= len(shape):
-        return UNKNOWN
-    return unit(count(shape, axes))
 
 
 def _softmax(call: Call) -> Bound:
@@ -221,6 +213,8 @@ def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
 
 
 def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
+    if not elements:  # the logarithm of zero
+        return UNKNOWN
     return between(x.low, x.high + log(max(elements, 1.0)))
 
 
@@ -259,7 +253,6 @@ RULES: Final[Rules] = {
     "LogSoftmax": _log_softmax,
     "LpNormalization": _unit_norm,
     "MaxPool": _largest,
-    "MeanVarianceNormalization": _mean_variance,
     "RMSNormalization": _root_mean_square,
     "ReduceL1": _reduction(_magnitudes),
     "ReduceL2": _reduction(_norm),
