@@ -146,11 +146,25 @@ def _states(call: Call) -> Sequence[Bound]:
         _INITIAL
     ):  # a mean of the last state and a tanh
         states = hull([states, call[_INITIAL].bare])
-    return [states, states]
+    if call.node.key != "LSTM":
+        return [states, states]
+    return [states, states, _cells(call)]
+
+
+def _cells(call: Call) -> Bound:
+    """Return the bound of an LSTM's cells: each step adds a product of two gates to at most what there was."""
+    shape = call.shape(0)
+    steps = shape[call.attribute("layout", 0)] if shape else None
+    if steps is None:
+        return UNKNOWN
+    first = call[_INITIAL_CELLS].magnitude if call.has(_INITIAL_CELLS) else 0.0
+    return between(-first - steps, first + steps)
 
 
 _INITIAL: Final = 5
 """Input of a recurrent op with its first state."""
+_INITIAL_CELLS: Final = 6
+"""Input of an LSTM with its first cells."""
 
 
 def _text(name: bytes | str) -> str:

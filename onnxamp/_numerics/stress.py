@@ -46,7 +46,7 @@ _TRIES: Final = 3
 _CLOSE: Final = 0.25
 """Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
 
-_WORK: Final = 9 << 30
+_WORK: Final = 7 << 30
 """Work of all steps at the default of their number: half of what a small model takes to be converted and validated."""
 
 _ELEMENT: Final = 60

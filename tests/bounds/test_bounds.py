@@ -351,3 +351,23 @@ def test_extreme_numbers_stay_within_their_bounds(op):
         rng = Random(f"extreme {op}{number}")
         made = wild(random_model(rng, op), rng)
         assert violations(made.model, made.feeds)[0] == []
+
+
+@pytest.mark.parametrize("kind", ["alone", "with first cells"])
+def test_cells_grow_by_one_in_each_step(kind):
+    given = "" if kind == "alone" else ", , , , c"
+    model = parse(
+        f"""(float[7,1,4] x, float[1,1,3] c) => (float[1,1,3] z) {{
+            y, h, z = LSTM <hidden_size = 3> (x, w, r{given}) }}""",
+        17,
+    )
+    draw = np.random.default_rng(0)
+    shapes = {"w": (1, 12, 4), "r": (1, 12, 3)}
+    weights(model, **{name: 9 * draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+    limit = bound_of(model, "z", ("c", (-2.0, 2.0))).magnitude
+    assert limit < (7.1 if kind == "alone" else 9.1)
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        feeds = {"x": 9 * draw.standard_normal((7, 1, 4)), "c": draw.uniform(-2, 2, (1, 1, 3))}
+        z = every_value(model, {name: array.astype(np.float32) for name, array in feeds.items()})["z"]
+        assert np.abs(z).max() <= limit
