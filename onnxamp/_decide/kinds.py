@@ -193,14 +193,16 @@ class HazardKind:
 
 
 class Claim(NamedTuple):
-    """A statement about the magnitudes of a value's elements that may be provable for every input.
+    """A statement about a value's elements that may be provable for every input.
 
-    ``most`` and ``least`` are the largest and the smallest magnitude.
+    ``most`` and ``least`` are the largest and the smallest magnitude. ``is_exact``: low precision holds each of them as
+    it is, such as integers that are small enough.
     """
 
     value: int
     most: float = inf
     least: float = 0.0
+    is_exact: bool = False
 
 
 @record
@@ -256,16 +258,37 @@ def _jointly(hazard: Hazard, other: Hazard | None) -> Hazard:
 def in_range(graph: Graph, node: Node, low: Format) -> tuple[Claim, ...]:
     """Return the claims that no float that a node reads or writes leaves the range of low precision.
 
-    There are none for nodes with bodies, which also read values that they capture.
+    There are none for nodes with bodies.
     """
+    return tuple(Claim(value, low.max_finite) for value in _floats(graph, node))
+
+
+def large_enough(
+    graph: Graph, node: Node, least: float, value: int = ABSENT
+) -> tuple[Claim, ...]:
+    """Return the claims that no float that a node reads or writes, or one of them, is of smaller magnitude."""
+    values = _floats(graph, node) if value == ABSENT else [value]
+    return tuple(Claim(one, least=least) for one in values)
+
+
+def counts_exactly(graph: Graph, node: Node, value: int = ABSENT) -> tuple[Claim, ...]:
+    """Return the claims that low precision holds as they are all floats that a node reads or writes, or one of them."""
+    values = _floats(graph, node) if value == ABSENT else [value]
+    return tuple(Claim(one, is_exact=True) for one in values)
+
+
+def exact_reads(graph: Graph, node: Node) -> tuple[Claim, ...]:
+    """Return the claims that low precision holds all floats that a node reads as they are."""
+    read = set(node.reads)
+    return tuple(claim for claim in counts_exactly(graph, node) if claim.value in read)
+
+
+def _floats(graph: Graph, node: Node) -> list[int]:
+    """Return the floats that a node reads or writes; none for nodes with bodies, which also read what they capture."""
     if node.bodies:
-        return ()
+        return []
     values = dict.fromkeys((*node.reads, *node.writes))
-    return tuple(
-        Claim(value, low.max_finite)
-        for value in values
-        if graph.types[value] in FLOAT_TENSORS
-    )
+    return [value for value in values if graph.types[value] in FLOAT_TENSORS]
 
 
 def hazards_on(graph: Graph, low: Format, target: str) -> list[Hazard]:
@@ -291,17 +314,23 @@ def product_splits(graph: Graph, options: Options) -> dict[int, int]:
 
 
 def computing(
-    graph: Graph, value: int, reader: Node, kind: HazardKind, *, rare: bool = False
+    graph: Graph,
+    value: int,
+    reader: Node,
+    kind: HazardKind,
+    *,
+    rare: bool = False,
+    unless: tuple[Claim, ...] = (),
 ) -> Iterator[Hazard]:
     """Yield the nodes that compute a constant for a node that a hazard is about; none if a tensor stores it.
 
-    Nodes that make a constant in either precision at no cost are left out: they follow their readers anyway.
+    Nodes that make a constant in either precision at no cost are left out: they follow their readers anyway. What is no
+    hazard to the reader, because the claims ``unless`` are true, is none to them.
     """
     known = graph.ask(known_numbers)
     why = f"computes a number for {reader.label!r}"
     for origin in known.origins(value):
         maker = graph.producer(origin)
         if maker is not None and maker.key not in op_facts().representable:
-            yield Hazard(
-                maker.index, kind, why, rare, origin if maker.bodies else ABSENT
-            )
+            at = origin if maker.bodies else ABSENT
+            yield Hazard(maker.index, kind, why, rare, at, unless)

@@ -40,6 +40,8 @@ def undisproved(
 
 def _holds(bounds: Bounds, claim: Claim) -> bool:
     """Return whether a claim is true of every input."""
+    if claim.is_exact and not bounds.is_exact(claim.value):
+        return False
     bound = bounds[claim.value]
     least = max(bound.low, -bound.high, 0.0)
     return claim.least <= least and bound.magnitude <= claim.most

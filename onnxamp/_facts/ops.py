@@ -304,12 +304,19 @@ def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
     return default if value is None else value
 
 
+_NEWEST: Final = defs.onnx_opset_version()
+
+
 @cache
 def declared_default(key: str, opset: int, name: str) -> Any:
-    """Return the default of an attribute by onnx's schema; None if there is none."""
+    """Return the default of an attribute by onnx's schema; None if there is none.
+
+    A runtime may know an op before onnx does: ONNX Runtime takes a LayerNormalization at opset 12.
+    """
     if not defs.has(key):
         return None
-    declared = defs.get_schema(key, opset).attributes.get(name)
+    schema = defs.get_schema(key, opset if defs.has(key, opset) else _NEWEST)
+    declared = schema.attributes.get(name)
     if declared is None or not declared.default_value.type:
         return None
     value = helper.get_attribute_value(declared.default_value)

@@ -33,7 +33,7 @@ _SMALL: Final = 0.1
 """Constants below this are followed: only results of more than the largest float16 number divided by the numerator, or
 of less than the smallest one, matter."""
 
-_DIGITS: Final = 64
+DIGITS: Final = 64
 """Smallest numbers of a type that make up a unit: with fewer, rounding moves a product of values of a few units by more
 than a percent."""
 
@@ -199,7 +199,7 @@ class _NumberWalk:
         size = abs(number)
         if self.unknown_factor is None:
             return size >= self.low.overflow
-        return 0 < size < _DIGITS * self.low.smallest_subnormal
+        return 0 < size < DIGITS * self.low.smallest_subnormal
 
     def result(
         self,

@@ -13,8 +13,9 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnxamp._base.errors import GradientError
 from onnxamp._facts.dtypes import FLOAT, Range
 from onnxamp._graph.editor import GraphEditor
-from onnxamp._graph.graph import graph_of
+from onnxamp._graph.graph import Graph, graph_of
 from onnxamp._model.model import Model
+from onnxamp._numerics.body_ranges import with_body_ranges
 from onnxamp._runtime.session import make_session, run
 from onnxamp._runtime.values import Feeds
 
@@ -37,19 +38,28 @@ class Watched(NamedTuple):
 
     Attributes:
         session: the model.
-        outputs: by name of the value: the outputs with these elements.
+        outputs: by name of a value of the main graph: the outputs with these elements.
+        inner: by name of a value in a body: the output with its largest magnitude over all turns.
     """
 
     session: "ort.InferenceSession"
     outputs: Mapping[str, tuple[str, str]]
+    inner: Mapping[str, str]
 
     @classmethod
     def of(cls, model: Model, names: Sequence[str]) -> "Watched":
         """Return a model that is ready to run."""
         graph = model.ask(graph_of)
+        within = dict[str, str]()
+        if not set(names) <= graph.scopes[0].names.keys():
+            made, found = with_body_ranges(graph)
+            within = {graph.values[value].name: name for name, value in found.items()}
+            graph = Graph.of(made, model.folder)
         editor = GraphEditor(graph)
         outputs = dict[str, tuple[str, str]]()
         for name in names:
+            if name not in graph.scopes[0].names:
+                continue
             most, least = (_fresh(editor, name, end) for end in ("most", "least"))
             outputs[name] = most, least
             nodes = (
@@ -60,18 +70,33 @@ class Watched(NamedTuple):
         made = editor.finish()
         for ends in outputs.values():
             made.graph.output.extend(map(_number, ends))
+        inner = {
+            name: within[name]
+            for name in names
+            if name not in outputs and name in within
+        }
+        made.graph.output.extend(ValueInfoProto(name=name) for name in inner.values())
         session = make_session(Model(made, model.folder), lean=True)
-        return cls(session, outputs)
+        return cls(session, outputs, inner)
 
     def largest(self, given: Sequence[Feeds]) -> dict[str, list[Seen]]:
-        """Return what inputs show of each value: its largest elements of either sign."""
-        found: dict[str, list[Seen]] = {name: [] for name in self.outputs}
+        """Return what inputs show of each value: its largest elements of either sign.
+
+        Only the magnitude is known of values in bodies, which may be that of either.
+        """
+        found: dict[str, list[Seen]] = {
+            name: [] for name in (*self.outputs, *self.inner)
+        }
         every = [end for ends in self.outputs.values() for end in ends]
+        every += self.inner.values()
         for number, feeds in enumerate(given):
             results = run(self.session, feeds, every)
             for name, (most, least) in self.outputs.items():
                 found[name].append(Seen(float(results[most]), number, 1.0))
                 found[name].append(Seen(-float(results[least]), number, -1.0))
+            for name, output in self.inner.items():
+                magnitude = float(results[output].item())
+                found[name] += [Seen(magnitude, number, sign) for sign in (1.0, -1.0)]
         return found
 
 

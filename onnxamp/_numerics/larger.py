@@ -164,7 +164,7 @@ class _Budget(NamedTuple):
     @classmethod
     def of(cls, maker: InputMaker) -> "_Budget":
         """Return the budget for a model."""
-        usual = work_in_all(maker.graph, maker.shapes())
+        usual = work_of_run(maker.graph, maker.shapes())
         flops, moved = (_MORE * work for work in usual)
         most = (
             max(_FLOPS, min(flops, _MOST_FLOPS)),
@@ -179,13 +179,13 @@ class _Budget(NamedTuple):
 
     def takes(self, graph: Graph, shapes: Sequence[Shape | None]) -> bool:
         """Return whether a run with these shapes stays within the budget."""
-        work = work_in_all(graph, shapes)
+        work = work_of_run(graph, shapes)
         if any(one > most for one, most in zip(work, self.most, strict=True)):
             return False
         return peak_bytes(graph, shapes) <= min(_BYTES, free_bytes() // 4)
 
 
-def work_in_all(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[int, int]:
+def work_of_run(graph: Graph, shapes: Sequence[Shape | None]) -> tuple[int, int]:
     """Return the operations of a run, and the elements that its nodes read and write. Complexity: linear in nodes."""
     trips = graph.ask(loop_trips)
     flops = moved = 0

@@ -22,16 +22,18 @@ from onnxamp._facts.dtypes import FLOAT, Format, Range
 from onnxamp._gradients.writer import MIN_OPSET
 from onnxamp._graph.bounds.bounds import Bounds, find_bounds
 from onnxamp._graph.graph import graph_of
+from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
 from onnxamp._model.protos import copied
 from onnxamp._numerics.climb import Climb, Seen, Watched
-from onnxamp._numerics.larger import in_short, work_in_all
+from onnxamp._numerics.effort import Effort, counted_work
+from onnxamp._numerics.flattened import flattened
+from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
 from onnxamp._rewrite.upgrade import plan_upgrade
-from onnxamp._runtime import STRESS
 from onnxamp._runtime.samples import Samples
-from onnxamp._runtime.values import Feeds, check_inputs
+from onnxamp._runtime.values import Feeds, check_inputs, shapes_of
 
 Ranges: TypeAlias = tuple[tuple[str, Range], ...]
 """Names of inputs, each with its range."""
@@ -42,32 +44,11 @@ _SAMPLES: Final = 4
 _TRIES: Final = 3
 """Values without a gradient that are passed over: what makes one hard to differentiate stands in the way of others."""
 
-_STARTS: Final = 8
-"""Most starts of an ascent. Of four steps from a sample, a network of Relu and random weights shows about 74 % of the
-largest magnitude that long searches find; after one step from each of eight starts, from the best of them, 86 %.
-"""
-
-_FLOPS: Final = 1 << 32
-_MOST_FLOPS: Final = 1 << 35
-"""Operations that the choice of a start may take, and the default number of steps: a tenth of a second of one core, and
-about a second. A model that takes more is given fewer steps, so that they take no longer than the rest of validation.
-"""
-
-_NODE_FLOPS: Final = 1 << 17
-"""Operations in the time that a runtime takes for a node, however small."""
-
-_GRADIENTS: Final = 3
-"""Times the work of a model that a step takes: gradients take twice that of the values."""
-
-_AIMS: Final = 3
-"""What steps lead to: either end of a value, and its largest share of the outputs."""
-
 _CLOSE: Final = 0.25
 """Share of the range from which on an end counts as close to it: rounding may bring a result of others further."""
 
-_ROUNDS: Final = 3
 _GAIN: Final = 1.02
-"""Times that as many steps are taken again from there, as long as each brings a fiftieth: an overflow may be near."""
+"""How much more a climb must bring that goes on close to the end of the range: an overflow may be near."""
 
 _BYTES: Final = 512 << 20
 """Bytes of weights up to which a model is differentiated as a whole, in one session."""
@@ -111,9 +92,10 @@ class Stress(NamedTuple):
         is_large = reference.stock.size > _BYTES
         if proof.is_complete or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
-        names = _names_of(bounds, reference)
         try:
-            ascent = _Ascent(reference, names, movable, given[0], self.low)
+            original = _inlined(reference)
+            names = _names_of(bounds, original)
+            ascent = _Ascent(original, names, movable, given[0], self.low)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
@@ -164,10 +146,20 @@ def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
     return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))
 
 
+def _inlined(reference: Model) -> Model:
+    """Return a model without functions, whose values then have the names that those of a result have."""
+    if not reference.proto.functions:
+        return reference
+    made = inline_functions(reference.proto, partly=True)
+    return Model(made, reference.folder)
+
+
 def _names_of(bounds: Bounds, reference: Model) -> list[str]:
     """Return the values of the original that a result computes in low precision and that are not proven."""
     graph = reference.ask(graph_of)
-    scope = graph.scopes[0]
+    floats = {
+        value.name for value in graph.values if graph.types[value.index] == FLOAT
+    }
     ending = f"_{bounds.low.suffix}"
     found = dict[str, None]()
     for value in bounds.at_risk:
@@ -175,25 +167,10 @@ def _names_of(bounds: Bounds, reference: Model) -> list[str]:
             continue
         name = bounds.graph.values[value].name
         for candidate in (name, name.removesuffix(ending)):
-            index = scope.names.get(candidate)
-            if index is not None and graph.types[index] == FLOAT:
+            if candidate in floats:
                 found[candidate] = None
                 break
     return list(found)
-
-
-class _Effort(NamedTuple):
-    """What the work of a model leaves time for.
-
-    Attributes:
-        starts: inputs among which an ascent finds its start.
-        steps: steps toward each aim.
-        seeks_error: whether to step toward the largest error as well.
-    """
-
-    starts: int
-    steps: int
-    seeks_error: bool
 
 
 class _Ascent:
@@ -201,7 +178,8 @@ class _Ascent:
 
     Attributes:
         model: the model, with the sizes of the samples, at an opset that gradients are written in.
-        names: the values.
+        flat: the same without control flow, as it runs on the first sample; the model itself if that is not known.
+        names: the values, also those of bodies.
         ranges: the ranges of the inputs that may change.
         low: the low-precision type.
     """
@@ -216,6 +194,11 @@ class _Ascent:
     ) -> None:
         newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
         self.model = Model(_sized(newer.model, sample), newer.folder)
+        has_bodies = len(self.model.ask(graph_of).scopes) > 1
+        found = flattened(self.model, sample) if has_bodies else None
+        self.flat = self.model if found is None else found.model
+        self.inner: Mapping[str, str] = {} if found is None else found.names
+        """Value in a body -> the value of the flat model that holds what it is in all turns."""
         self.names = names
         self.ranges = ranges
         self.low = low
@@ -231,6 +214,8 @@ class _Ascent:
         names = self._reached()
         if not names:
             return Stressed(proof)
+        if self.inner:
+            given = given[:1]  # others may take other branches and turns
         watched = Watched.of(self.model, names)
         every = watched.largest(given)
         self.largest = (_magnitudes(every), {})
@@ -240,28 +225,22 @@ class _Ascent:
         results = self._results()
         inner = next((name for name in ranked if name not in results), "")
         why = ""
+        effort = Effort.within(steps, self._work(given[0]))
         for name in ranked[:_TRIES]:
             try:
-                climb = Climb.toward(self.model, self.ranges, name, inner)
+                target, beside = (self.inner.get(one, one) for one in (name, inner))
+                climb = Climb.toward(
+                    self.flat,
+                    self.ranges,
+                    target,
+                    beside if effort.has_error else "",
+                )
             except GradientError:  # it speaks of training
                 why = why or f"an op before {name!r} has no gradient"
                 continue
-            effort = self._effort(given[0], steps)
-            more = [*self._anywhere(given[0], effort.starts - 1)]
-            ends = []
-            for sign, largest in sorted(seen[name].items()):
-                start = climb.begun([given[largest.sample], *more], sign)
-                ends.append(self._further(climb, start, sign, effort.steps))
+            ends = self._ends(climb, given, seen[name], effort)
             highest, reached = max(ends, key=itemgetter(1))
-            worst = None
-            if effort.seeks_error:
-                worst = climb.toward_error(highest, effort.steps)
-            found = Headroom(
-                value=name,
-                seen=max(seen[name].values()).magnitude,
-                stressed=reached,
-                range=self.low.max_finite,
-            )
+            worst = climb.toward_error(highest, effort.steps)
             # The lesser end matters where it comes close to the end of the range.
             least = min(reached, self.low.max_finite * _CLOSE)
             chosen = [inputs for inputs, there in ends if there >= least]
@@ -269,41 +248,48 @@ class _Ascent:
                 chosen.append(worst)
             hard = watched.largest(chosen)
             self.largest = (_magnitudes(every), _magnitudes(hard))
+            found = Headroom(
+                value=name,
+                seen=max(seen[name].values()).magnitude,
+                stressed=self.largest[1][name],
+                range=self.low.max_finite,
+            )
             told = "an input" if len(chosen) == 1 else f"{len(chosen)} inputs"
             readers = [partial(_itself, inputs) for inputs in chosen]
             return Stressed(proof, Samples(f"{told} made to be hard", readers), found)
         return Stressed(proof, why=why)
 
-    def _further(
-        self, climb: Climb, start: Feeds, sign: float, steps: int
+    def _ends(
+        self,
+        climb: Climb,
+        given: Sequence[Feeds],
+        seen: Mapping[float, "Seen"],
+        effort: Effort,
+    ) -> list[tuple[Feeds, float]]:
+        """Return the inputs that climbs reach toward one or both ends of a value, and its magnitude there."""
+        ranked = sorted(seen, key=lambda sign: seen[sign].magnitude, reverse=True)
+        signs = ranked if effort.has_lesser else ranked[:1]
+        # Other inputs may take other branches and turns than those of the flat model.
+        more = [] if self.inner else [*self._anywhere(given[0], effort.starts - 1)]
+        ends = []
+        for sign in sorted(signs):
+            start = climb.begun([given[seen[sign].sample], *more], sign)
+            ends.append(self._climbed(climb, start, sign, effort))
+        return ends
+
+    def _climbed(
+        self, climb: Climb, start: Feeds, sign: float, effort: Effort
     ) -> tuple[Feeds, float]:
-        """Return the inputs that so many steps reach, or more of them as long as they bring much close to the end."""
-        inputs, reached = climb.climbed(start, sign, steps)
-        for _ in range(_ROUNDS):
+        """Return the inputs that a climb reaches, which goes on as long as that brings much close to the end."""
+        inputs, reached = climb.climbed(start, sign, effort.steps)
+        for _ in range(effort.rounds):
             if not self.low.max_finite * _CLOSE <= reached < self.low.overflow:
                 break
             before = reached
-            inputs, reached = climb.climbed(inputs, sign, steps)
+            inputs, reached = climb.climbed(inputs, sign, effort.steps)
             if reached < before * _GAIN:
                 break
         return inputs, reached
-
-    def _effort(self, sample: Feeds, steps: int) -> "_Effort":
-        """Return what the work of the model leaves of so many steps."""
-        graph = self.model.ask(graph_of)
-        flops = _NODE_FLOPS * max(len(graph.nodes), 1)
-        if flops * _GRADIENTS * _AIMS < _MOST_FLOPS:  # else shapes would not matter
-            given = {name: list(shape) for name, shape in _shapes(sample).items()}
-            flops = max(flops, work_in_all(graph, graph.shapes_of(given))[0])
-        each = _GRADIENTS * flops
-        # From each start one step toward either end, which are two runs of each.
-        starts = _FLOPS // (4 * each)
-        runs = _MOST_FLOPS * steps // (STRESS * each)
-        return _Effort(
-            starts=max(1, min(starts, _STARTS)),
-            steps=max(1, min(runs // _AIMS - 1, steps)),
-            seeks_error=runs >= 2 * _AIMS,
-        )
 
     def _anywhere(self, sample: Feeds, count: int) -> Iterator[Feeds]:
         """Yield random inputs within the ranges."""
@@ -319,6 +305,11 @@ class _Ascent:
                     moved[name] = np.asarray(drawn, np.float32)
             yield moved
 
+    def _work(self, sample: Feeds) -> int:
+        """Return the work of a run of the model, by counting."""
+        graph = self.flat.ask(graph_of)
+        return counted_work(graph, graph.shapes_of(shapes_of(sample)))
+
     def _results(self) -> set[str]:
         """Return the names of the model's outputs."""
         graph = self.model.ask(graph_of)
@@ -326,19 +317,17 @@ class _Ascent:
 
     def _reached(self) -> list[str]:
         """Return the values that depend on inputs that may change, and are none of them."""
-        graph = self.model.ask(graph_of)
+        graph = self.flat.ask(graph_of)
         scope = graph.scopes[0]
         changed = {scope.names[name] for name in self.ranges if name in scope.names}
         inputs = set(changed)
         for node in graph.order:
             if not changed.isdisjoint(node.reads):
                 changed.update(node.writes)
-        reached = (scope.names.get(name) for name in self.names)
-        return [
-            graph.values[value].name
-            for value in reached
-            if value in changed and value not in inputs
-        ]
+        own = (
+            (name, scope.names.get(self.inner.get(name, name))) for name in self.names
+        )
+        return [name for name, value in own if value in changed - inputs]
 
     def _fitting(self, seen: Sequence["Seen"]) -> dict[float, "Seen"]:
         """Return by sign where a value is largest on the samples, as far as it fits low precision.

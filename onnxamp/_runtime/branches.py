@@ -225,24 +225,8 @@ class _Move:
             ]
             if copy.name:
                 copy.name = labels.fresh(copy.name)
-            self.rename_reads(node, copy)
+            rename_reads(self.view, self.names, node, copy)
             yield copy
-
-    def rename_reads(self, node: Node, copy: NodeProto) -> None:
-        """Let a copied node read moved values by their new names, at any depth, in place."""
-        waiting = [(node, copy)]
-        while waiting:
-            node, copy = waiting.pop()
-            for port, value in enumerate(node.inputs):
-                copy.input[port] = self.names.get(value, copy.input[port])
-            for (_, index), (_, body) in zip(
-                node.bodies, node_bodies(copy), strict=True
-            ):
-                scope = self.view.scopes[index]
-                for value, entry in zip(scope.outputs, body.output, strict=True):
-                    entry.name = self.names.get(value, entry.name)
-                inner = (self.view.nodes[position] for position in scope.nodes)
-                waiting += zip(inner, body.node, strict=True)
 
     def identities(self, index: int, labels: NewNames) -> Iterator[NodeProto]:
         """Yield nodes that give the results of a branch the names of the If's outputs."""
@@ -250,6 +234,30 @@ class _Move:
             name = self.name(output)
             label = labels.fresh(f"{name}/taken")
             yield self.editor.make("Identity", [self.name(source)], [name], label)
+
+
+def rename_reads(
+    view: View, names: Mapping[int, str], node: Node, copy: NodeProto
+) -> None:
+    """Let a copied node read values by their new names, at any depth, in place.
+
+    Args:
+        view: the view of the original.
+        names: value -> its new name.
+        node: the node.
+        copy: its copy.
+    """
+    waiting = [(node, copy)]
+    while waiting:
+        node, copy = waiting.pop()
+        for port, value in enumerate(node.inputs):
+            copy.input[port] = names.get(value, copy.input[port])
+        for (_, index), (_, body) in zip(node.bodies, node_bodies(copy), strict=True):
+            scope = view.scopes[index]
+            for value, entry in zip(scope.outputs, body.output, strict=True):
+                entry.name = names.get(value, entry.name)
+            inner = (view.nodes[position] for position in scope.nodes)
+            waiting += zip(inner, body.node, strict=True)
 
 
 def settled_flow(

@@ -15,8 +15,10 @@ from typing import Final
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._convert.convert import convert
-from onnxamp._facts.dtypes import FORMATS
+from onnxamp._facts.dtypes import FLOAT16, FORMATS
 from onnxamp._facts.kernels import takes_anywhere
+from onnxamp._graph.graph import Graph, graph_of
+from onnxamp._graph.view import ABSENT
 from onnxamp._model.model import Model, ModelSource
 from onnxamp._numerics.comparison import Comparison
 from onnxamp._numerics.judging import misses_parts
@@ -155,8 +157,9 @@ def cure_conversion(
     )
     step = 1
     while report is not None and not report.passed and search.goes_on(TRIALS):
-        more = _suspects(report, set(nodes), step)
-        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4))
+        inner = _overflowing_in_bodies(model.ask(graph_of), report, set(nodes))
+        more = inner or _suspects(report, set(nodes), step)
+        most = max(_FEW, min(MOST_NODES, rounded * 3 // 4), len(nodes) + len(inner))
         if not more or len(nodes) >= most:
             break
         nodes = (*nodes, *more)[:most]
@@ -289,6 +292,26 @@ def _suspects(report: DiffReport, kept: set[str], count: int) -> list[str]:
         return list(dict.fromkeys(broken))
     rounded.sort(key=itemgetter(0), reverse=True)
     return list(dict.fromkeys(node for _, node in rounded[:count]))
+
+
+def _overflowing_in_bodies(
+    graph: Graph, report: DiffReport, kept: set[str]
+) -> list[str]:
+    """Return the nodes in bodies that make or read values which inputs bring out of the range of float16.
+
+    Layers are those of the main graph: of a loop, they tell only that something breaks in its body.
+    """
+    if report.lowest != FLOAT16.name:
+        return []
+    beyond = {room.value for room in report.rooms if room.found > FLOAT16.max_finite}
+    found = dict[str, None]()
+    for value in graph.values if beyond else ():
+        if value.scope and value.name in beyond and value.producer != ABSENT:
+            readers = (index for index, _ in graph.uses[value.index])
+            for node in graph.at({value.producer, *readers}):
+                if not node.bodies:
+                    found[node.proto.name or node.proto.output[0]] = None
+    return [name for name in found if name not in kept][:MOST_NODES]
 
 
 NO_ISLANDS: Final = Cure(

@@ -7,14 +7,16 @@ import onnx
 import onnxruntime as ort
 import pytest
 from graphs.case import parse
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from repository import ROOT
 from strategies.loops import random_loop
 from strategies.model import random_model
 from strategies.table import all_ops
+from strategies.wild import wild
 
 from onnxamp import convert_model
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._facts.tables import read_table
 from onnxamp._graph.bounds.bounds import find_bounds, rules
 from onnxamp._graph.bounds.weights import _BLOCK, largest_stretch, least_stretch, range_of
 from onnxamp._graph.graph import Graph
@@ -23,6 +25,10 @@ from onnxamp._runtime.session import make_session, run
 OPS = sorted(rules().keys() & set(all_ops()))
 SLACK = 1e-5
 """Relative error of float32 sums."""
+SQUARABLE = 1e18
+"""A bound on numbers whose sums of squares float32 holds."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Where float32 ends. Bounds beyond are no bounds of what float32 computes."""
 
 
 def every_value(model, feeds):
@@ -54,16 +60,28 @@ def violations(model, feeds):
     bounds = find_bounds(graph, FLOAT16, ranges_of(feeds))
     found = []
     known = 0
-    for name, array in every_value(model, feeds).items():
+    values = every_value(model, feeds)
+    arrays = [array for array in (*values.values(), *feeds.values()) if isinstance(array, np.ndarray)]
+    has_empty = not all(array.size for array in arrays)
+    has_nan = any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays)
+    for name, array in values.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.size:
             continue
         numbers = np.atleast_1d(array.astype(np.float64))
         if np.isnan(numbers).any():  # of no number, as the logarithm of -1
             continue
+        if has_nan and array.dtype.kind in "iu":  # a NaN as an integer is any
+            continue
         bound = bounds[graph.scopes[0].names[name]]
+        # An extreme of no elements, a number beyond float16, and squares beyond float32, are infinite in any precision.
+        is_beyond = has_empty or array.dtype == np.float16 or bound.magnitude > SQUARABLE
+        if is_beyond and not np.isfinite(numbers).all():
+            continue
         known += array.dtype.kind == "f" and not bound.is_unbounded
-        error = SLACK * max(1.0, np.abs(numbers).max())
-        squares = numbers * numbers
+        finite = numbers[np.isfinite(numbers)]
+        error = SLACK * max(1.0, np.abs(finite).max(initial=0.0))
+        with np.errstate(over="ignore"):
+            squares = numbers * numbers
         pairs = {
             "low": (-numbers.min(), -bound.low),
             "high": (numbers.max(), bound.high),
@@ -72,7 +90,13 @@ def violations(model, feeds):
         }
         if numbers.ndim > 1:
             pairs["column"] = (np.sqrt(squares.sum(-2).max()), bound.column)
-        found += [f"{name}: {what} {have} > {limit}" for what, (have, limit) in pairs.items() if have > limit + error]
+        found += [
+            f"{name}: {what} {have} > {limit}"
+            for what, (have, limit) in pairs.items()
+            if have > limit + error and limit < LARGEST
+        ]
+        if bound.step and np.isfinite(numbers).all() and np.any(np.fmod(numbers, bound.step)):
+            found.append(f"{name}: not all are multiples of {bound.step}")
         if bound.width not in (None, numbers.shape[-1]):
             found.append(f"{name}: width {bound.width} of {numbers.shape}")
     return found, known
@@ -105,6 +129,18 @@ def test_loops_that_run_long_stay_within_their_bounds():
     for seed in range(12):
         made = random_loop(Random(seed))
         assert violations(made.model, made.feeds)[0] == []
+
+
+@pytest.mark.parametrize("op", sorted(read_table("bounds")))
+def test_each_formula_bounds_numbers_of_a_known_range(op):
+    domain, _, name = op.rpartition("::")
+    names = ["x", "w"][: 2 if name in ("Add", "BiasGelu", "Div", "PRelu", "Sub") else 1]
+    node = helper.make_node(name, names, ["y"], domain=domain, **({"size": 3} if name == "LRN" else {}))
+    inputs = [helper.make_tensor_value_info(one, 1, [1, 4, 8, 8]) for one in names]
+    outputs = [helper.make_tensor_value_info("y", 1, [1, 4, 8, 8])]
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", inputs, outputs), opset_imports=opsets)
+    assert not bound_of(model, "y", ("x", (1.5, 2.5)), ("w", (0.5, 1.5))).is_unbounded
 
 
 def weights(model, **arrays):
@@ -272,3 +308,66 @@ def test_bounds_that_leave_the_range_of_doubles_are_unknown():
     text = f"(float[4,8] a0) => (float[4,16] y) {{ {products} y = Concat <axis = -1> (a12, a12) }}"
     model = weights(parse(text, 17), w=np.full((8, 8), 1e30, np.float32))
     assert bound_of(model, "y", ("a0", (-1.0, 1.0))).is_unbounded
+
+
+def test_an_op_that_is_older_than_its_schema_is_bounded():
+    model = parse("(float[N,64] x) => (float[N,64] y) { y = LayerNormalization (x, ones) }", 12)
+    assert bound_of(weights(model, ones=np.ones(64, np.float32)), "y").magnitude < 8.1
+
+
+def test_tiny_weights_are_bounded_although_their_squares_vanish():
+    small = np.full((4, 8), 1e-30, np.float32)
+    model = weights(parse("(float[2,4] x) => (float[2,8] y) { y = MatMul (x, w) }", 17), w=small)
+    assert bound_of(model, "y", ("x", (1.0, 1e30))).high >= 4
+    graph = Graph.of(model)
+    exact = np.linalg.norm(small.astype(np.float64), 2)
+    assert exact <= largest_stretch(graph, graph.scopes[0].names["w"]) <= 1.12 * exact
+
+
+def test_integers_are_cut_off_and_wrap_around():
+    text = "(float[4] x) => (int64[4] y, int64[4] z) { i = Cast <to = 7> (x) y = Div (i, two) z = Mul (i, big) }"
+    model = weights(parse(text, 17), two=np.array(2, np.int64), big=np.array(2**62, np.int64))
+    assert bound_of(model, "y", ("x", (7.0, 7.5))).low <= 3
+    assert bound_of(model, "z", ("x", (7.0, 7.5))).low < 0
+
+
+def test_the_reciprocal_of_a_negative_zero_is_negative():
+    model = weights(parse("(float[4] x) => (float[4] y) { y = Reciprocal (x) }", 17))
+    assert bound_of(model, "y", ("x", (0.0, 1.0))).low == -np.inf
+
+
+def test_gelu_by_tanh_is_within_its_bound():
+    model = parse('(float[4] x) => (float[4] y) { y = Gelu <approximate = "tanh"> (x) }', 20)
+    for low in np.linspace(-4, -0.8, 33):
+        y = every_value(model, {"x": np.full(4, low, np.float32)})["y"]
+        bound = bound_of(model, "y", ("x", (float(low), float(low))))
+        assert bound.low <= y.min() <= y.max() <= bound.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_extreme_numbers_stay_within_their_bounds(op):
+    for number in range(4):
+        rng = Random(f"extreme {op}{number}")
+        made = wild(random_model(rng, op), rng)
+        assert violations(made.model, made.feeds)[0] == []
+
+
+@pytest.mark.parametrize("kind", ["alone", "with first cells"])
+def test_cells_grow_by_one_in_each_step(kind):
+    given = "" if kind == "alone" else ", , , , c"
+    model = parse(
+        f"""(float[7,1,4] x, float[1,1,3] c) => (float[1,1,3] z) {{
+            y, h, z = LSTM <hidden_size = 3> (x, w, r{given}) }}""",
+        17,
+    )
+    draw = np.random.default_rng(0)
+    shapes = {"w": (1, 12, 4), "r": (1, 12, 3)}
+    weights(model, **{name: 9 * draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+    limit = bound_of(model, "z", ("c", (-2.0, 2.0))).magnitude
+    assert limit < (7.1 if kind == "alone" else 9.1)
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        feeds = {"x": 9 * draw.standard_normal((7, 1, 4)), "c": draw.uniform(-2, 2, (1, 1, 3))}
+        z = every_value(model, {name: array.astype(np.float32) for name, array in feeds.items()})["z"]
+        assert np.abs(z).max() <= limit

@@ -1,20 +1,29 @@
 """What validation proves for every input, and the inputs that it makes to be hard."""
 
 import json
+from random import Random
 
 import numpy as np
 import pytest
 from commands import run, saved
 from graphs.case import add_weights, parse
+from onnx import helper
+from strategies.model import random_model
 
 import onnxamp
 from onnxamp import convert_model
 from onnxamp._facts.dtypes import FLOAT16
+from onnxamp._graph.graph import graph_of
+from onnxamp._graph.view import inline_functions
 from onnxamp._model.model import Model
-from onnxamp._numerics.stress import Stress
+from onnxamp._numerics.flattened import flattened
+from onnxamp._numerics.stress import Effort, Stress
+from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import RunOptions
 from onnxamp._runtime.samples import given_samples
+from onnxamp._runtime.session import make_session
+from onnxamp._runtime.session import run as run_session
 
 WIDTH = 64
 
@@ -161,3 +170,107 @@ def test_inputs_are_sought_on_which_errors_weigh_most():
         onnxamp.diff_models(model, result, [feeds], provider="cpu").outputs[0].rel_l2 for feeds in (made_up[0], hard[1])
     ]
     assert errors[1] > 2 * errors[0]
+
+
+ZEROS = ",".join(["0"] * WIDTH)
+LAYERS = "a = MatMul (SOURCE, w0) b = Relu (a) [last] h = MatMul (b, w1) g = Relu (h)"
+BODIES = {
+    "If": """(float[N,64] x) => (float[N,8] y) <float zero = {0}> {
+        m = ReduceMax <keepdims = 0> (x) is_any = Greater (m, zero)
+        r = If (is_any) <then_branch = one () => (float[N,64] g) { LAYERS },
+                         else_branch = two () => (float[N,64] n) { n = Neg (x) }> y = MatMul (r, v) }""",
+    "Loop": """(float[N,64] x) => (float[N,8] y) <int64 turns = {3}, bool go = {1}, int64[1] first = {0}> {
+        s, all = Loop (turns, go, x) <
+            body = b (int64 i, bool c, float[N,64] z) => (bool d, float[N,64] t, float[N,8] o) {
+                d = Identity (c) LAYERS t = Tanh (a) o = MatMul (g, v) }>
+        y = ReduceSum <keepdims = 0> (all, first) }""",
+    "Scan": f"""(float[3,64] x) => (float[3,8] y) <float[64] none = {{{ZEROS}}}> {{
+        s, y = Scan <num_scan_inputs = 1, body = b (float[64] z0, float[64] e) => (float[64] t, float[8] o) {{
+            z = Add (z0, e) LAYERS t = Tanh (a) o = MatMul (g, v) }}> (none, x) }}""",
+    "nested": """(float[N,64] x) => (float[N,8] y) <int64 turns = {3}, bool go = {1}> {
+        s = Loop (turns, go, x) <body = b (int64 i, bool c, float[N,64] z) => (bool d, float[N,64] t) {
+            d = Identity (c) k = If (c) <then_branch = one () => (float[N,64] p) { LAYERS p = Tanh (g) },
+                                         else_branch = two () => (float[N,64] q) { q = Neg (z) }>
+            t = Add (z, k) }> y = MatMul (s, v) }""",
+}  # fmt: skip
+
+
+def with_bodies(kind, scale):
+    draw = np.random.default_rng(1)
+    source = "x" if kind == "If" else "z"
+    model = parse(BODIES[kind].replace("LAYERS", LAYERS.replace("SOURCE", source)), 17)
+    weights = {name: draw.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for name in ("w0", "w1")}
+    weights["w1"] *= scale
+    weights["v"] = draw.standard_normal((WIDTH, 8)).astype(np.float32) / 10_000
+    return add_weights(model, weights)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_values_in_bodies_are_stressed(kind):
+    model = with_bodies(kind, 1000)
+    one, low = Model.of(model), Model.of(convert_model(model))
+    found = Stress(FLOAT16, 4).of(one, low, requested_samples(RunOptions(), one))
+    assert found.headroom is not None
+    assert found.headroom.value == "h"
+    assert found.headroom.stressed > 2 * found.headroom.seen
+    assert found.headroom.stressed in [room.stressed for room in found.rooms if room.value == "h"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])
+def test_an_overflow_in_a_body_is_found_and_healed(kind):
+    found = converted(with_bodies(kind, 8000))["validation"]
+    assert "made to be hard" in found["cure"]["failure"]
+    assert "last" in found["cure"]["nodes"]
+
+
+def test_values_of_functions_are_stressed():
+    model = with_bodies("If", 1000)
+    inner = parse(
+        "(float[N,64] x) => (float[N,64] g) { " + LAYERS.replace("SOURCE", "x").replace("[last]", "") + " }", 17
+    )
+    function = helper.make_function(
+        "own", "Layers", ["x", "w0", "w1"], ["g"], inner.graph.node, [helper.make_opsetid("", 17)]
+    )
+    del model.graph.node[:]
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    model.graph.node.append(helper.make_node("Layers", ["x", "w0", "w1"], ["r"], domain="own"))
+    model.graph.node.append(helper.make_node("MatMul", ["r", "v"], ["y"]))
+    one, low = Model.of(model), Model.of(convert_model(model))
+    found = Stress(FLOAT16, 4).of(one, low, requested_samples(RunOptions(), one))
+    assert found.headroom is not None
+    assert "h" in found.headroom.value
+    assert found.headroom.stressed > 2 * found.headroom.seen
+
+
+@pytest.mark.parametrize("op", ["If", "Loop", "Scan"])
+def test_a_model_without_bodies_computes_the_same(op):
+    compared = 0
+    for seed in range(12):
+        made = random_model(Random(f"{op}{seed}"), op, 8)
+        names = [output.name for output in made.model.graph.output]
+        try:
+            newer = plan_upgrade(Model(inline_functions(made.model)).ask(graph_of), 18).result
+            expected = run_session(make_session(newer.model, optimize=False), made.feeds, names)
+        except onnxamp.OnnxAmpError:  # random models may run nowhere
+            continue
+        flat = flattened(Model(newer.model), made.feeds)
+        if flat is None:
+            continue
+        results = run_session(make_session(flat.model, optimize=False), made.feeds, names)
+        for name in names:
+            if isinstance(expected[name], np.ndarray) and expected[name].dtype == np.float32:
+                np.testing.assert_allclose(results[name], expected[name], rtol=1e-4, atol=1e-5)
+                compared += 1
+    assert compared
+
+
+def test_the_effort_is_counted_and_not_timed():
+    assert Effort.within(4, 1 << 20) == Effort(4, has_lesser=True, has_error=True)
+    efforts = [Effort.within(4, work << 20) for work in (1 << 10, 1 << 11, 1 << 12, 1 << 14, 1 << 20)]
+    runs = [(effort.steps + 1) * (1 + effort.has_lesser + effort.has_error) for effort in efforts]
+    assert runs == sorted(runs, reverse=True)
+    assert efforts[-1] == Effort(1, has_lesser=False, has_error=False)
+    assert Effort.within(16, 1 << 30).steps == 16 or Effort.within(16, 1 << 30).has_error
+    assert Effort.within(1, 1 << 20).steps == 1

@@ -18,6 +18,7 @@ from onnxamp._decide.kinds import (
     Hazard,
     HazardKind,
     KnownNodes,
+    counts_exactly,
     in_range,
 )
 from onnxamp._decide.patterns import patterns_of
@@ -38,7 +39,8 @@ def dynamic_sums(graph: Graph, low: Format) -> Iterator[Hazard]:
     """
     seen = set[int]()
     for node in _scattered(graph, low):
-        yield Hazard(node.index, KIND, "adds up one by one what falls on an element")
+        why = "adds up one by one what falls on an element"
+        yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
         if low.is_narrow:
             yield from _unfinished(graph, node, seen, low)
     if low.max_finite > SENTINEL:

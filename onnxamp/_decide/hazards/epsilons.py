@@ -56,7 +56,7 @@ def epsilons(graph: Graph, low: Format) -> Iterator[Hazard]:
         yield Hazard(node.index, KIND, why, rare, unless=unless)
         if use.port != ABSENT:
             value = node.inputs[use.port]
-            yield from computing(graph, value, node, KIND, rare=rare)
+            yield from computing(graph, value, node, KIND, rare=rare, unless=unless)
         yield from downstream
 
 
@@ -185,7 +185,7 @@ def _guarded(
                 # Nothing on the way from the epsilon may be flushed.
                 while between not in kept:
                     yield from (
-                        Hazard(owner, KIND, why, rare, value)
+                        Hazard(owner, KIND, why, rare, value, unless)
                         for owner, value in crossed[between]
                     )
                     if between == node.index:
@@ -194,7 +194,7 @@ def _guarded(
                     yield Hazard(between, KIND, why, rare, unless=unless)
                     between = previous[between]
             if is_end and reader.key == "Log":
-                yield from _small_numbers(graph, node)
+                yield from _small_numbers(graph, node, unless)
             joins = joined[last.index] + _joins(graph, reader, passed.values)
             if joins <= _JOINS and reader.index not in walks.seen:
                 walks.seen.add(reader.index)
@@ -238,8 +238,13 @@ _JOINS: Final = 1
 is, but a sum over many layers is not."""
 
 
-def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
-    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values."""
+def _small_numbers(
+    graph: Graph, node: Node, unless: tuple[Claim, ...]
+) -> Iterator[Hazard]:
+    """Yield ops that compute the argument of a guarded logarithm, where a tiny epsilon implies tiny values.
+
+    It does not if the claims hold, by which the values are far larger.
+    """
     walk = op_facts().spectral_arithmetic
     stack = [node]
     seen = {node.index}
@@ -250,7 +255,7 @@ def _small_numbers(graph: Graph, node: Node) -> Iterator[Hazard]:
                 seen.add(producer.index)
                 stack.append(producer)
                 why = f"computes small numbers for the guarded {node.label!r}"
-                yield Hazard(producer.index, KIND, why)
+                yield Hazard(producer.index, KIND, why, unless=unless)
 
 
 _SPECTRAL_REACH = 16

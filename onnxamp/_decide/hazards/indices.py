@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, counts_exactly
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.graph import Graph
@@ -32,7 +32,8 @@ def box_offsets(graph: Graph) -> Iterator[Hazard]:
             if offset is not None:
                 why = f"moves the boxes of each class apart for {node.label!r}"
                 for index in (*path, maker.index, *offset):
-                    yield Hazard(index, KIND, why)
+                    claims = counts_exactly(graph, graph.nodes[index])
+                    yield Hazard(index, KIND, why, unless=claims)
             elif maker.key in facts.moves_data or maker.key == "Cast":
                 stack += [
                     (source, [*path, maker.index])
@@ -97,10 +98,12 @@ class _Indices(HazardKind):
 
     def find(self, graph: Graph, _low: Format, /) -> Iterator[Hazard]:
         for use in graph.ask(index_paths).uses:
-            yield Hazard(use.node, KIND, use.why, value=use.value)
+            claims = counts_exactly(graph, graph.nodes[use.node], use.value)
+            yield Hazard(use.node, KIND, use.why, value=use.value, unless=claims)
         yield from box_offsets(graph)
         for node in graph.nodes_of(op_facts().position_sources):
-            yield Hazard(node.index, KIND, "counts in floating point")
+            claims = counts_exactly(graph, node)
+            yield Hazard(node.index, KIND, "counts in floating point", unless=claims)
 
     def loses(self, graph: Graph, weight: int, low: Format, /) -> bool:
         return is_rounded(graph, weight, low)

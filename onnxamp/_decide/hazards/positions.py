@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, computing
+from onnxamp._decide.kinds import (
+    Effect,
+    Fault,
+    Hazard,
+    HazardKind,
+    computing,
+    counts_exactly,
+    exact_reads,
+)
 from onnxamp._facts.dtypes import ANY_FLOAT_TENSORS, FLOAT_TENSORS, Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
@@ -47,7 +55,8 @@ def _factors(graph: Graph, node: Node) -> Iterator[Hazard]:
     """Yield the nodes that compute constants of position arithmetic: a rounded rate turns large angles as well."""
     if node.key in op_facts().position_arithmetic:
         for _, value in graph.float_inputs(node):
-            yield from computing(graph, value, node, KIND)
+            claims = counts_exactly(graph, node)
+            yield from computing(graph, value, node, KIND, unless=claims)
 
 
 def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
@@ -57,7 +66,7 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     for index in sorted(found.computing):
         is_positional = states.isdisjoint(graph.nodes[index].inputs)
         why = "computes positions" if is_positional else "works on accumulated state"
-        yield Hazard(index, KIND, why)
+        yield _unless_exact(graph, index, why)
     positions = {value for value, mark in found.marks.items() if mark & POSITION}
     coordinates = {
         value
@@ -82,6 +91,12 @@ def _hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
     yield from _leading_to(graph, found, sizes, coordinates | inverses, _SIZE)
     results = [value for value in graph.scopes[0].outputs if value in large]
     yield from _upstream(graph, found, results, coordinates, _RESULT)
+
+
+def _unless_exact(graph: Graph, index: int, why: str, value: int = ABSENT) -> Hazard:
+    """Return the hazard of a node that is none if low precision holds all positions there, or the one of a port."""
+    claims = counts_exactly(graph, graph.nodes[index], value)
+    return Hazard(index, KIND, why, value=value, unless=claims)
 
 
 def _sinks(graph: Graph) -> list[Node]:
@@ -120,7 +135,9 @@ def _leading_to(
 ) -> Iterator[Hazard]:
     """Yield nodes that need exact numbers, and those that compute them."""
     for node in ends:
-        yield Hazard(node.index, KIND, "works on positions")
+        # Sines and quotients are as precise as any number where what they are computed from is exact.
+        claims = exact_reads(graph, node)
+        yield Hazard(node.index, KIND, "works on positions", unless=claims)
     read = chain.from_iterable(node.inputs for node in ends)
     values = [value for value in read if value in among]
     yield from _upstream(graph, found, values, among, why)
@@ -141,12 +158,12 @@ def _upstream(
         sources = list[int]()
         for owner, source in found.passes.get(value, ()):
             port = value if value in graph.nodes[owner].outputs else source
-            yield Hazard(owner, KIND, why, value=port)
+            yield _unless_exact(graph, owner, why, port)
             sources.append(source)
         producer = graph.producer(value)
         if producer is not None and producer.index not in visited and not sources:
             visited.add(producer.index)
-            yield Hazard(producer.index, KIND, why)
+            yield _unless_exact(graph, producer.index, why)
             sources += producer.inputs
         fresh = {
             source for source in sources if source in among and source not in seen

@@ -16,12 +16,13 @@ from onnxamp._decide.kinds import (
     HazardKind,
     computing,
     in_range,
+    large_enough,
 )
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import attribute, attribute_of, op_facts
 from onnxamp._graph.damaged import damaged
 from onnxamp._graph.exact_walks import makers_through_exact, readers_through_exact
-from onnxamp._graph.extremes import shrinking
+from onnxamp._graph.extremes import DIGITS, shrinking
 from onnxamp._graph.graph import Graph
 from onnxamp._graph.known import floats_of, is_out_of_range, stats_of
 from onnxamp._graph.view import Node
@@ -48,8 +49,9 @@ def constant_ranges(graph: Graph, low: Format) -> Iterator[Hazard]:
             name = graph.values[value].name
             verb = "holds" if abs(beyond) > low.max_finite else "scales by"
             why = f"{name!r} {verb} {beyond:.6g}; {low.name} ends at {low.max_finite:.6g}"
-            yield Hazard(node.index, KIND, why, unless=in_range(graph, node, low))
-            yield from computing(graph, value, node, KIND)
+            claims = in_range(graph, node, low)
+            yield Hazard(node.index, KIND, why, unless=claims)
+            yield from computing(graph, value, node, KIND, unless=claims)
             why = f"reads what {node.label!r} computes from a constant out of range"
             for reader in readers_through_exact(graph, node, seen):
                 claims = in_range(graph, reader, low)
@@ -61,10 +63,12 @@ def tiny_factors(graph: Graph, low: Format) -> Iterator[Hazard]:
 
     The nodes that read the products follow.
     """
+    least = DIGITS * low.smallest_subnormal
     for node, start, number, value in shrinking(graph, low):
         verb = "scales" if node is start else f"reads what {start.label!r} scales"
         why = f"{verb} by {number:.6g}; the smallest {low.name} number is {low.smallest_subnormal:.6g}"
-        yield Hazard(node.index, KIND, why, value=value)
+        claims = large_enough(graph, node, least, value)
+        yield Hazard(node.index, KIND, why, value=value, unless=claims)
 
 
 def damaged_constants(graph: Graph, low: Format) -> Iterator[Hazard]:

@@ -7,7 +7,7 @@ lose what they add, and products leave the range. Samples with few iterations do
 from collections.abc import Iterator
 from typing import Final
 
-from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind
+from onnxamp._decide.kinds import Effect, Fault, Hazard, HazardKind, counts_exactly
 from onnxamp._facts.dtypes import Format, holds_float
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.accumulation import accumulated
@@ -23,9 +23,11 @@ def state_hazards(graph: Graph, low: Format) -> Iterator[Hazard]:
         # Counters of an integer type are exact.
         carries = node.writes if value == ABSENT else (value,)
         if any(holds_float(graph.types[one]) for one in carries):
-            yield Hazard(index, KIND, why, value=value)
+            claims = counts_exactly(graph, node, value)
+            yield Hazard(index, KIND, why, value=value, unless=claims)
     for node in graph.nodes_of(op_facts().cumulative):
-        yield Hazard(node.index, KIND, "multiplies all that comes before")
+        why = "multiplies all that comes before"
+        yield Hazard(node.index, KIND, why, unless=counts_exactly(graph, node))
 
 
 class _States(HazardKind):

@@ -7,7 +7,7 @@ sum, whereas a normalized row keeps its length however many elements it has.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import inf, isnan, sqrt
+from math import inf, isfinite, isnan, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 _FAR: Final = 1e300
 """A number that stands for infinity where a formula multiplies infinity by zero."""
 
+_FINEST: Final = 2.0**-24
+"""The finest step that is looked for: that of float16."""
+
+_COARSEST: Final = 2.0**64
+"""The step of zeros, which are multiples of any number."""
+
 Curve = Callable[[Any], Any]
 """A function of one number, or of an array of them."""
 
@@ -23,6 +29,32 @@ Curve = Callable[[Any], Any]
 def times(one: float, other: float) -> float:
     """Return a product in which zero times infinity is zero: an infinite bound stands for finite numbers."""
     return 0.0 if 0.0 in (one, other) else one * other
+
+
+def step_in(number: float) -> float:
+    """Return the largest power of two of which a number is a multiple; 0 if that is too fine to matter."""
+    if not isfinite(number):
+        return _COARSEST  # what no element reaches needs no step
+    multiple = number / _FINEST
+    if not multiple.is_integer():
+        return 0.0
+    if not multiple:
+        return _COARSEST
+    whole = int(multiple)
+    return float(whole & -whole) * _FINEST
+
+
+def _step_of(numbers: NDArray[np.float64]) -> float:
+    """Return the largest power of two of which all numbers are multiples; 0 if that is too fine, or some are large."""
+    multiples = numbers / _FINEST
+    if not np.abs(multiples).max() < 2.0**62:
+        return 0.0
+    # Most weights show with their first numbers that they are no multiples.
+    for some in (multiples.flat[:16], multiples):
+        if not np.array_equal(some, np.rint(some)):
+            return 0.0
+    bits = int(np.bitwise_or.reduce(multiples.astype(np.int64), axis=None))
+    return float(bits & -bits) * _FINEST if bits else _COARSEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +69,8 @@ class Bound:
         total: the largest sum of magnitudes along the last axis.
         width: the size of the last axis; None if it is unknown.
         is_single: whether the tensor has one element, so that broadcasting it repeats one number.
+        step: a power of two of which all elements are multiples, such as 1 for integers; 0 if none is known. Rounding
+            to few digits keeps it, because it makes steps larger.
     """
 
     low: float = -inf
@@ -46,12 +80,15 @@ class Bound:
     total: float = inf
     width: int | None = None
     is_single: bool = False
+    step: float = 0.0
 
     @classmethod
     def of_array(cls, array: NDArray[Any]) -> "Bound":
         """Return the bound of constant numbers. Complexity: linear in them."""
         if not array.size:
-            return cls(low=0.0, high=0.0, row=0.0, column=0.0, total=0.0)
+            return cls(
+                low=0.0, high=0.0, row=0.0, column=0.0, total=0.0, step=_COARSEST
+            )
         numbers = array.astype(np.float64)
         if np.isnan(numbers).any():
             return cls(width=array.shape[-1] if array.ndim else 1)
@@ -67,6 +104,7 @@ class Bound:
                 total=float(np.abs(rows).sum(-1).max()),
                 width=rows.shape[-1],
                 is_single=rows.size == 1,
+                step=_step_of(rows),
             )
 
     @property
@@ -77,6 +115,11 @@ class Bound:
     @property
     def bare(self) -> "Bound":
         """The range of the elements alone, for a tensor whose vectors are others."""
+        return Bound(low=self.low, high=self.high, step=self.step)
+
+    @property
+    def unstepped(self) -> "Bound":
+        """The range of means, or other mixtures, of the elements."""
         return Bound(low=self.low, high=self.high)
 
     @property
@@ -100,14 +143,14 @@ class Bound:
             total=total,
             width=width,
             is_single=self.is_single,
+            step=self.step,
         )
 
     def spread(self, width: int | None) -> "Bound":
         """Return the bound after broadcasting the last axis to a size."""
         if self.width is not None and self.width == width:
             return self
-        bare = Bound(low=self.low, high=self.high, column=self.column)
-        return bare.sized(width)
+        return replace(self.bare, column=self.column).sized(width)
 
     def rounded(self, error: float, least: float) -> "Bound":
         """Return the bound after rounding each number.
@@ -127,7 +170,17 @@ class Bound:
             total=self.total * larger,
             width=self.width,
             is_single=self.is_single,
+            step=self.step,
         )
+
+    def is_exact_in(self, digits: float, least: float) -> bool:
+        """Return whether a type holds all elements as they are.
+
+        Args:
+            digits: the largest integer up to which the type holds all integers.
+            least: its smallest positive number.
+        """
+        return self.step >= least and self.magnitude <= digits * self.step
 
     def __neg__(self) -> "Bound":
         """Return the bound of the negated tensor."""
@@ -148,6 +201,7 @@ class Bound:
             high=one.high + two.high,
             row=one.row + two.row,
             total=one.total + two.total,
+            step=min(one.step, two.step),
         ).sized(width)
 
     def __sub__(self, other: "Bound | float") -> "Bound":
@@ -157,7 +211,7 @@ class Bound:
     def __mul__(self, other: "Bound | float") -> "Bound":
         """Return the bound of a product, with broadcasting."""
         if not isinstance(other, Bound):
-            other = Bound(low=other, high=other, width=1, is_single=True)
+            other = replace(between(other, other), width=1, is_single=True)
         one, two, width = aligned(self, other)
         ends = [
             times(end, factor)
@@ -170,6 +224,7 @@ class Bound:
             row=_scaled(one, two, one.row, two.row),
             column=_scaled_column(self, other),
             total=_scaled(one, two, one.total, two.total),
+            step=min(one.step * two.step, _COARSEST),
         ).sized(width)
 
     def __truediv__(self, other: "Bound | float") -> "Bound":
@@ -180,15 +235,16 @@ class Bound:
 
     def inverse(self) -> "Bound":
         """Return the bound of the reciprocals."""
-        if self.low <= 0.0 <= self.high:
-            if self.low >= 0.0:
-                return Bound(low=0.0, width=self.width)
-            return Bound(high=0.0 if self.high <= 0.0 else inf, width=self.width)
-        return Bound(low=1.0 / self.high, high=1.0 / self.low).sized(self.width)
+        if self.low <= 0.0 <= self.high:  # of a negative zero, it is negative
+            return Bound(width=self.width)
+        return between(1.0 / self.high, 1.0 / self.low).sized(self.width)
 
     def shifted(self, by: float) -> "Bound":
         """Return the bound after adding a number to each element."""
-        return Bound(low=self.low + by, high=self.high + by).sized(self.width)
+        step = min(self.step, step_in(by))
+        return Bound(low=self.low + by, high=self.high + by, step=step).sized(
+            self.width
+        )
 
     def clipped(self, low: float, high: float) -> "Bound":
         """Return the bound after each element is brought into a range.
@@ -196,9 +252,12 @@ class Bound:
         Norms grow only where the range does not hold zero.
         """
         ends = [min(max(end, low), high) for end in (self.low, self.high)]
+        step = min(self.step, step_in(low), step_in(high))
         if low <= 0.0 <= high:
-            return replace(self, low=ends[0], high=ends[1]).sized(self.width)
-        return Bound(low=ends[0], high=ends[1]).sized(self.width)
+            return replace(self, low=ends[0], high=ends[1], step=step).sized(
+                self.width
+            )
+        return Bound(low=ends[0], high=ends[1], step=step).sized(self.width)
 
     def through(self, curve: Curve, turn: float | None = None) -> "Bound":
         """Return the bound after a function of each element.
@@ -267,7 +326,14 @@ def hull(bounds: Iterable[Bound]) -> Bound:
         column=max(bound.column for bound in several),
         total=max(bound.total for bound in several),
         width=widths.pop() if len(widths) == 1 else None,
+        step=min(bound.step for bound in several),
     )
+
+
+def contains(outer: Bound, inner: Bound) -> bool:
+    """Return whether all elements of one range are in another one, and multiples of its step."""
+    is_inside = outer.low <= inner.low and inner.high <= outer.high
+    return is_inside and inner.step >= outer.step
 
 
 def intersection(one: Bound, other: Bound) -> Bound:
@@ -280,12 +346,18 @@ def intersection(one: Bound, other: Bound) -> Bound:
         total=min(one.total, other.total),
         width=one.width,
         is_single=one.is_single or other.is_single,
+        step=max(one.step, other.step),
     )
 
 
 def between(low: float, high: float) -> Bound:
     """Return the bound of a tensor of which only a range is known."""
-    return Bound(low=low, high=high)
+    return Bound(low=low, high=high, step=step_in(low) if low == high else 0.0)
+
+
+def whole(bound: Bound) -> Bound:
+    """Return the bound of a tensor of which all elements are integers."""
+    return replace(bound, step=max(bound.step, 1.0))
 
 
 UNKNOWN: Final = Bound()

@@ -4,10 +4,12 @@ Bodies of Ifs count with both branches. The state of a loop is bounded by a fixe
 turn to the next, it is unknown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import cache
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -15,8 +17,23 @@ from onnx import TensorProto
 from onnxamp._facts.dtypes import FLOAT, FLOAT_TENSORS, Format, Range
 from onnxamp._facts.ops import op_facts
 from onnxamp._graph.bounds import formulas, moved, normalized, products, sources
-from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, intersection
+from onnxamp._graph.bounds.bound import (
+    UNKNOWN,
+    Bound,
+    between,
+    contains,
+    hull,
+    intersection,
+    whole,
+)
 from onnxamp._graph.bounds.call import Call, Rules, Stretch
+from onnxamp._graph.bounds.counters import (
+    Increment,
+    after_turns,
+    increment,
+    most_turns,
+    widened,
+)
 from onnxamp._graph.bounds.ratios import Ratio, quotient, ratio_of
 from onnxamp._graph.bounds.weights import (
     READABLE,
@@ -177,7 +194,7 @@ class Bounds:
         if source != ABSENT:
             entering = self[owner.input(source)]
             return entering.bare
-        return between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0)
+        return whole(between(0.0, max(self[owner.input(0)].high, 1.0) - 1.0))
 
     def solve(self, nodes: Sequence[Node]) -> None:
         """Bound the results of nodes, each after those that it depends on and after those of its bodies."""
@@ -200,54 +217,92 @@ class Bounds:
     def _repeat(self, node: Node) -> None:
         """Bound the results of a loop: let the bounds of its states grow until they hold after another turn."""
         scope = self.graph.scopes[node.bodies[0][1]]
-        entering = dict(
-            zip(body_sources(node, len(scope.inputs)), scope.inputs, strict=True)
-        )
-        leaving = dict(
-            zip(body_targets(node, len(scope.outputs)), scope.outputs, strict=True)
-        )
-        states = [
-            (entering[source], leaving[target])
-            for source, target in carried(self.graph, node)
-            if source in entering and target in leaving
-        ]
+        states = list(_states(self.graph, node))
+        counters = dict[int, _Counter]()
         turns = 0
-        while grown := self._grown(states, is_last=turns >= _TURNS):
+        while grown := self._grown(states, counters, is_last=turns >= _TURNS):
             self._forget(node)
             self.of.update(grown)
             self.solve(self.bodies[node.index])
             turns += 1
-        initial = {
-            target: self[node.input(source)]
-            for source, target in carried(self.graph, node)
+        targets = body_targets(node, len(scope.outputs))
+        known = {
+            target: self[value]
+            for target, value in zip(targets, scope.outputs, strict=True)
         }
-        for target, value in leaving.items():
+        for state in states:
+            counter = counters.get(state.before)
+            last = known[state.target] if counter is None else counter.end
+            # A loop may end before its first turn.
+            known[state.target] = hull([last, self[state.start]])
+        for target, bound in known.items():
             result = node.output(target)
             if result != ABSENT:
-                # A loop may end before its first turn.
-                known = (
-                    hull([self[value], initial[target]])
-                    if target in initial
-                    else self[value]
-                )
-                self.of[result] = known.bare.sized(_width(self.graph, result))
+                self.of[result] = bound.bare.sized(_width(self.graph, result))
 
     def _grown(
-        self, states: Sequence[tuple[int, int]], *, is_last: bool
+        self,
+        states: Sequence["_State"],
+        counters: dict[int, "_Counter"],
+        *,
+        is_last: bool,
     ) -> dict[int, Bound]:
-        """Return wider bounds of the states that a turn brings out of theirs: unknown ones if it was the last try."""
+        """Return wider bounds of the states that a turn brings out of theirs.
+
+        If it was the last try, they are unknown, unless a turn only adds to them and the number of turns is known.
+        """
         grown = dict[int, Bound]()
-        for before, after in states:
-            held, made = self[before], self[after]
-            if made.low < held.low or made.high > held.high:
-                unknown = sources.of_type(self.graph.types[before])
-                wider = (
-                    unknown
-                    if is_last
-                    else between(min(held.low, made.low), max(held.high, made.high))
-                )
-                grown[before] = wider.sized(_width(self.graph, before))
+        for state in states:
+            held, made = self[state.before], self[state.after]
+            counter = counters.get(state.before)
+            if counter is not None and self._allows(counter, state):
+                continue
+            if counter is None and contains(held, made):
+                continue
+            wider = hull([held, made]).bare
+            if counter is not None:
+                del counters[state.before]
+                wider = sources.of_type(self.graph.types[state.before])
+            elif is_last:
+                counter = self._counter(state)
+                wider = sources.of_type(self.graph.types[state.before])
+                if counter is not None:
+                    counters[state.before] = counter
+                    wider = counter.during
+            grown[state.before] = wider.sized(_width(self.graph, state.before))
         return grown
+
+    def _counter(self, state: "_State") -> "_Counter | None":
+        """Return how far the turns of a loop bring a state to which each adds something; None for other states."""
+        graph = self.graph
+        turns = most_turns(graph, state.loop, self[state.loop.input(0)])
+        if turns == inf:
+            return None
+        added = increment(graph, state.before, state.after, self.__getitem__)
+        if added is None:
+            return None
+        start, total = self[state.start].bare, added.total
+        kind = graph.types[state.before]
+        before_last = max(turns - 1.0, 0.0)
+        during = after_turns(start, total, before_last)
+        computed = during + added.reach
+        if kind in FLOAT_TENSORS and not self._holds(computed):
+            # All that is computed on the way is rounded. Rounding adds to the state, too, which is rounded again.
+            off = 2.0 * added.steps * self.error * computed.magnitude
+            total = widened(total, off)
+            during = after_turns(start, total, before_last)
+            computed = during + widened(added.reach, off)
+            if added.steps * self.error * computed.magnitude > off:
+                return None
+        end = after_turns(start, total, turns)
+        if end.is_unbounded or not contains(sources.of_type(kind), end):
+            return None
+        return _Counter(added, during, end)
+
+    def _allows(self, counter: "_Counter", state: "_State") -> bool:
+        """Return whether a turn adds no more to a state than was assumed."""
+        added = increment(self.graph, state.before, state.after, self.__getitem__)
+        return added is not None and added.is_within(counter.added)
 
     def _forget(self, node: Node) -> None:
         """Forget the bounds of what a loop computes, but for those of its own states."""
@@ -307,6 +362,25 @@ class Bounds:
             results[0] = intersection(results[0], divided)
         return results
 
+    def _is_exact(self, node: Node, result: Bound) -> bool:
+        """Return whether a node computes exactly in low precision: on numbers that are, with a result that is."""
+        if not self._holds(result):
+            return False
+        types = self.graph.types
+        return all(
+            self._holds(self[value])
+            for value in node.reads
+            if types[value] in FLOAT_TENSORS
+        )
+
+    def _holds(self, bound: Bound) -> bool:
+        """Return whether low precision holds all elements of a tensor as they are."""
+        return bound.is_exact_in(self.low.exact_integers, self.low.smallest_subnormal)
+
+    def is_exact(self, value: int) -> bool:
+        """Return whether low precision holds a value as it is, whatever the input."""
+        return self._holds(self[value])
+
     def _sources(self, node: Node) -> list[int]:
         ports = op_facts().moved_inputs[node.key]
         return [port for port in range(len(node.inputs)) if port in ports]
@@ -315,8 +389,9 @@ class Bounds:
         """Return the bound of a result with its rounding, its size, and the range of its type."""
         graph = self.graph
         kind = graph.types[value]
-        sized = intersection(bound, sources.of_type(kind)).sized(_width(graph, value))
+        sized = _typed(bound, kind).sized(_width(graph, value))
         is_rounded = kind in FLOAT_TENSORS and node.index not in graph.exact
+        is_rounded = is_rounded and not self._is_exact(node, sized)
         return sized.rounded(self.error, self.least) if is_rounded else sized
 
 
@@ -359,6 +434,51 @@ def find_bounds(
     return solved(spectral) if spectral else bounds
 
 
+class _State(NamedTuple):
+    """A state of a loop.
+
+    Attributes:
+        loop: the loop.
+        before: the value before a turn.
+        after: the value after it.
+        start: what enters the loop.
+        target: the position of the result that leaves it.
+    """
+
+    loop: Node
+    before: int
+    after: int
+    start: int
+    target: int
+
+
+class _Counter(NamedTuple):
+    """A state to which each turn of a loop adds something.
+
+    Attributes:
+        added: what a turn adds.
+        during: the bound before any turn.
+        end: the bound after the last turn.
+    """
+
+    added: Increment
+    during: Bound
+    end: Bound
+
+
+def _states(graph: Graph, loop: Node) -> Iterator[_State]:
+    """Yield the states that a loop carries from one turn to the next."""
+    scope = graph.scopes[loop.bodies[0][1]]
+    sources_of = body_sources(loop, len(scope.inputs))
+    targets_of = body_targets(loop, len(scope.outputs))
+    entering = dict(zip(sources_of, scope.inputs, strict=True))
+    leaving = dict(zip(targets_of, scope.outputs, strict=True))
+    for source, target in carried(graph, loop):
+        if source in entering and target in leaving:
+            before, after = entering[source], leaving[target]
+            yield _State(loop, before, after, loop.input(source), target)
+
+
 def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
     """Return the nodes of the bodies of each node that has any, in the order in which they are computed."""
     found = dict[int, Sequence[Node]]()
@@ -371,6 +491,18 @@ def _bodies(graph: Graph) -> dict[int, Sequence[Node]]:
             counts[node.index] = count
             found[node.index] = graph.order[position - count : position]
     return found
+
+
+def _typed(bound: Bound, kind: str | None) -> Bound:
+    """Return the bound of numbers that a type stores: integers cut off digits, and wrap around beyond their range."""
+    held = sources.of_type(kind)
+    if held.is_unbounded or not held.step:
+        return bound
+    outward = between(float(np.floor(bound.low)), float(np.ceil(bound.high)))
+    if not (held.low <= outward.low and outward.high <= held.high):
+        return held
+    wider = replace(bound, low=outward.low, high=outward.high)
+    return whole(wider)
 
 
 def _width(graph: Graph, value: int) -> int | None:

@@ -1,11 +1,12 @@
 """Bounds of elementwise ops, by the formulas of ``_data/bounds.toml``."""
 
+from dataclasses import replace
 from functools import partial
 from math import inf, isnan
 from typing import Any, Final
 
 from onnxamp._facts.tables import read_table
-from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, within
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, whole, within
 from onnxamp._graph.bounds.call import Call, Rule, Rules
 from onnxamp._graph.bounds.curves import CURVES
 
@@ -27,6 +28,7 @@ def _negative(x: Bound) -> Bound:
 
 
 _FUNCTIONS: Final[dict[str, Any]] = {
+    "abs": abs,
     "between": between,
     "inf": inf,
     "hull": hull,
@@ -34,6 +36,7 @@ _FUNCTIONS: Final[dict[str, Any]] = {
     "positive": _positive,
     "through": _through,
     "turning": _turning,
+    "whole": whole,
     "within": within,
     **CURVES,
 }
@@ -76,9 +79,10 @@ def _power(call: Call) -> Bound:
     if number != exponent.high:
         return UNKNOWN
     if number == int(number) and number >= 0:
-        if number % 2 == 0:
-            return abs(x).through(lambda base: base**number)
-        return x.through(lambda base: base**number)
+        base = abs(x) if number % 2 == 0 else x
+        return replace(
+            base.through(lambda one: one**number), step=min(x.step, 1.0) ** number
+        )
     if x.low < 0.0:
         return UNKNOWN
     return x.through(lambda base: base**number)

@@ -15,7 +15,7 @@ from onnxamp._graph.bounds.weights import sums_over
 def moved(call: Call, ports: Sequence[int]) -> Bound:
     """Return the bound of elements that are moved from some inputs. Vectors may be taken apart and put together."""
     parts = [call[port] for port in ports if call.has(port)]
-    return between(min(x.low for x in parts), max(x.high for x in parts))
+    return hull([x.bare for x in parts])
 
 
 def _reshaped(call: Call) -> Bound:
@@ -41,6 +41,7 @@ def _reshaped(call: Call) -> Bound:
         column=x.column if is_same else inf,
         total=total,
         is_single=x.is_single,
+        step=x.step,
     )
 
 
@@ -70,6 +71,7 @@ def _transposed(call: Call) -> Bound:
         column=norms.get(perm[-2], inf) if len(perm) > 1 else inf,
         total=x.total if last == len(perm) - 1 else inf,
         is_single=x.is_single,
+        step=x.step,
     )
 
 
@@ -88,13 +90,13 @@ def _concatenated(call: Call) -> Bound:
         total = sum(part.total for part in parts)
     if behind == -2:
         column = hypot(*(part.column for part in parts))
-    return Bound(low=joined.low, high=joined.high, row=row, column=column, total=total)
+    return replace(joined.bare, row=row, column=column, total=total)
 
 
 def _cut(call: Call) -> Bound:
     """Return the bound of a part of a tensor: no vector gets longer."""
     x = call[0]
-    return Bound(low=x.low, high=x.high, row=x.row, column=x.column, total=x.total)
+    return replace(x.bare, row=x.row, column=x.column, total=x.total)
 
 
 def _split(call: Call) -> Sequence[Bound]:
@@ -114,7 +116,7 @@ def _gathered(call: Call) -> Bound:
     ):  # a table, of which every row is known
         sums = call.graph.ask(sums_over, call.node.inputs[0], (-1,))
         row = x.row if sums is None else float(np.sqrt(sums.squares.max(initial=0.0)))
-    return Bound(low=x.low, high=x.high, row=row, total=x.total)
+    return replace(x.bare, row=row, total=x.total)
 
 
 def _repeated(call: Call) -> Bound:
@@ -129,12 +131,8 @@ def _repeated(call: Call) -> Bound:
 def _chosen(call: Call) -> Bound:
     """Return the bound of a choice by element: of a row, some elements come from one input and some from the other."""
     one, two = (call[port].spread(call.width()) for port in (1, 2))
-    return Bound(
-        low=min(one.low, two.low),
-        high=max(one.high, two.high),
-        row=hypot(one.row, two.row),
-        total=one.total + two.total,
-    )
+    either = hull([one, two]).bare
+    return replace(either, row=hypot(one.row, two.row), total=one.total + two.total)
 
 
 def _padded(call: Call) -> Bound:
@@ -146,7 +144,7 @@ def _padded(call: Call) -> Bound:
     joined = hull([x, pad])
     is_zero = pad.low == pad.high == 0.0
     row, total = (x.row, x.total) if is_zero else (inf, inf)
-    return Bound(low=joined.low, high=joined.high, row=row, total=total)
+    return replace(joined.bare, row=row, total=total)
 
 
 def _number(number: float) -> Bound:
@@ -159,14 +157,14 @@ def _interpolated(call: Call) -> Bound:
     if call.attribute("mode", "nearest") == "cubic":
         return UNKNOWN
     outside = _number(call.attribute("extrapolation_value", 0.0))
-    return hull([x.bare, outside])
+    return hull([x, outside]).unstepped
 
 
 def _sampled(call: Call) -> Bound:
     """Return the bound of an interpolation on a grid, with zeros outside of the image."""
     if call.attribute("mode", "linear") in ("cubic", "bicubic"):
         return UNKNOWN
-    return hull([call[0].bare, _number(0.0)])
+    return hull([call[0], _number(0.0)]).unstepped
 
 
 def _scattered(call: Call) -> Bound:
@@ -192,9 +190,11 @@ def _extreme(call: Call) -> Bound:
     """Return the bound of the least or the largest of the inputs, element by element."""
     choose = max if call.node.key == "Max" else min
     width = call.width()
-    ends = [(x.low, x.high) for x in call.present]
+    parts = call.present
     return Bound(
-        low=choose(low for low, _ in ends), high=choose(high for _, high in ends)
+        low=choose(x.low for x in parts),
+        high=choose(x.high for x in parts),
+        step=min(x.step for x in parts),
     ).sized(width)
 
 
@@ -210,8 +210,10 @@ def _clip(call: Call) -> Bound:
         highs = call[2]
     elif (most := call.attribute("max")) is not None:
         highs = _number(most)
-    result = between(
-        min(max(x.low, lows.low), highs.low), min(max(x.high, lows.high), highs.high)
+    result = Bound(
+        low=min(max(x.low, lows.low), highs.low),
+        high=min(max(x.high, lows.high), highs.high),
+        step=min(x.step, lows.step, highs.step),
     )
     return within(x, result) if lows.high <= 0.0 <= highs.low else result
 

@@ -51,7 +51,7 @@ def _layer(call: Call) -> Sequence[Bound]:
     if call.has(2):
         result += call[2]
     deviation = between(0.0, call.attribute("epsilon", 1e-5) ** -0.5)
-    return [result, call[0].bare, deviation]
+    return [result, call[0].unstepped, deviation]
 
 
 def _root_mean_square(call: Call) -> Sequence[Bound]:
@@ -123,14 +123,6 @@ def _batch(call: Call) -> Sequence[Bound]:
     return [Bound(low=float(low.min()), high=float(high.max()))]
 
 
-def _mean_variance(call: Call) -> Bound:
-    shape = call.shape(0)
-    axes = call.attribute("axes", [0, 2, 3])
-    if shape is None or max(axes) >= len(shape):
-        return UNKNOWN
-    return unit(count(shape, axes))
-
-
 def _softmax(call: Call) -> Bound:
     """Return the bound of numbers that sum up to 1 along an axis."""
     shape = call.output_shape()
@@ -188,12 +180,12 @@ def _sum(x: Bound, elements: float, is_last: bool) -> Bound:
     if elements == inf:  # an unknown number of elements, or none, whose sum is zero
         low = 0.0 if x.low >= 0.0 else -inf
         high = 0.0 if x.high <= 0.0 else inf
-    return between(max(low, -limit), min(high, limit))
+    return Bound(low=max(low, -limit), high=min(high, limit), step=x.step)
 
 
 def _magnitudes(x: Bound, elements: float, is_last: bool) -> Bound:
     total = times(elements, x.magnitude)
-    return between(0.0, min(total, x.total) if is_last else total)
+    return Bound(low=0.0, high=min(total, x.total) if is_last else total, step=x.step)
 
 
 def _norm(x: Bound, elements: float, is_last: bool) -> Bound:
@@ -203,12 +195,16 @@ def _norm(x: Bound, elements: float, is_last: bool) -> Bound:
 
 def _square_sum(x: Bound, elements: float, is_last: bool) -> Bound:
     norm = _norm(x, elements, is_last).high
-    return between(0.0, times(norm, norm))
+    return Bound(low=0.0, high=times(norm, norm), step=x.step * x.step)
 
 
-def _hull(x: Bound, elements: float, _is_last: bool) -> Bound:
-    """Return the bound of a mean or an extreme; that of no elements is infinite."""
+def _extreme(x: Bound, elements: float, _is_last: bool) -> Bound:
+    """Return the bound of an extreme; that of no elements is infinite."""
     return x.bare if elements else UNKNOWN
+
+
+def _mean(x: Bound, elements: float, _is_last: bool) -> Bound:
+    return x.unstepped if elements else UNKNOWN
 
 
 def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
@@ -217,16 +213,22 @@ def _log_sum(x: Bound, elements: float, is_last: bool) -> Bound:
 
 
 def _log_sum_exp(x: Bound, elements: float, _is_last: bool) -> Bound:
+    if not elements:  # the logarithm of zero
+        return UNKNOWN
     return between(x.low, x.high + log(max(elements, 1.0)))
 
 
-def _global_pool(call: Call) -> Bound:
+def _largest(call: Call) -> Bound:
     return call[0].bare
+
+
+def _overall_mean(call: Call) -> Bound:
+    return call[0].unstepped
 
 
 def _average_pool(call: Call) -> Bound:
     """Return the bound of means of windows. They may take in zeros of the padding."""
-    return hull([call[0].bare, between(0.0, 0.0)])
+    return hull([call[0], between(0.0, 0.0)]).unstepped
 
 
 def _cumulative(call: Call) -> Bound:
@@ -243,23 +245,22 @@ RULES: Final[Rules] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch,
     "CumSum": _cumulative,
-    "GlobalAveragePool": _global_pool,
-    "GlobalMaxPool": _global_pool,
+    "GlobalAveragePool": _overall_mean,
+    "GlobalMaxPool": _largest,
     "GroupNormalization": _group,
     "InstanceNormalization": _instance,
     "LayerNormalization": _layer,
     "LogSoftmax": _log_softmax,
     "LpNormalization": _unit_norm,
-    "MaxPool": _global_pool,
-    "MeanVarianceNormalization": _mean_variance,
+    "MaxPool": _largest,
     "RMSNormalization": _root_mean_square,
     "ReduceL1": _reduction(_magnitudes),
     "ReduceL2": _reduction(_norm),
     "ReduceLogSum": _reduction(_log_sum),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
-    "ReduceMax": _reduction(_hull),
-    "ReduceMean": _reduction(_hull),
-    "ReduceMin": _reduction(_hull),
+    "ReduceMax": _reduction(_extreme),
+    "ReduceMean": _reduction(_mean),
+    "ReduceMin": _reduction(_extreme),
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(_square_sum),
     "SimplifiedLayerNormalization": _root_mean_square,

@@ -1,6 +1,7 @@
 """Bounds that types, attributes and sizes give: integers, positions, quantized numbers, draws, and recurrent states."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Final
@@ -10,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from onnxamp._facts.dtypes import elem_of
 from onnxamp._facts.ops import op_facts
-from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull
+from onnxamp._graph.bounds.bound import UNKNOWN, Bound, between, hull, whole
 from onnxamp._graph.bounds.call import Call, Rules
 from onnxamp._graph.graph import Graph
 
@@ -26,11 +27,11 @@ def of_type(kind: str | None) -> Bound:
     except KeyError:
         return UNKNOWN
     if numbers.kind == "b":
-        return between(0.0, 1.0)
+        return whole(between(0.0, 1.0))
     if numbers.kind not in "iu":
         return UNKNOWN
     limits = np.iinfo(numbers)
-    return between(float(limits.min), float(limits.max))
+    return whole(between(float(limits.min), float(limits.max)))
 
 
 def of_indices(graph: Graph, value: int) -> Bound:
@@ -82,7 +83,8 @@ def _size(call: Call) -> Bound:
 
 def _range(call: Call) -> Bound:
     """Return the bound of equally spaced numbers: they begin at the first input and end before the second."""
-    return hull([call[port].bare for port in range(2)])
+    step = min(call[0].step, call[2].step)
+    return replace(hull([call[port].bare for port in range(2)]), step=step)
 
 
 def _position(call: Call) -> Bound:
@@ -116,7 +118,7 @@ def _drawn(call: Call) -> Bound:
 
 
 def _eye(_call: Call) -> Bound:
-    return between(0.0, 1.0)
+    return whole(between(0.0, 1.0))
 
 
 def _dequantized(call: Call) -> Bound:
@@ -130,7 +132,8 @@ def _dequantized(call: Call) -> Bound:
 def _modulo(call: Call) -> Bound:
     """Return the bound of remainders, which are smaller than the divisor."""
     limit = call[1].magnitude
-    return between(0.0 if call[0].low >= 0.0 and call[1].low >= 0.0 else -limit, limit)
+    low = 0.0 if call[0].low >= 0.0 and call[1].low >= 0.0 else -limit
+    return Bound(low=low, high=limit, step=min(call[0].step, call[1].step))
 
 
 def _states(call: Call) -> Sequence[Bound]:
@@ -143,11 +146,25 @@ def _states(call: Call) -> Sequence[Bound]:
         _INITIAL
     ):  # a mean of the last state and a tanh
         states = hull([states, call[_INITIAL].bare])
-    return [states, states]
+    if call.node.key != "LSTM":
+        return [states, states]
+    return [states, states, _cells(call)]
+
+
+def _cells(call: Call) -> Bound:
+    """Return the bound of an LSTM's cells: each step adds a product of two gates to at most what there was."""
+    shape = call.shape(0)
+    steps = shape[call.attribute("layout", 0)] if shape else None
+    if steps is None:
+        return UNKNOWN
+    first = call[_INITIAL_CELLS].magnitude if call.has(_INITIAL_CELLS) else 0.0
+    return between(-first - steps, first + steps)
 
 
 _INITIAL: Final = 5
 """Input of a recurrent op with its first state."""
+_INITIAL_CELLS: Final = 6
+"""Input of an LSTM with its first cells."""
 
 
 def _text(name: bytes | str) -> str:

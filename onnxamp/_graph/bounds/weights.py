@@ -40,6 +40,10 @@ _SLACK: Final = 1e-4
 """Relative error that sums of a block of float32 numbers may have. NumPy adds in pairs, which errs by far less."""
 
 
+_VANISHING: Final = float(np.finfo(np.float32).tiny)
+"""The largest error of a float32 number that is too small to have all digits."""
+
+
 class WeightSums(NamedTuple):
     """Sums over some axes of a weight, one for each position on its other axes.
 
@@ -161,10 +165,13 @@ def sums_of(array: NDArray[Any], axes: Sequence[int]) -> WeightSums | None:
             result.squares[part] += magnitudes.sum(summed)
     if not np.isfinite(result.squares).all():
         return None
+    # Squares of the smallest numbers vanish.
+    terms = array.size // max(result.squares.size, 1)
+    lost = np.where(result.magnitudes > 0.0, terms * _VANISHING, 0.0)
     return WeightSums(
         signed=result.signed,
         magnitudes=result.magnitudes * (1.0 + _SLACK),
-        squares=result.squares * (1.0 + _SLACK),
+        squares=result.squares * (1.0 + _SLACK) + lost,
     )
 
 
@@ -195,14 +202,19 @@ def largest_stretch(graph: Graph, value: int) -> float:
     largest = 0.0
     for matrix in array.reshape(-1, *array.shape[-2:]):
         numbers = matrix.astype(np.float32, copy=False)
+        peak = float(np.abs(numbers).max(initial=0.0))
+        if not peak < inf:
+            return inf
+        if not peak:
+            continue
+        # Neither do squares of large numbers overflow then, nor do those of small ones vanish.
+        numbers = numbers / np.float32(peak)
         wide = numbers if numbers.shape[0] <= numbers.shape[1] else numbers.T
         product = wide @ wide.T
         scale = float(np.abs(product).max(initial=0.0))
-        if not scale < inf:
-            return inf
-        if scale:
-            largest = max(largest, scale * _largest_eigenvalue(product / scale))
-    return sqrt(largest) * (1.0 + _SLACK)
+        square = scale * _largest_eigenvalue(product / scale)
+        largest = max(largest, peak * sqrt(square))
+    return largest * (1.0 + _SLACK)
 
 
 def _largest_eigenvalue(product: NDArray[np.float32]) -> float:
