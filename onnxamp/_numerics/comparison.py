@@ -61,6 +61,7 @@ class Comparison:
         beyond: whether branches that no sample takes and larger random inputs are compared as well, or branches are
             only named.
         stress: how inputs are made that are hard for a result, on which it is compared as well; None to leave them out.
+        is_hard: whether the samples are such inputs.
     """
 
     run: Run
@@ -71,6 +72,7 @@ class Comparison:
     selected: frozenset[str]
     beyond: Extent = "ignored"
     stress: Stress | None = None
+    is_hard: bool = False
     _key: str = field(default_factory=token_hex)
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
@@ -179,6 +181,7 @@ class Comparison:
             layers=bool(layers),
             is_text=not self.run.samples.made_up,
             generates=self.run.samples.generates,
+            choices=self.beyond != "ignored" or self.is_hard,
         )
         memory = {
             REFERENCE: (probe.key, self.reference),
@@ -196,7 +199,7 @@ class Comparison:
             )
         if layers is None and not report.passed and report.outputs:
             until = monotonic() + seconds
-            thorough = replace(probe, layers=True, generates=0)
+            thorough = replace(probe, layers=True, generates=0, choices=False)
             deep = self._judged(
                 *self._compared(thorough, activity, part, memory, until)
             )
@@ -285,6 +288,7 @@ class Comparison:
             limits=limits,
             beyond="ignored",
             stress=None,
+            is_hard=excursion.is_hard,
             _key=token_hex(),
             _beyond=None,
         )

@@ -16,6 +16,7 @@ from onnxamp._numerics.results import (
     RunCheck,
 )
 from onnxamp._report import change, count, magnitude, number, percent, shape
+from onnxamp._report.choices import choices_section
 from onnxamp._report.headroom import headroom_section
 from onnxamp._report.parts import (
     LINES,
@@ -244,6 +245,7 @@ def comparison_sections(diff: DiffReport | None) -> tuple[Section, ...]:
         section("Detections", _detections(diff)),
         section("Cost of quantization and of low precision", _costs(diff)),
         headroom_section(diff.rooms, diff.lowest)._replace(is_detail=True),
+        choices_section(diff)._replace(is_detail=True),
         section("More metrics", _more_metrics(diff), is_detail=True),
         section("Limits", _limits(diff), is_detail=True),
     )
