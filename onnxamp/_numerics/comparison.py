@@ -21,7 +21,7 @@ from onnxamp._numerics.beyond import Beyond, Excursion, find_beyond
 from onnxamp._numerics.detections import listed_outputs
 from onnxamp._numerics.judging import closeness, with_extra
 from onnxamp._numerics.limits import Limits
-from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport
+from onnxamp._numerics.results import DOES_NOT_RUN, Cost, DiffReport, Extra
 from onnxamp._numerics.sample_diff import (
     REFERENCE,
     RESULT,
@@ -216,6 +216,9 @@ class Comparison:
             report = self._extended(report, found[1], how)
             if report.passed and self.stress is not None:
                 report = self._stressed(report, self.stress, result, how)
+                # Choices that differ there are no fault, so nothing is blamed for them.
+                shallow = partial(self._compared_at, result, False, activity, seconds)
+                report = self._with_tie(report, self.stress, shallow)
         return report
 
     def _extended(
@@ -267,6 +270,28 @@ class Comparison:
             if not report.passed:
                 break
         return report
+
+    def _with_tie(
+        self,
+        report: DiffReport,
+        stress: Stress,
+        compared: Callable[[Excursion], DiffReport],
+    ) -> DiffReport:
+        """Return a report with the choices near a tie. They are counted, and what they do to outputs is not judged."""
+        names = [calls.node for calls in report.choices]
+        tie = None
+        if names and report.passed:
+            samples = self.run.samples
+            tie = stress.near_tie(self.reference.model, samples, names)
+        if tie is None:
+            return report
+        what = tie.description
+        excursion = Excursion(what, tie, self.reference.alone(), is_hard=True)
+        found = compared(excursion)
+        if not found.choices:
+            return report
+        extra = Extra(what, choices=found.choices)
+        return replace(report, extras=(*report.extras, extra))
 
     def _compared_at(
         self,

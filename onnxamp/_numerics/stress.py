@@ -27,6 +27,7 @@ from onnxamp._numerics.climb import Climb, Seen, Watched
 from onnxamp._numerics.larger import in_short
 from onnxamp._numerics.rooms import rooms_of
 from onnxamp._numerics.stressed import Headroom, Proof, Stressed
+from onnxamp._numerics.ties import near_tie
 from onnxamp._options.values import Range
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.samples import Samples
@@ -69,9 +70,7 @@ class Stress(NamedTuple):
             result: its conversion.
             samples: the inputs that both ran on.
         """
-        given = _alike(
-            check_inputs(reference.proto, one) for one in islice(samples, _SAMPLES)
-        )
+        given = _given(reference, samples)
         seen = _ranges(given)
         stated = dict(self.stated)
         # Random numbers say nothing of the range that real ones have.
@@ -81,18 +80,60 @@ class Stress(NamedTuple):
         )
         proof = _proof(bounds, assumed=sorted(assumed))
         rooms = rooms_of(bounds)
-        ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
-        movable = {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
+        movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
         if proof.is_complete or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
         names = _names_of(bounds, reference)
         try:
-            ascent = _Ascent(reference, names, movable, given[0], self.low)
+            model = _differentiable(reference, given[0])
+            ascent = _Ascent(model, names, movable, self.low)
             found = ascent.climbed(given, self.steps, proof)
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
         return found._replace(rooms=rooms_of(bounds, *ascent.largest))
+
+    def near_tie(
+        self, reference: Model, samples: Samples, names: Sequence[str]
+    ) -> Samples | None:
+        """Return an input near a tie of a node that chooses; None if no gradient leads there.
+
+        Args:
+            reference: the original.
+            samples: the inputs that it ran on.
+            names: nodes that choose.
+        """
+        given = _given(reference, samples)
+        movable = self._movable(_ranges(given))
+        if not self.steps or not movable or reference.stock.size > _BYTES:
+            return None
+        try:
+            model = _differentiable(reference, given[0])
+            tie = near_tie(model, movable, given[0], names, self.steps)
+        except OnnxAmpError:
+            return None
+        if tie is None:
+            return None
+        told = f"an input near a tie of {tie.node!r}"
+        return Samples(told, [partial(_itself, tie.inputs)])
+
+    def _movable(self, seen: Mapping[str, Range]) -> dict[str, Range]:
+        """Return the ranges of the inputs that may change: those that are stated, or else those of the samples."""
+        stated = dict(self.stated)
+        ranges = {name: stated.get(name, ends) for name, ends in seen.items()}
+        return {name: ends for name, ends in ranges.items() if ends[0] < ends[1]}
+
+
+def _given(reference: Model, samples: Samples) -> list[Feeds]:
+    """Return the first samples, as far as their shapes are the same."""
+    first = islice(samples, _SAMPLES)
+    return _alike(check_inputs(reference.proto, one) for one in first)
+
+
+def _differentiable(reference: Model, sample: Feeds) -> Model:
+    """Return a model with the sizes of a sample, at an opset that gradients are written in."""
+    newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
+    return Model(_sized(newer.model, sample), newer.folder)
 
 
 def _alike(samples: Iterable[Feeds]) -> list[Feeds]:
@@ -169,14 +210,12 @@ class _Ascent:
 
     def __init__(
         self,
-        reference: Model,
+        model: Model,
         names: Sequence[str],
         ranges: Mapping[str, Range],
-        sample: Feeds,
         low: Format,
     ) -> None:
-        newer = plan_upgrade(reference.ask(graph_of), MIN_OPSET).result
-        self.model = Model(_sized(newer.model, sample), newer.folder)
+        self.model = model
         self.names = names
         self.ranges = ranges
         self.low = low

@@ -20,7 +20,8 @@ CHOICES = {
     "smallest": """(float[N,64] X) => (float[N,5] Y, int64[N,5] at) <int64[1] k = {5}> {
         a = MatMul (X, w) [pick] Y, at = TopK <largest = 0> (a, k) }""",
     "Where": """(float[N,64] X) => (float[N,64] Y) <float t = {0.5}, float k = {1.01}> {
-        a = MatMul (X, w) [pick] g = Greater (a, t) n = Not (g) b = Mul (a, k) c = Where (n, a, b) Y = MatMul (c, w) }""",
+        a = MatMul (X, w) [pick] g = Greater (a, t) n = Not (g) b = Mul (a, k)
+        c = Where (n, a, b) Y = MatMul (c, w) }""",
     "LessOrEqual": """(float[N,64] X) => (bool[N,64] Y) {
         a = MatMul (X, w) b = MatMul (a, w) [pick] Y = LessOrEqual (a, b) }""",
     "Floor": "(float[N,64] X) => (float[N,64] Y) { a = MatMul (X, w) [pick] f = Floor (a) Y = MatMul (f, w) }",
@@ -111,3 +112,21 @@ def test_validation_tells_close_choices_and_does_not_fail():
     assert "made to be hard" in text
     assert told.replace("'", "&#39;") in page.read_text(encoding="utf-8")
     assert "closer than the error" not in run(*asked).stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [CHOICES["ArgMax"], CHOICES["smallest"], CHOICES["TopK"].replace("Tanh", "Sigmoid")],
+    ids=["ArgMax", "smallest", "TopK"],
+)
+def test_an_input_near_a_tie_is_found(text):
+    model = saved(add_weights(parse(text, 18), {"w": WEIGHT}))
+    asked = ("convert", model, "-o", "low.onnx", "--level", "O3", "--no-hazards", "--dim", "N=2", "--format", "json")
+    found = json.loads(run(*asked).stdout)
+    assert found["verdict"] == "passed"
+    (tie,) = [one for one in found["validation"]["extras"] if "near a tie of 'pick'" in one["what"]]
+    assert tie["choices"][0]["close"] == 1
+    assert found["validation"]["choices"][0]["close"] == 0
+    assert all(
+        "tie" not in one["what"] for one in json.loads(run(*asked, "--stress", "0").stdout)["validation"]["extras"]
+    )
