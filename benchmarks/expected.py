@@ -30,7 +30,8 @@ from scipy.stats import chi2
 
 import onnxamp
 from onnxamp import OnnxAmpError
-from onnxamp._gradients.expected import QUANTILE, expected_errors, judging_engine
+from onnxamp._gradients.expected import QUANTILE, judging_engine
+from onnxamp._gradients.foreseen import expected_errors
 from onnxamp._model.model import Model
 from onnxamp._runtime.engines import on_cpu
 from onnxamp._runtime.run import Run

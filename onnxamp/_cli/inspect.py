@@ -30,7 +30,7 @@ from onnxamp._report.progress import progress_bar
 from onnxamp._runtime.run import RunOptions
 
 if TYPE_CHECKING:
-    from onnxamp._gradients.expected import Known
+    from onnxamp._gradients.foreseen import Known
 
 _LEVELS: Final = ("O1", "O2", "O3")
 _USUAL: Final = "O2"

@@ -4,9 +4,9 @@ A value is rounded once: where its node is in low precision, or else where it is
 errors of all that a choice rounds add up; the worst output on the worst sample counts.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from math import sqrt
@@ -15,10 +15,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from onnxamp._base.errors import OnnxAmpError, RuntimeFailure
 from onnxamp._convert.analysis import Analysis
-from onnxamp._convert.convert import decide
-from onnxamp._convert.plan import ErrorShare, ExpectedError, Plan
+from onnxamp._convert.plan import ErrorShare, ExpectedError
 from onnxamp._facts.dtypes import Format
 from onnxamp._facts.ops import op_facts
 from onnxamp._facts.providers import emulated_arithmetic
@@ -27,9 +25,7 @@ from onnxamp._gradients.quantizers import (
     LowNode,
     Settled,
     computes,
-    low_node,
     rounded_ports,
-    rounds_to_integers,
 )
 from onnxamp._gradients.sensitivity import SensitivityProbe
 from onnxamp._gradients.writer import MIN_OPSET
@@ -38,10 +34,9 @@ from onnxamp._graph.view import ABSENT, body_sources
 from onnxamp._model.model import Model
 from onnxamp._rewrite.upgrade import plan_upgrade
 from onnxamp._runtime.engines import Engine, choose_engine
-from onnxamp._runtime.fingerprints import SentModel, model_print
+from onnxamp._runtime.fingerprints import SentModel
 from onnxamp._runtime.loop import KeptSamples, observe_all
-from onnxamp._runtime.requested import requested_samples
-from onnxamp._runtime.run import Run, RunOptions
+from onnxamp._runtime.run import Run
 from onnxamp._runtime.session import Provider
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -90,6 +85,7 @@ class ExpectedErrors:
         settled: what is rounded whatever the choice.
         weights: factor on the squared error that rounding a weight causes.
         is_joint: whether the mean over all outputs counts, and not the worst.
+        stressed: values that leave the range on inputs that are made to be hard, with their largest magnitudes there.
     """
 
     graph: Graph
@@ -100,6 +96,7 @@ class ExpectedErrors:
     settled: Settled
     weights: float = 1.0
     is_joint: bool = False
+    stressed: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def costs(self) -> Numbers:
@@ -147,6 +144,7 @@ class ExpectedErrors:
                     table[self._places[name, _MADE]] = rounded.summed
             table[weights] *= self.weights
             scaled = np.where(np.isfinite(table), table * factors, table)
+            scaled[self._overflowing] = _MOST
             tables.append(np.minimum(scaled, _MOST))
         return tables
 
@@ -170,6 +168,21 @@ class ExpectedErrors:
         )
         ones = np.ones_like(table)
         return np.asarray(np.divide(kept * factors, table, ones, where=counts))
+
+    @cached_property
+    def _overflowing(self) -> list[int]:
+        """The rows of values that leave the range on inputs that are made to be hard."""
+        hard = self._hard.keys()
+        return [row for (name, _), row in self._places.items() if name in hard]
+
+    @cached_property
+    def _hard(self) -> Mapping[str, float]:
+        """The largest magnitudes of these values. Sentinels, which count as 0 on samples, saturate."""
+        return {
+            name: magnitude
+            for name, magnitude in self.stressed.items()
+            if self.largest.get(name)
+        }
 
     @cached_property
     def _everything(self) -> list[int]:
@@ -322,7 +335,8 @@ class ExpectedErrors:
         low = self.low
         for unit in self.computing:
             node = self.graph.nodes[unit.node]
-            made = self._largest(node.outputs[port] for port in unit.ports.outputs)
+            values = [node.outputs[port] for port in unit.ports.outputs]
+            made = self._largest(values)
             made = made or max(map(self._size, unit.names))
             stored = self.graph.constants.tensors
             read = self._largest(
@@ -331,10 +345,15 @@ class ExpectedErrors:
                 if node.inputs[port] not in stored
             )
             end = f"{low.name} ends at {low.max_finite:.6g}"
+            hard = self._hardest(values)
+            hard_read = self._hardest(node.inputs[port] for port in unit.ports.inputs)
             if made * _HEADROOM > low.max_finite:
                 reasons[unit.key] = f"it reaches {made:.4g}; {end}"
             elif read > low.max_finite:
                 reasons[unit.key] = f"it reads {read:.4g}; {end}"
+            elif hard or hard_read:
+                what = f"reaches {hard:.4g}" if hard else f"reads {hard_read:.4g}"
+                reasons[unit.key] = f"it {what} on inputs made to be hard; {end}"
             elif self.costs[list(self.made[unit.key])].max(initial=0.0) >= _MOST:
                 reasons[unit.key] = "it breaks the outputs"
             # Half the smallest number is where rounding to nearest gives zero.
@@ -345,6 +364,11 @@ class ExpectedErrors:
     def _largest(self, values: Iterable[int]) -> float:
         names = (self.graph.values[value].name for value in values if value != ABSENT)
         return max(map(self._size, names), default=0.0)
+
+    def _hardest(self, values: Iterable[int]) -> float:
+        """Return the largest magnitude of those values that leave the range on hard inputs; 0 if none does."""
+        names = (self.graph.values[value].name for value in values if value != ABSENT)
+        return max((self._hard.get(name, 0.0) for name in names), default=0.0)
 
     def _size(self, name: str) -> float:
         return self.largest.get(name, 0.0)
@@ -488,76 +512,3 @@ def measured_sensitivities(
         model=Model(graph.model, graph.folder),
     )
     return list(samples)
-
-
-Known: TypeAlias = dict[tuple[Hashable, ...], list[Sensitivities]]
-"""The sensitivities of models by fingerprint, low-precision type and target, and by what a plan lowers if numbers are
-rounded to integers."""
-
-
-def expected_errors(
-    model: Model,
-    plan: Plan,
-    run: Run,
-    known: Known | None = None,
-) -> tuple[ExpectedErrors, AbstractSet[str]]:
-    """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
-
-    Raises:
-        OnnxAmpError: the model does not run, or its results are random.
-    """
-    analysis = decide(model, plan.options, plan).analysis
-    graph = analysis.graph
-    low = plan.options.low
-    if graph.nodes_of(op_facts().random):
-        raise RuntimeFailure(
-            "The model draws random numbers, so that two runs of it differ."
-        )
-    lowered = (low_node(analysis, node) for node in graph.order)
-    nodes = [node for node in lowered if node is not None]
-    engine = judging_engine(run.provider, plan.target)
-    settled = Settled.of(analysis)
-    known = {} if known is None else known
-    # What arrives at quantizers depends on what the plan lowers; other costs do not.
-    lowering = (settled, *nodes) if rounds_to_integers(graph.model) else ()
-    print_ = model_print(Model(graph.model, graph.folder))
-    key = (print_, low.name, plan.target, *lowering)
-    if key not in known:
-        known[key] = measured_sensitivities(analysis, run, engine)
-    errors = ExpectedErrors(
-        graph=graph,
-        low=low,
-        computing=[node for node in nodes if computes(graph.nodes[node.node])],
-        exact=[node for node in nodes if not computes(graph.nodes[node.node])],
-        samples=known[key],
-        settled=settled,
-    )
-    return errors, {node.key for node in nodes}
-
-
-def with_expected_error(
-    model: Model,
-    plan: Plan,
-    run: Run | RunOptions,
-    known: Known | None = None,
-) -> Plan:
-    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
-
-    Args:
-        model: the original.
-        plan: of its conversion.
-        run: the samples, and where the model runs on them.
-        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
-
-    Raises:
-        ArgumentError: the samples that a user asks for do not fit the model.
-    """
-    if isinstance(run, RunOptions):
-        ranges = dict(plan.options.input_ranges)
-        inputs = requested_samples(run, model, ranges=ranges)
-        run = Run(inputs=inputs, report=run.report)
-    try:
-        errors, low = expected_errors(model, plan, run, known)
-    except OnnxAmpError as error:
-        return replace(plan, expected=ExpectedError(why=str(error)))
-    return replace(plan, expected=errors.foreseen(low))

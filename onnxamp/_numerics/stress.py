@@ -82,7 +82,9 @@ class Stress(NamedTuple):
         rooms = rooms_of(bounds)
         movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
-        if proof.is_complete or not self.steps or not movable or is_large:
+        # Of a model that is not converted yet, no value is low, and any may be.
+        is_done = not bounds.unsafe if result is reference else proof.is_complete
+        if is_done or not self.steps or not movable or is_large:
             return Stressed(proof, rooms=rooms)
         names = _names_of(bounds, reference)
         try:
@@ -92,6 +94,24 @@ class Stress(NamedTuple):
         except OnnxAmpError as error:
             return Stressed(proof, why=in_short(error), rooms=rooms)
         return found._replace(rooms=rooms_of(bounds, *ascent.largest))
+
+    def overflowing(self, model: Model, samples: Samples) -> dict[str, float]:
+        """Return the values that leave the type's range on hard inputs, with their largest magnitudes there.
+
+        Those that do so on the samples are left out.
+
+        Args:
+            model: the original.
+            samples: the inputs that it runs on.
+        """
+        if not samples.has(0):
+            return {}
+        found = dict[str, float]()
+        for room in self.of(model, model, samples).rooms:
+            fits = room.seen is not None and room.seen < self.low.overflow
+            if fits and (room.stressed or 0.0) >= self.low.overflow:
+                found[room.value] = room.found
+        return found
 
     def near_tie(
         self, reference: Model, samples: Samples, names: Sequence[str]

@@ -141,3 +141,37 @@ def test_inputs_are_sought_on_which_errors_weigh_most():
         onnxamp.diff_models(model, result, [feeds], provider="cpu").outputs[0].rel_l2 for feeds in (made_up[0], hard[1])
     ]
     assert errors[1] > 2 * errors[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6])
+def test_level_auto_keeps_what_hard_inputs_bring_out_of_range(seed):
+    """On samples, values stay so small that level auto would lower everything."""
+    model = planted(seed)
+    settings = {"count": 1, "provider": "cpu", "allow_slower": True}
+    low, tuned = onnxamp.tune_model(model, **settings)
+    assert tuned.held
+    kept = {row.node: row.detail for row in tuned.kept}
+    assert "on inputs made to be hard; float16 ends at 65504" in kept["last"]
+    assert set(kept) == {"last", "y"}
+    samples = onnxamp.random_samples(model)
+    one = Model.of(model)
+    hard = Stress(FLOAT16, 4).of(one, one, samples).samples
+    assert onnxamp.diff_models(model, low, list(hard), provider="cpu").passed
+
+
+def test_the_expected_error_counts_what_hard_inputs_bring_out_of_range():
+    model = planted()
+    asked = ("--no-validate", "--expected-error")
+    assert converted(model, *asked)["plan"]["expected"]["error"] > 1
+    assert converted(model, *asked, "--keep-fp32", "last")["plan"]["expected"]["error"] > 1  # its result is cast
+    assert converted(model, *asked, "--keep-fp32", "last|g|y")["plan"]["expected"]["error"] < 0.01
+    assert converted(model, *asked, "--input-range", "x=-0.1:0.1")["plan"]["expected"]["error"] < 0.01
+
+
+def test_inspect_shows_what_hard_inputs_reach():
+    x = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)
+    np.savez("x.npz", x=x)
+    told = json.loads(run("inspect", saved(planted()), "--format", "json", "--inputs", "x.npz").stdout)
+    rooms = {room["value"]: room for room in told["headroom"]}
+    assert 1_000 < rooms["h"]["seen"] < 19_000
+    assert rooms["h"]["stressed"] > 30_000

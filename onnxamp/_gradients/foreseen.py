@@ -1,0 +1,95 @@
+"""The error to expect of a plan, from what rounding costs on samples, and from what leaves the range on hard inputs."""
+
+from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import TypeAlias
+
+from onnxamp._base.errors import OnnxAmpError, RuntimeFailure
+from onnxamp._convert.convert import decide
+from onnxamp._convert.plan import ExpectedError, Plan
+from onnxamp._facts.ops import op_facts
+from onnxamp._gradients.expected import (
+    ExpectedErrors,
+    judging_engine,
+    measured_sensitivities,
+)
+from onnxamp._gradients.passes import Sensitivities
+from onnxamp._gradients.quantizers import (
+    Settled,
+    computes,
+    low_node,
+    rounds_to_integers,
+)
+from onnxamp._model.model import Model
+from onnxamp._runtime.fingerprints import model_print
+from onnxamp._runtime.run import Run
+
+Known: TypeAlias = dict[tuple[Hashable, ...], list[Sensitivities]]
+"""The sensitivities of models by fingerprint, low-precision type and target, and by what a plan lowers if numbers are
+rounded to integers."""
+
+
+def expected_errors(
+    model: Model,
+    plan: Plan,
+    run: Run,
+    known: Known | None = None,
+    stressed: Mapping[str, float] | None = None,
+) -> tuple[ExpectedErrors, AbstractSet[str]]:
+    """Return the costs of low precision in a model, and the nodes that a plan lowers; see :func:`with_expected_error`.
+
+    Raises:
+        OnnxAmpError: the model does not run, or its results are random.
+    """
+    analysis = decide(model, plan.options, plan).analysis
+    graph = analysis.graph
+    low = plan.options.low
+    if graph.nodes_of(op_facts().random):
+        raise RuntimeFailure(
+            "The model draws random numbers, so that two runs of it differ."
+        )
+    lowered = (low_node(analysis, node) for node in graph.order)
+    nodes = [node for node in lowered if node is not None]
+    engine = judging_engine(run.provider, plan.target)
+    settled = Settled.of(analysis)
+    known = {} if known is None else known
+    # What arrives at quantizers depends on what the plan lowers; other costs do not.
+    lowering = (settled, *nodes) if rounds_to_integers(graph.model) else ()
+    print_ = model_print(Model(graph.model, graph.folder))
+    key = (print_, low.name, plan.target, *lowering)
+    if key not in known:
+        known[key] = measured_sensitivities(analysis, run, engine)
+    errors = ExpectedErrors(
+        graph=graph,
+        low=low,
+        computing=[node for node in nodes if computes(graph.nodes[node.node])],
+        exact=[node for node in nodes if not computes(graph.nodes[node.node])],
+        samples=known[key],
+        settled=settled,
+        stressed=stressed or {},
+    )
+    return errors, {node.key for node in nodes}
+
+
+def with_expected_error(
+    model: Model,
+    plan: Plan,
+    run: Run,
+    known: Known | None = None,
+    stressed: Mapping[str, float] | None = None,
+) -> Plan:
+    """Return a plan with the error that may be expected of its result; with what keeps it unknown, if that is so.
+
+    Args:
+        model: the original.
+        plan: of its conversion.
+        run: the samples, and where the model runs on them.
+        known: what was measured for other plans, with the same run; it gets what is measured. None for a single plan.
+        stressed: values that leave the range on inputs that are made to be hard, with their largest magnitudes there.
+    """
+    try:
+        errors, low = expected_errors(model, plan, run, known, stressed)
+    except OnnxAmpError as error:
+        return replace(plan, expected=ExpectedError(why=str(error)))
+    return replace(plan, expected=errors.foreseen(low))
