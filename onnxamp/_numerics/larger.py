@@ -1,4 +1,4 @@
-"""Random inputs of larger sizes than the usual ones, for models with open dimensions.
+"""Random inputs of larger sizes than the usual ones, and of none, for models with open dimensions.
 
 Sums over a dynamic axis, counters and positions grow with the size, so a small sample says nothing about a large one.
 The larger sample is the largest that the model accepts within a budget of work and memory.
@@ -57,6 +57,9 @@ _LONGEST: Final = 120
 
 _BYTES: Final = 256 << 20
 """Bytes that the values of the model may take."""
+
+_EMPTY_BYTES: Final = 64 << 20
+"""Bytes of weights up to which an empty batch runs: loading them again would take longer than it is worth."""
 
 
 class Larger(NamedTuple):
@@ -117,6 +120,28 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
             continue
         return Larger(listed(sizes), _draw_of(larger, draw.seed, sizes), session)
     return Larger(listed(usual), why=why)
+
+
+def empty_draw(draw: Draw, reference: Session) -> Larger | None:
+    """Return inputs with empty batches, on which the model runs; None if it has no batch or does not take them.
+
+    Args:
+        draw: the source of the usual inputs.
+        reference: the model.
+    """
+    maker = draw.maker()
+    named = maker.named
+    forced = maker.determined.forced if maker.determined is not None else frozenset()
+    names = named.batches - {*maker.dims, *named.counted, *named.totals, *forced}
+    if not names or reference.model.stock.size > _EMPTY_BYTES:
+        return None
+    sizes = dict.fromkeys(sorted(names), 0)
+    try:
+        empty = maker.sized({**draw.sizes, **sizes})
+        session = _ran(reference, empty, draw.seed)
+    except (OnnxAmpError, MemoryError, ValueError):
+        return None
+    return Larger(listed(sizes), _draw_of(empty, draw.seed, sizes), session)
 
 
 def in_short(error: BaseException) -> str:

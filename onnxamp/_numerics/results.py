@@ -369,3 +369,5 @@ class RunCheck(Shown):
     cure: Cure | None = None
     fit: RangeFit | None = None
     """Values that do not fit float16; None if all do, or if this was not requested."""
+    not_run: tuple[str, ...] = ()
+    """Clauses about branches that no sample takes, and bodies of loops that none runs."""

@@ -16,8 +16,8 @@ def choices_section(diff: DiffReport) -> Section:
     """Return how close the choices of a comparison are, on its samples and on inputs that are made to be hard."""
     sentences = [*_sentences(diff.choices)]
     for extra in diff.extras:
-        told = _sentences(extra.choices)
-        sentences += (f"With {extra.what}: {_lowered(one)}" for one in told)
+        there = _sentences(extra.choices)
+        sentences += (f"With {extra.what}: {_lowered(one)}" for one in there)
     if not sentences:
         return section("Choices")
     told = (

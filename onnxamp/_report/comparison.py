@@ -111,7 +111,7 @@ def details_of(diff: DiffReport) -> tuple[str, ...]:
     return tuple(filter(None, (*faults, not_run(diff))))
 
 
-def not_run(diff: DiffReport) -> str | None:
+def not_run(diff: DiffReport | RunCheck) -> str | None:
     """Return a sentence about everything that neither the samples nor other runs reached."""
     clauses = [*diff.not_run[:_CLAUSES]]
     if more := len(diff.not_run) - len(clauses):
