@@ -77,6 +77,8 @@ class Comparison:
     """The key under which processes remember the reference."""
     _beyond: Beyond | None = None
     """What is compared beyond the samples, once it is known."""
+    _result: Session | None = None
+    """The result that is compared, if it ran on other inputs."""
     _hard: list[Excursion] = field(default_factory=list)
     """Inputs that were made for results before: what mends one failure must hold on all of them."""
 
@@ -164,7 +166,7 @@ class Comparison:
             activity: a description for progress reports.
             seconds: the time for layers in that case; as many samples as fit are compared, and at least one.
         """
-        other = result_on(self.engine, result, self.reference, whole=self.whole)
+        other = self._opened(result)
         state = self.run.state
         part = None
         if state is not None:
@@ -212,14 +214,25 @@ class Comparison:
         )
         if self.beyond != "ignored" and report.passed and found[1] is not None:
             deeper = None if layers is not False else False
-            how = partial(self._compared_at, result, deeper, activity, seconds)
+            there = replace(self, _result=other)
+            how = partial(there._compared_at, result, deeper, activity, seconds)
             report = self._extended(report, found[1], how)
             if report.passed and self.stress is not None:
                 report = self._stressed(report, self.stress, result, how)
                 # Choices that differ there are no fault, so nothing is blamed for them.
-                shallow = partial(self._compared_at, result, False, activity, seconds)
+                shallow = partial(there._compared_at, result, False, activity, seconds)
                 report = self._with_tie(report, self.stress, shallow)
         return report
+
+    def _opened(self, result: Model) -> Session:
+        """Return a result on the engine. One that ran on other inputs is prepared already, if it takes any branches."""
+        known = self._result
+        is_bound = self.engine.arithmetic is not None  # its sums depend on sizes
+        if known is not None and not is_bound and not self.reference.forced:
+            session = known.alone()
+            session.budget = self.reference.budget
+            return session
+        return result_on(self.engine, result, self.reference, whole=self.whole)
 
     def _extended(
         self,

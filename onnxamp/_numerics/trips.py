@@ -98,7 +98,8 @@ def _run(
     inputs = {**feeds, **changed}
     what = ", ".join(f"{name}={count}" for name in changed)
     samples = Samples(what, [partial(_itself, inputs)])
-    session = reference.anew({})
+    is_bound = reference.engine.arithmetic is not None
+    session = reference.anew({}) if is_bound else reference.alone()
     try:
         checked = check_inputs(session.model.proto, inputs)
         outputs = session.run_sample(0, checked)
