@@ -78,7 +78,7 @@ class Stress(NamedTuple):
         bounds = result.ask(graph_of).ask(
             find_bounds, self.low, tuple(sorted(assumed.items()))
         )
-        proof = _proof(bounds, assumed=sorted(assumed))
+        proof = _proof(bounds, assumed=sorted(assumed), stated=stated)
         rooms = rooms_of(bounds)
         movable = self._movable(seen)
         is_large = reference.stock.size > _BYTES
@@ -187,7 +187,9 @@ def _ranges(samples: Sequence[Feeds]) -> dict[str, Range]:
     return found
 
 
-def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
+def _proof(
+    bounds: Bounds, assumed: Sequence[str], stated: Mapping[str, Range]
+) -> Proof:
     """Return how many values that are low precision no input brings out of range."""
     graph = bounds.graph
     low = bounds.low.tensor
@@ -197,7 +199,12 @@ def _proof(bounds: Bounds, assumed: Sequence[str]) -> Proof:
         if graph.types[value] == low and graph.producer(value) is not None
     ]
     proven = sum(map(bounds.is_safe, computed))
-    return Proof(values=len(computed), proven=proven, assumed=tuple(assumed))
+    return Proof(
+        values=len(computed),
+        proven=proven,
+        assumed=tuple(assumed),
+        sampled=tuple(name for name in assumed if name not in stated),
+    )
 
 
 def _names_of(bounds: Bounds, reference: Model) -> list[str]:
