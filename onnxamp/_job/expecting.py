@@ -8,7 +8,6 @@ from onnxamp._convert.plan import ExpectedError, Plan
 from onnxamp._job import Job, Request
 from onnxamp._model.model import Model
 from onnxamp._runtime import STRESS
-from onnxamp._runtime.requested import requested_samples
 from onnxamp._runtime.run import Run, RunOptions
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ def foreseen(
     # Few conversions ask for it, and the rules of gradients take as long to load as a small model to convert.
     from onnxamp._gradients.foreseen import with_expected_error  # noqa: PLC0415
     from onnxamp._numerics.stress import Stress  # noqa: PLC0415
+    from onnxamp._runtime.requested import requested_samples  # noqa: PLC0415
 
     options = plan.options
     ranges = options.input_ranges
