@@ -210,13 +210,22 @@ def _counts(
             reads[0],
             other[0],
             axis=attribute_of(node, "axis", -1 if is_top else 0),
-            count=int(reads[1].reshape(-1)[0]) if is_top else 1,
+            count=_chosen_count(node, reads) if is_top else 1,
             largest=bool(attribute_of(node, "largest", 1)) and is_largest,
         )
         return None if margins is None else margins.counts()
     if len(reads) > 1:
+        if attribute_of(node, "broadcast", 0):
+            return None  # before opset 7, an attribute named the axis to begin with
         return order(how, reads[:2], other[:2]).counts()
     return steps(how, reads[0], other[0]).counts()
+
+
+def _chosen_count(node: NodeProto, reads: Sequence[Array]) -> int:
+    """Return how many elements of each row a TopK chooses; before opset 10, an attribute said so."""
+    if len(reads) > 1:
+        return int(reads[1].reshape(-1)[0])
+    return int(attribute_of(node, "k", 1))
 
 
 def _box_counts(

@@ -67,7 +67,9 @@ def _ranking(model: Model, names: Sequence[str]) -> list[tuple[str, NodeProto]]:
     found = list[tuple[str, NodeProto]]()
     for node in graph.nodes:
         label = node.proto.name or node.proto.output[0]
-        if label in wanted and decides.get(node.key) == "rank" and node.scope == 0:
+        ranks = decides.get(node.key) == "rank"
+        has_count = node.key != "TopK" or len(node.proto.input) > 1
+        if label in wanted and ranks and has_count and node.scope == 0:
             found.append((label, node.proto))
     return found
 

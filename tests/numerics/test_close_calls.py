@@ -56,6 +56,17 @@ def test_close_choices_are_counted(name, dtype):
         assert 0 < calls.differ < calls.close
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin", "LessOrEqual", "Cast"])
+def test_choices_that_differ_are_those_of_the_outputs(name, seed):
+    x = np.random.default_rng(seed).standard_normal((200, 64)).astype(np.float32)
+    model = add_weights(parse(CHOICES[name], 18), {"w": WEIGHT})
+    low = onnxamp.convert_model(model, "O3", dtype="bfloat16", hazards=False)
+    report = onnxamp.diff_models(model, low, {"X": x}, provider="cpu")
+    (output,) = report.outputs
+    assert report.choices[0].differ == round(output.differing * output.size)
+
+
 def test_a_number_that_is_exact_is_no_close_call():
     """A Relu makes zeros, which low precision does not move."""
     calls = compared("""(float[N,64] X) => (float[N,64] Y) <float zero = {0}> {
@@ -130,3 +141,26 @@ def test_an_input_near_a_tie_is_found(text):
     assert all(
         "tie" not in one["what"] for one in json.loads(run(*asked, "--stress", "0").stdout)["validation"]["extras"]
     )
+
+
+def test_old_versions_of_ops_are_counted():
+    """Before opset 10, an attribute says how many elements TopK chooses."""
+    top = "(float[N,64] X) => (float[N,5] Y, int64[N,5] at) { a = MatMul (X, w) [pick] Y, at = TopK <k = 5> (a) }"
+    model = add_weights(parse(top, 9), {"w": WEIGHT})
+    low = onnxamp.convert_model(model, "O3", hazards=False)
+    (calls,) = onnxamp.diff_models(model, low, SAMPLE, provider="cpu").choices
+    assert calls.choices == 500
+
+
+SHARED = pytest.param({"jobs": 2}, marks=pytest.mark.slow, id="jobs")
+
+
+@pytest.mark.parametrize("settings", [SHARED, pytest.param({"state": "run.json"}, id="state")])
+def test_choices_of_several_samples_add_up(settings):
+    model = add_weights(parse(CHOICES["ArgMax"], 18), {"w": WEIGHT})
+    low = onnxamp.convert_model(model, "O3", dtype="bfloat16", hazards=False)
+    samples = [{"X": SAMPLE["X"][start : start + 100]} for start in range(0, 500, 100)]
+    found = [onnxamp.diff_models(model, low, samples, provider="cpu", **settings).choices for _ in range(2)]
+    (whole,) = onnxamp.diff_models(model, low, SAMPLE, provider="cpu").choices
+    assert found[0] == found[1]
+    assert (found[0][0].choices, found[0][0].differ) == (500, whole.differ)
