@@ -6,8 +6,11 @@ The larger sample is the largest that the model accepts within a budget of work 
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from math import prod
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from onnxamp._base.errors import OnnxAmpError
 from onnxamp._graph.determined import is_consistent, loop_trips
@@ -123,7 +126,7 @@ def larger_draw(draw: Draw, reference: Session) -> Larger | None:
 
 
 def empty_draw(draw: Draw, reference: Session) -> Larger | None:
-    """Return inputs with empty batches, on which the model runs; None if it has no batch or does not take them.
+    """Return inputs with empty batches, of which the model makes empty outputs; None if there are none.
 
     Args:
         draw: the source of the usual inputs.
@@ -140,6 +143,12 @@ def empty_draw(draw: Draw, reference: Session) -> Larger | None:
         empty = maker.sized({**draw.sizes, **sizes})
         session = _ran(reference, empty, draw.seed)
     except (OnnxAmpError, MemoryError, ValueError):
+        return None
+    # What nothing makes numbers of, as a recurrent op without steps, leaves them undefined.
+    every = chain.from_iterable(
+        kept.values() for kept in session.outputs.kept.values()
+    )
+    if not session.outputs.kept or any(np.size(output) for output in every):
         return None
     return Larger(listed(sizes), _draw_of(empty, draw.seed, sizes), session)
 
